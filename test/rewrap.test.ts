@@ -19,7 +19,7 @@ import { createOrganization } from '../src/repositories/levels/organizations.ts'
 import {
   dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf
 } from '../src/vault/keys/keys.ts'
-import { holdCanary } from '../src/vault/keys/master-keys.ts'
+import { lockCurrentCanary } from '../src/vault/keys/master-keys.ts'
 import { openRows } from '../src/vault/audit/row-authentication.ts'
 import { freshDatabase, makeOrganization, makeToken } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
@@ -538,7 +538,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     const id = ulid()
     let running: ReturnType<typeof rewrap> | undefined
     await transaction(db, async (db) => {
-      await holdCanary(db, old)
+      await lockCurrentCanary(db, old)
       await createOrganization(
         db, { id, name: 'Nimbus', slug: id.toLowerCase(), plan: 'self-hosted', storage_key: makeStorageKey(old, id) }
       )

@@ -53,7 +53,7 @@ t.test('without the key that the canaries name nothing starts', async (t) => {
       [`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('x')))}`],
       /is not the one that was used here/
     ],
-    'the canaries deleted': [['DELETE FROM master_key_canaries'], /^There is a key of rows that no canary knows/],
+    'the canaries deleted': [['DELETE FROM master_key_canaries'], /^The key of rows matches no canary/],
     'key and canaries deleted': [
       ['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds rows and no canary/
     ]

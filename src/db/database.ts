@@ -17,9 +17,9 @@ export {
 } from './postgres/errors.ts'
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
-export { askForCopy, tellHolder } from './embedded/copies.ts'
-export { hasCluster, NoRoom } from './embedded/embedded.ts'
-export { DirectoryLocked, lockDirectory, removeUnheld } from './embedded/lock.ts'
+export { requestCopy, sendToOwner } from './embedded/copies.ts'
+export { hasCluster, DiskFull } from './embedded/embedded.ts'
+export { DirectoryLocked, lockDirectory, removeUnlocked } from './embedded/lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, lookupHash, macOf, readNow, requireAuthentic, setAuthority, tampered,
   TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
@@ -31,75 +31,79 @@ export { transaction, type Answering, type Asking } from './changes/transaction.
 
 /** An open database. */
 export interface Database {
-  /** For writes, transactions and everything that may take long. */
+  /** For writes, transactions and slow statements. */
   db: Db
-  /** For short prepared reads of one statement, which share few connections. */
+  /** For short prepared single-statement reads. They share few connections. */
   reads: Db
   /**
-   * For lists and counts, which somebody with much data can make long: on connections of their own, which walk indexes.
+   * For lists and counts, which can be slow for large organizations. They have their own connections, which prefer
+   * index scans.
    */
   lists: Db
-  /**
-   * For pages that an index bounds: short, so that several at once share a connection, which nothing long is sent on.
-   */
+  /** For short pages that an index bounds. Several pages share one connection, which runs no slow statements. */
   pages: Db
-  /** For what nobody waits for: each statement is planned for its values. */
+  /** For background jobs; each statement is planned for its parameter values. */
   background: Db
   /**
-   * For the few transactions that grow with a project: two at a time, one where there is one connection for writes, and
-   * a minute long at most. Each statement stays short.
+   * For transactions that grow with a project: at most two at a time (one if there is only one connection for writes),
+   * each for a minute at most. Every single statement stays short.
    */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
-  /** Where it is, for the operator: servers and name, or a directory; who connects, and how, is never in it. */
+  /** The location for the operator: hosts and database name, or a directory. Contains no credentials or parameters. */
   where: string
-  /** Who uses each handle, and who waits for it. */
+  /** Usage and queue of each handle. */
   pools: Readonly<Record<string, Pool>>
-  /** Gives all handles what makes and checks the MACs of rows. */
+  /** Gives all handles the authority that makes and verifies MACs of rows. */
   authenticate (authority: RowAuthority): void
-  /** A transaction of any length, for what is done once, before the service serves; `what` the database does then. */
+  /**
+   * Runs a transaction without a time limit, before the service starts. `what` describes the work for progress
+   * messages.
+   */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
-  /** The same to read alone: all of it sees the database as it is at its first statement but locks. */
+  /** Runs a read-only REPEATABLE READ transaction. The first statement that is not a LOCK takes the snapshot. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /** Brings the schema to this build's version; what waits for others is ended by the signal, with its reason. */
+  /**
+   * Migrates the schema to this build's version. The signal aborts the wait for other instances; its reason is thrown.
+   */
   migrate (signal?: AbortSignal): Promise<void>
-  /** Answers when the database does, or throws DatabaseUnavailable after about two seconds. */
+  /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
 }
 
-/** Where the database is. */
+/** The location and options of the database. */
 export interface ConnectOptions {
   /** A PostgreSQL URL. Without it the embedded database is used. */
   url?: string | undefined
   /** The embedded database's directory. */
   dir?: string | undefined
-  /** Connections to PostgreSQL in all, two at least. */
+  /** Total connections to PostgreSQL, at least two. */
   pool: number
-  /** False for an embedded database that nobody misses after a power cut: it never waits for the disk. */
+  /** False skips fsync in the embedded database. A power failure can then lose data. */
   durable?: boolean | undefined
   /** Called when only a restart of the process can help. */
   onFatal?: ((error: Error) => void) | undefined
-  /** Called with a line that says what is waited for, when a database takes long to open or to migrate. */
+  /** Called with a progress message while opening or migrating the database takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with the JSON that another process tells who has the embedded database open. */
-  onTold?: ((told: string) => Promise<void>) | undefined
+  /** Called with JSON from another process of this machine (`sendToOwner`). */
+  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
 const PING_DEADLINE = 2_000
-// Milliseconds that a long transaction takes at most, and waits for its turn.
+// Milliseconds: the maximum duration of a long transaction, and its maximum wait for a connection.
 const LONG_DEADLINE = 60_000
-// Requests that wait for the only connection while a long transaction has it.
+// Maximum requests queued for the only connection while a long transaction uses it.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Seconds that one statement may take in work without a deadline, so that a hanging server or network ends it: reading
-// a page, and migrating or restoring.
+// Statement timeouts in seconds for work without a deadline, so that a hanging server or network ends it: reading a
+// page, and migrating or restoring.
 const READING = 120
 const CHANGING = 3600
 
-// Milliseconds. A statement ends before its caller's deadline, so that giving up leaves nothing running on the server.
-// Waiting for a lock ends after the server has looked for a deadlock (deadlock_timeout, 1 s), which would be tried
-// again
+// Milliseconds. The server ends a statement before its caller's deadline, so that no abandoned statement keeps running.
+// The lock timeout is longer than deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is
+// retried.
 const SESSION = {
   ...BY_INDEX,
   default_transaction_isolation: 'read committed',
@@ -110,8 +114,8 @@ const SESSION = {
 const SNAPSHOT = { isolationLevel: 'repeatable read', accessMode: 'read only' } as const
 const FOR_LISTS = { ...SESSION, ...WALKING }
 
-// fetch_types would run a statement of its own on each new connection, for arrays only.
-// The driver's own pause between attempts grows to 20 s, long after the database is back.
+// fetch_types would query array types on each new connection. The driver's default backoff grows to 20 s, far longer
+// than a typical outage.
 const COMMON = {
   fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
 }
@@ -119,7 +123,7 @@ const COMMON = {
 /**
  * Connects to PostgreSQL, or opens the embedded database.
  *
- * @throws DirectoryLocked when another process has the embedded database's directory
+ * @throws DirectoryLocked when another process uses the directory of the embedded database
  */
 export async function connect (options: ConnectOptions): Promise<Database> {
   return options.url ? connectPostgres(options.url, options) : await connectEmbedded(options)
@@ -136,8 +140,8 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...more,
     connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  // A quarter each, three at most. Of two connections, what is long may wait for what is long: lists share that of the
-  // writes
+  // Each pool gets a quarter of the connections, three at most. With two connections, lists share the connection of the
+  // writes.
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const paged = some > 1
@@ -147,7 +151,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const lists = shared ? writes : client(some, {}, FOR_LISTS)
   const pages = paged ? client(1, {}, FOR_LISTS) : lists
 
-  // On a connection of its own, without a deadline, as long as no statement takes longer than this.
+  // Runs work on a new connection without a deadline. Each statement may take `silence` seconds.
   async function alone<T> (silence: number, work: (client: Sql) => Promise<T>): Promise<T> {
     const own = client(1, { silence_timeout: silence }, {})
     try {
@@ -164,10 +168,10 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const maxWaiting = isAlone ? MAX_WAITING_FOR_ALL : undefined
   const pools = {
     db: createPool(forWrites, maxWaiting),
-    // Reads are pipelined: several at once on one connection
+    // Reads are pipelined: several at once on one connection.
     reads: createPool(some * 50),
     lists: createPool(some),
-    // So are pages, a few: each waits for those before it
+    // Pages are pipelined too, but only a few: each waits for the previous ones.
     pages: createPool(paged ? 16 : some),
     background: createPool(Math.min(2, forWrites)),
     longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))
@@ -201,19 +205,19 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
 }
 
 async function connectEmbedded (
-  { dir, durable, onFatal = () => {}, onWait, onTold }: ConnectOptions
+  { dir, durable, onFatal = () => {}, onWait, onMessage }: ConnectOptions
 ): Promise<Database> {
   if (!dir) throw new Error('A database URL or a directory is needed')
   let opened = false
   const embedded = await openEmbedded({
-    dir, durable, onWait, onTold, onFatal: error => { if (opened) onFatal(error) }
+    dir, durable, onWait, onMessage, onFatal: error => { if (opened) onFatal(error) }
   })
   const client = postgres({
     ...COMMON,
     socket: embedded.socket,
     max: 1,
     connect_timeout: 60,
-    // The worker is watched instead
+    // The watchdog of the worker replaces this timeout.
     silence_timeout: null,
     host: 'embedded',
     user: 'postgres',
@@ -221,8 +225,7 @@ async function connectEmbedded (
     connection: { application_name: 'strongroom' }
   } as Options<{}>)
 
-  // After it was refused space once, this PostgreSQL does not answer any more. A restart finds all that was
-  // acknowledged
+  // The embedded PostgreSQL stops responding after ENOSPC. A restart recovers all committed data.
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
   const pools = {
     db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1)
@@ -283,7 +286,8 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // A long transaction has the only connection: the database answers that transaction, which ends within a minute.
+  // While a long transaction uses the only connection, the ping would wait for it. Long transactions end within a
+  // minute.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

@@ -1,10 +1,10 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { EventName } from '../../schemas/events.ts'
 
-// The events of an organization are a chain: each carries a MAC over itself and the MAC of the one before. The key
-// never goes to the database, so whoever records has to know where the chain ends before the statement is sent.
+// The events of an organization form a chain: each MAC covers the event and the MAC of the previous event. The database
+// never gets the key, so the service must know the end of the chain before it sends the statement.
 
-/** A row of `audit_events`, but for its number, which its organization's counter gives. */
+/** A row of `audit_events` without its number, which the organization's counter assigns. */
 export interface EventRow {
   organization_id: string
   action: EventName
@@ -16,11 +16,11 @@ export interface EventRow {
   ip: string | null
   user_agent: string | null
   details: Record<string, string | number | boolean | null> | null
-  /** When it happened, as JSON has it, of what is recorded later; else it is now, by the database. */
+  /** The time of an event that is recorded later, as JSON. Default: the current time of the database. */
   occurred_at?: string
 }
 
-/** Who did something, and what it was, as a row. */
+/** An event as a row. */
 export function eventRow (
   {
     organization_id, type, id, request_id, ip, user_agent
@@ -44,58 +44,67 @@ export function eventRow (
 }
 
 /**
- * Where the chain of an organization ends: the number of its next event, the MAC of the last one, and the key that the
- * next one gets its MAC from; null for the key that every chain begins with.
+ * The end of an organization's chain: the number of the next event, the MAC of the last event, and the key for the next
+ * event; null: the first key of every chain.
  */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
-/** The last event under a key: it names the one that the next event is under, as its resource. */
+/** The last event under a key. Its resource names the next key. */
 export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 
-/** A wrapped key of a chain, and the first event under it. */
+/** A wrapped chain key, and the number of its first event. */
 export interface ChainKeyRow { organization_id: string, kid: string, from_seq: number, wrapped: Buffer }
 
-/** An event as it stands in its chain. */
+/** An event with its number and chain key. */
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
   { seq: number, action: string, occurred_at: Date, chain_kid: string }
 
-/** Makes the MACs of events, and knows what they need. A database's handles share one. */
+/** Makes the MACs of events, and keeps the keys and clock for them. All handles of a database share one. */
 export interface EventChain {
-  /** Names the key that every chain begins with. */
+  /** The id of the first key of every chain. */
   readonly kid: string
-  /** Whether the key that an organization's head names is at hand. */
+  /** Whether the key of an organization's head is loaded. */
   hasKey (organizationId: string, kid: string | null): boolean
-  /** Opens a key; one that cannot be opened is not at hand. */
+  /** Unwraps and loads a key. A key that cannot be unwrapped is not loaded. */
   openKey (row: ChainKeyRow): void
-  /** Under the key that the event names, which is at hand. */
+  /** The MAC of an event under the key that it names, which must be loaded. */
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
-  /** Events were sent to the database, behind which the chain then ends: they want an anchor. */
+  /** Marks the end of a chain after events were sent, so that the end gets an anchor. */
   recorded (organizationId: string, head: Head): void
-  /** Organizations whose events have waited long enough for an anchor, or are many; or all that have such. */
+  /**
+   * Organizations that need an anchor, because of the age or number of their events; with `all`, every organization
+   * that has events without an anchor.
+   */
   due (all?: boolean): string[]
-  /** How many organizations have events without an anchor, how long the first of these waits, and the last event. */
+  /**
+   * The number of organizations with events without an anchor, the age of the oldest such event, and the time of the
+   * last event.
+   */
   lag (): { organizations: number, seconds: number, last: Date | undefined }
-  /** The events of an organization up to this one have an anchor. */
+  /** Marks the events of an organization up to this one as anchored. */
   anchored (organizationId: string, sequence: number): void
-  /** The database's time, as far as this process knows it. */
+  /** The database's time, estimated from the last clock sample. */
   now (): Date
-  /** An answer to what was sent at `asked` (`performance.now`) brought the database's time, in milliseconds. */
-  told (time: number, asked: number): void
+  /**
+   * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `sentAt`
+   * (`performance.now`).
+   */
+  recordClockSample (time: number, sentAt: number): void
 }
 
-/** The database's time in milliseconds, as `EventChain.told` takes it, in the answer of a statement. */
+/** The database's time in milliseconds, selected as a sample for `EventChain.recordClockSample`. */
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
-/** What a statement answers of a counter. */
+/** The columns of a counter as a statement returns them. */
 export interface HeadRow { next_event: string, event_head: Buffer | null, chain_kid: string | null }
 
-/** The driver hands out a bigint as text. */
+/** The driver returns bigint as text. */
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
 
 /**
- * The one statement part that writes events: whatever records something ends with it. Before it stands a common table
- * expression `counter (organization_id)` of the organizations whose counters have moved on to behind these events.
+ * The part of a statement that inserts events. The statement defines a common table expression `counter
+ * (organization_id)` with the organizations whose counters were advanced past these events.
  */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,

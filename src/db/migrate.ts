@@ -8,10 +8,10 @@ import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
 import type { Db } from './postgres/handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
-/** The number of the advisory lock that a migrator holds. */
+/** The advisory lock of a migration. */
 const SCHEMA_LOCK = 0x57_52_4f_4e
 
-// The journal of applied migrations, as Drizzle's tools know it.
+// Drizzle's journal of applied migrations.
 const JOURNAL = [
   'CREATE SCHEMA IF NOT EXISTS drizzle',
   `CREATE TABLE IF NOT EXISTS drizzle.__drizzle_migrations (
@@ -29,7 +29,7 @@ const WAIT_MESSAGES_PER_TIMEOUT = 6
 
 export interface MigrateOptions {
   folder?: string
-  /** Called now and then with a line that says what the migration waits for. */
+  /** Called from time to time with a progress message while the migration waits. */
   onWait?: ((line: string) => void) | undefined
   /** Ends the wait for a lock. */
   signal?: AbortSignal | undefined
@@ -37,7 +37,7 @@ export interface MigrateOptions {
   timeout?: number
 }
 
-/** A build from before the first release made the database: there is no way from its schema to this one. */
+/** The database was made by an unreleased build, and cannot be migrated. */
 export class UnreleasedDatabase extends Error {
   override name = 'UnreleasedDatabase'
 
@@ -48,12 +48,12 @@ export class UnreleasedDatabase extends Error {
 }
 
 /**
- * Brings the database to this build's schema, while instances of the release before may be serving on it (0047). Each
- * migration is one transaction, so a start after an interrupted one continues where that stopped. Of several starts at
- * once, one migrates and the others wait.
+ * Migrates the database to this build's schema, while instances of the previous release may use it (0047). Each
+ * migration is one transaction, so a start after an interruption continues with the next migration. Of several starts
+ * at the same time, one migrates and the others wait.
  *
- * @param client a client with one connection, used for nothing else meanwhile
- * @throws when the database is of an unreleased or newer build, or a lock is not to be had; the reason of the signal
+ * @param client a client with one connection that is used for nothing else meanwhile
+ * @throws when the database is of an unreleased or newer build, or a lock is not available in time; the signal's reason
  */
 export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<void> {
   const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
@@ -78,7 +78,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
 
 type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal'>
 
-// Polls, so that a signal ends the wait. The holder bounds its own waits, but may have much to do.
+// Polls, so that the signal can end the wait. The lock's owner has timeouts of its own, but may have many migrations.
 async function lock (client: Sql, { onWait, signal, timeout }: How) {
   const isMessageDue = createPacer(timeout)
   for (;;) {
@@ -99,7 +99,7 @@ async function lock (client: Sql, { onWait, signal, timeout }: How) {
   }
 }
 
-/** Returns the seconds since its creation when the next message is due, else undefined. */
+/** Returns a function that returns the elapsed seconds when the next message is due, else undefined. */
 function createPacer (timeout: number): () => number | undefined {
   const began = performance.now()
   let last = began
@@ -135,7 +135,7 @@ async function apply (client: Sql, { sql, hash, folderMillis }: MigrationMeta, {
   }
 }
 
-/** The hashes of the applied migrations, in their order; none where there is no journal. */
+/** The hashes of the applied migrations in order; empty without a journal. */
 export async function listMigrations (db: Db): Promise<string[]> {
   if (!await hasTable(db, 'drizzle.__drizzle_migrations')) return []
   const rows = await db.execute(sql`SELECT hash FROM drizzle.__drizzle_migrations ORDER BY created_at, id`)
@@ -150,12 +150,12 @@ async function hasTable (db: Db, name: string): Promise<boolean> {
 
 const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 
-/** Whether these migrations are those of an unreleased build: the baseline is not among them. */
+/** Whether these migrations are from an unreleased build: the baseline is missing. */
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Looks for a table of the service before it reads the journal: a start that migrates at the same time writes both in
-// one transaction.
+// Looks for a table of the service before it reads the journal, because a concurrent start writes both in one
+// transaction.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)
@@ -163,7 +163,7 @@ async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   return applied
 }
 
-/** Throws UnreleasedDatabase where a build from before the first release made the database. Changes nothing. */
+/** Throws UnreleasedDatabase for a database of an unreleased build. Changes nothing. */
 export async function refuseUnreleased (db: Db): Promise<void> {
   await readJournal(db, readKnown())
 }

@@ -17,22 +17,22 @@ import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
 import type { EventRow } from './events.ts'
 
-// The whole database on one page. Column keys are snake_case, so a row needs no mapping. Lengths and word lists come
-// from schemas/. Whatever belongs to an organization has its id in the key, and in each reference to its kind: a row
-// can only point at one of the same organization. Every query names the organization too (test/tenants.test.ts).
+// The whole schema. Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Every
+// table of an organization has the organization's id in its primary key and in its foreign keys, so a row can reference
+// only rows of the same organization. Every query names the organization too (test/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
 const slug = () => varchar({ length: SLUG_LENGTH }).notNull()
 const count = () => bigint({ mode: 'number' })
-/** ISO 4217. What stands beside it is in minor units of it. */
+/** ISO 4217 code. Amounts in the same row are in minor units of this currency. */
 const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
-/** Over the fields that authenticated.ts names; null once the row has ended, and then nothing revives it. */
+/** MAC over the fields declared in authenticated.ts. Null once the row has ended; an ended row is never revived. */
 const authenticated = { mac: bytea() }
 
-/** Columns of a table, as a select needs them. */
+/** Selects columns of a table by name. */
 export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] & string> (
   table: T, ...names: C[]
 ): Pick<T['_']['columns'], C> {
@@ -40,24 +40,24 @@ export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] &
   return Object.fromEntries(names.map((name) => [name, columns[name]])) as unknown as Pick<T['_']['columns'], C>
 }
 
-/** A reference to a row of the same organization. */
+/** A foreign key within one organization. */
 const references = (
   name: string, columns: [organization: AnyPgColumn, id: AnyPgColumn],
   foreignColumns: [organization: AnyPgColumn, id: AnyPgColumn]
 ) => foreignKey({ name, columns, foreignColumns })
 
-/** Plans are rows, seeded by a migration and changed by the operator; null is without limit. */
+/** Plans are rows: a migration seeds them and the operator changes them. Null means unlimited. */
 export const plans = pgTable('plans', {
   name: varchar({ length: 64 }).primaryKey(),
   retention_days: integer(),
   api_per_minute: integer().notNull(),
   max_projects: integer(),
   max_members: integer(),
-  /** Of documents and versions together, as `size_bytes` counts them. */
+  /** Limit for the sum of `size_bytes` over documents and versions. */
   max_bytes: count()
 })
 
-/** What a plan costs for one period, in minor units; a plan without a price is free, and nobody subscribes to it. */
+/** The price of a plan for one period, in minor units. A plan without a price is free and has no subscriptions. */
 export const plan_prices = pgTable('plan_prices', {
   plan: varchar({ length: 64 }).notNull().references(() => plans.name, { onDelete: 'cascade' }),
   interval: varchar({ length: 8, enum: INTERVALS }).notNull(),
@@ -68,21 +68,21 @@ export const plan_prices = pgTable('plan_prices', {
   check('plan_prices_amount', sql`${table.amount} > 0`)
 ])
 
-/** One row for each master key that ever wrapped something: it must open before the service serves. */
+/** One row for each master key that ever wrapped a value. Each canary must decrypt before the service starts. */
 export const master_key_canaries = pgTable('master_key_canaries', {
   key_id: varchar({ length: 32 }).primaryKey(),
   canary: bytea().notNull(),
   ...created
 })
 
-/** Keys of the service itself, wrapped by a master key. */
+/** Keys of the service, wrapped by a master key. */
 export const service_keys = pgTable('service_keys', {
   name: varchar({ length: 32 }).primaryKey(),
   wrapped: bytea().notNull(),
   ...created
 })
 
-/** The newest backup of this database that was written whole; a restored one has none yet. */
+/** The newest complete backup of this database. A restored database has no row yet. */
 export const last_backup = pgTable('last_backup', {
   id: integer().primaryKey().default(1),
   made_at: moment().notNull(),
@@ -95,39 +95,39 @@ export const organizations = pgTable('organizations', {
   slug: slug().unique(),
   status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
-  /** Seals every document of the organization at rest; wrapped by a master key. */
+  /** Seals all documents of the organization at rest; wrapped by a master key. */
   storage_key: bytea().notNull(),
-  /** Members act in it only when they have a second factor. */
+  /** Members need a second factor to act in the organization. */
   require_second_factor: boolean().notNull().default(false),
   ...timestamps
 })
 
-/** What every query of an organization that somebody acts in selects. */
+/** The columns that every query for the active organization selects. */
 export const organizationColumns = columnsOf(
   organizations, 'id', 'name', 'slug', 'status', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
 )
 
 /**
- * The next version id and audit sequence of an organization, the MAC of its last event, and how much it stores. Taken
- * last before a commit, so ids grow in its order. Refers to no organization: events outlive theirs, and so does where
- * their chain ends.
+ * The next version id and audit sequence of an organization, the MAC of its last event, and its stored bytes. The row
+ * is the last lock before a commit, so ids grow in commit order. There is no foreign key: events, and the end of their
+ * chain, outlive the organization.
  */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey(),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
   event_head: bytea(),
-  /** Which of its keys the next event gets its MAC from; null for the key that every chain begins with. */
+  /** The chain key for the next event; null: the first key of every chain. */
   chain_kid: ulid(),
-  /** The sum of `size_bytes` over its documents and their versions. */
+  /** The sum of `size_bytes` over the documents and versions of the organization. */
   stored_bytes: count().notNull().default(0),
-  /** Of an organization that was deleted: no caller records a change any more. The service itself may. */
+  /** The organization was deleted: callers can record no more changes. The service still can. */
   is_closed: boolean().notNull().default(false)
 })
 
 /**
- * The lock of an organization's long operations over all instances: whoever runs one has locked the row. Refers to no
- * organization, so that the deletion of one does not wait for its operation.
+ * The lock of an organization's long operations across all instances: the running operation has locked the row. There
+ * is no foreign key, so that the deletion of an organization does not wait for its operation.
  */
 export const long_operations = pgTable('long_operations', {
   organization_id: ulid().primaryKey(),
@@ -135,9 +135,9 @@ export const long_operations = pgTable('long_operations', {
 })
 
 /**
- * Organizations that were deleted, until nothing is left of them but their audit. Their row, and whatever lets somebody
- * in, went at once; API tokens, projects and histories, which may be very many, open nothing any more and go in the
- * background.
+ * Deleted organizations whose data is not completely removed yet; only their audit remains in the end. Their row and
+ * all access were deleted at once. API tokens, projects and histories can be many and no longer give access, so a
+ * background job deletes them.
  */
 export const organization_removals = pgTable('organization_removals', {
   organization_id: ulid().primaryKey(),
@@ -145,9 +145,9 @@ export const organization_removals = pgTable('organization_removals', {
 })
 
 /**
- * Slugs that organizations had before a rename or a deletion, reserved for them until a moment. Refers to no
- * organization and no person, because a reservation outlives both. `owner_id` is an owner of the organization when it
- * was deleted: its reservation counts as an organization of that person.
+ * Former slugs of organizations, reserved after a rename or a deletion until `reserved_until`. There is no foreign key,
+ * because a reservation outlives the organization and the person. `owner_id` is an owner at the time of the deletion:
+ * the reservation counts towards that person's limit of organizations.
  */
 export const former_slugs = pgTable('former_slugs', {
   organization_id: ulid().notNull(),
@@ -163,43 +163,43 @@ export const former_slugs = pgTable('former_slugs', {
 export const users = pgTable('users', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   email: varchar({ length: 320 }).notNull(),
-  /** What sign-in and uniqueness go by (`canonicalEmail`). */
+  /** The address for sign-in and uniqueness (`canonicalEmail`). */
   email_normalized: varchar({ length: 320 }).notNull().unique(),
   name: name(),
-  /** Argon2id as a PHC string; null until the first one is set through a one-time link. */
+  /** Argon2id as a PHC string; null until the user sets the first password through a one-time link. */
   password_hash: text(),
   is_verified: boolean().notNull().default(false),
-  /** Set: the account is closed. No sign-in, session or token of it counts. */
+  /** If set, the account is closed: sign-ins, sessions and tokens of it are invalid. */
   disabled_at: moment(),
   /**
-   * The row of `second_factors` that is asked for; null: none is. Here, so that to take that row away does not switch
-   * the second factor off, and so that every look-up of the account knows of it.
+   * The required row of `second_factors`; null: no second factor. This column is in `users`, so that deleting the row
+   * of `second_factors` does not switch the second factor off, and so that every query for the account reads it.
    */
   second_factor_id: count(),
   ...timestamps,
   ...authenticated
 })
 
-/** What every query of a person selects: all but the password's hash. */
+/** The columns that every query for a user selects: all but the password hash. */
 export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
 
 /**
- * Wrong passwords: counted by device, by account and network, by account, by session; alike whether there is such an
- * account or not.
+ * Failed sign-ins, counted by device, by account and network, by account, and by session. Attempts for unknown accounts
+ * are counted in the same way.
  */
 export const sign_in_failures = pgTable('sign_in_failures', {
-  /** Keyed hash of what is counted (`lookupHash`): addresses and networks can be guessed. */
+  /** Keyed hash of the counted name (`lookupHash`), because addresses and networks can be guessed. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
-  /** Nobody is let in before. */
+  /** No sign-in is allowed before this time. */
   locked_until: moment(),
-  /** Of the last attempt; of an account's count, of the first one in its window. */
+  /** The time of the last attempt; for the count of an account, the time of the first attempt in the window. */
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
 
-/** Browsers that somebody has signed in with: what strangers guess elsewhere does not keep them out. */
+/** Browsers with an earlier sign-in. Failed attempts from elsewhere do not lock them out. */
 export const sign_in_devices = pgTable('sign_in_devices', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   token_hash: bytea().notNull(),
@@ -208,7 +208,7 @@ export const sign_in_devices = pgTable('sign_in_devices', {
 }, (table) =>
   [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
 
-/** One-time links with which people set their password. */
+/** One-time links for setting a password. */
 export const password_links = pgTable('password_links', {
   token_hash: bytea().primaryKey(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
@@ -217,7 +217,7 @@ export const password_links = pgTable('password_links', {
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
-/** Signed-in browsers. Bearer tokens are elsewhere: neither opens the other's doors. */
+/** Sessions of browsers. Sessions and bearer tokens are not interchangeable. */
 export const sessions = pgTable('sessions', {
   token_hash: bytea().primaryKey(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
@@ -228,31 +228,32 @@ export const sessions = pgTable('sessions', {
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
 /**
- * What makes the codes of a second factor (TOTP). Counts once the account names it: before, it is being set up.
+ * The secret of a TOTP second factor. It takes effect once `users.second_factor_id` names it; before that, its setup is
+ * not complete.
  */
 export const second_factors = pgTable('second_factors', {
   user_id: count().primaryKey().references(() => users.id, { onDelete: 'cascade' }),
-  /** Of each that is set up another one. */
+  /** A new id for each setup. */
   id: count().notNull(),
-  /** Wrapped by a master key, bound to account and id. */
+  /** Wrapped by a master key; its context is the account and this id. */
   secret: bytea().notNull(),
-  /** The time step of the newest code that was taken: none of it or before it is taken any more. */
+  /** The time step of the newest accepted code. Codes of this step and of earlier steps are rejected. */
   last_step: count(),
   ...created,
   ...authenticated
 })
 
-/** Codes that stand in for a lost second factor, once each: a used one is gone. */
+/** One-time codes that replace a lost second factor. A used code is deleted. */
 export const recovery_codes = pgTable('recovery_codes', {
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
   code_hash: bytea().notNull(),
-  /** Of which second factor. */
+  /** The second factor to which the code belongs. */
   factor_id: count().notNull(),
   ...created,
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.user_id, table.code_hash] })])
 
-/** Sign-ins whose password was right and that wait for the second factor: no sessions, and worth nothing as one. */
+/** Sign-ins with a correct password that still need the second factor. They are not sessions and give no access. */
 export const sign_in_steps = pgTable('sign_in_steps', {
   token_hash: bytea().primaryKey(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
@@ -262,12 +263,13 @@ export const sign_in_steps = pgTable('sign_in_steps', {
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
-/** Applications that act for users. All are public: they keep no secret. */
+/** OAuth clients. All are public clients: they have no secret. */
 export const oauth_clients = pgTable('oauth_clients', {
   id: varchar({ length: 64 }).primaryKey(),
   name: name(),
   /**
-   * Compared byte by byte, but for the port of a loopback address; one that begins with `/` is a page of this service.
+   * Compared byte by byte, except for the port of a loopback address. A URI that begins with `/` is a page of this
+   * service.
    */
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
@@ -276,7 +278,7 @@ export const oauth_clients = pgTable('oauth_clients', {
   ...authenticated
 })
 
-/** Authorization requests that wait for somebody's decision, bound to the session that was shown the page. */
+/** Authorization requests that wait for the user's decision, bound to the session that displayed the consent page. */
 export const oauth_requests = pgTable('oauth_requests', {
   id_hash: bytea().primaryKey(),
   session_hash: bytea().notNull().references(() => sessions.token_hash, { onDelete: 'cascade' }),
@@ -289,7 +291,7 @@ export const oauth_requests = pgTable('oauth_requests', {
   ...authenticated
 }, (table) => [index().on(table.session_hash), index().on(table.client_id), index().on(table.expires_at)])
 
-/** What a user has granted to a client: everything that was ever issued for it, a family, lives and dies with it. */
+/** A user's grant to a client. Codes and tokens issued for the grant end with it. */
 export const oauth_grants = pgTable('oauth_grants', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
@@ -302,7 +304,7 @@ export const oauth_grants = pgTable('oauth_grants', {
 }, (table) =>
   [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
-/** Authorization codes: redeemed once, and remembered until they expire so that a second use is noticed. */
+/** Authorization codes. A code is redeemed once; its row stays until it expires, so that reuse is detected. */
 export const oauth_codes = pgTable('oauth_codes', {
   code_hash: bytea().primaryKey(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -315,15 +317,15 @@ export const oauth_codes = pgTable('oauth_codes', {
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
 /**
- * An access token and its refresh token: one record, so that they end together. A used one stays, to notice a second
- * use.
+ * An access token with its refresh token, in one row, so that they end together. A used row stays, so that reuse is
+ * detected.
  */
 export const oauth_tokens = pgTable('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   access_hash: bytea().notNull().unique(),
   refresh_hash: bytea().notNull().unique(),
-  /** Of the access token; at most those of the grant. */
+  /** Scopes of the access token: a subset of the grant's scopes. */
   scopes: text().array().notNull(),
   access_expires_at: moment().notNull(),
   refresh_expires_at: moment().notNull(),
@@ -333,8 +335,8 @@ export const oauth_tokens = pgTable('oauth_tokens', {
 }, (table) => [index().on(table.grant_id)])
 
 /**
- * What happened to a person's account, as the person sees it on `/account`: with address and browser, which their
- * organizations do not learn. Kept for a year.
+ * Security events of an account, as its user sees them on `/account`: with IP address and browser, which organizations
+ * do not see. Kept for a year.
  */
 export const personal_events = pgTable('personal_events', {
   id: count().primaryKey(),
@@ -349,22 +351,22 @@ export const personal_events = pgTable('personal_events', {
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
 /**
- * Open invitations. A row says nothing about an account: the address is compared with that of the person who accepts.
- * Accepting, declining, withdrawing and expiry delete the row.
+ * Open invitations. A row tells nothing about an account: the address is compared with the address of the person who
+ * accepts. Accepting, declining, withdrawing and expiry delete the row.
  */
 export const invitations = pgTable('invitations', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   id: ulid().notNull(),
   /** As the inviter typed it. */
   email: varchar({ length: 320 }).notNull(),
-  /** `canonicalEmail` of it. */
+  /** `canonicalEmail` of `email`. */
   email_normalized: varchar({ length: 320 }).notNull(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   /** Null: the operator. */
   invited_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   invited_by_id: count(),
   invited_by_name: varchar({ length: NAME_LENGTH }),
-  /** SHA-256 of the secret in the last link that was mailed; null: no mail was sent. */
+  /** SHA-256 of the secret in the last mailed link; null: no mail was sent. */
   token_hash: bytea(),
   expires_at: moment().notNull(),
   ...created,
@@ -376,7 +378,10 @@ export const invitations = pgTable('invitations', {
   index().on(table.email_normalized), index().on(table.expires_at)
 ])
 
-/** When an organization last mailed an invitation to an address: one mail a day, whatever becomes of the invitation. */
+/**
+ * The time of the last invitation mail from an organization to an address. At most one mail a day is sent, even after
+ * the invitation was deleted.
+ */
 export const invitation_mails = pgTable('invitation_mails', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   email_normalized: varchar({ length: 320 }).notNull(),
@@ -392,25 +397,29 @@ export const members = pgTable('members', {
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
-/** Refers to no organization: that row goes first, and a token without one is none (`organization_removals`). */
+/**
+ * There is no foreign key to the organization, which is deleted first. A token without its organization is invalid
+ * (`organization_removals`).
+ */
 export const api_tokens = pgTable('api_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
   name: name(),
-  /** SHA-256 of the token; the token itself is nowhere. */
+  /** SHA-256 of the token. The token itself is not stored. */
   token_hash: bytea().notNull().unique(),
   token_prefix: varchar({ length: 12 }).notNull(),
   abilities: text().array().$type<Ability[]>().notNull(),
-  /** Ids, not slugs: a rename moves nothing in or out. Null: the whole organization. */
+  /** Ids, not slugs, so that a rename does not change the restriction. Null: the whole organization. */
   slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
   expires_at: moment(),
   last_used_at: moment(),
-  /** Who made it, as they were called then; null: an operator. */
+  /** The creator, with the name at that time; null: an operator. */
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
   /**
-   * The person, and the grant of theirs, through which it was made, be it by other tokens between: it ends with both.
+   * The person and the grant for whom the token was created, directly or through other tokens. The token ends with
+   * either.
    */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -421,7 +430,7 @@ export const api_tokens = pgTable('api_tokens', {
   index().on(table.grant_id), index('api_tokens_by_expiry').on(table.expires_at)
 ])
 
-/** The value that a token had before its last rotation, for as long as it lives on. */
+/** The previous value of a rotated token, valid for the overlap period. */
 export const former_token_hashes = pgTable('former_token_hashes', {
   organization_id: ulid().notNull(),
   token_id: count().notNull(),
@@ -435,13 +444,13 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   ).onDelete('cascade')
 ])
 
-/** What API tokens can end with, in the background, where they are many. */
+/** The reasons for which API tokens end; many tokens are deleted in the background. */
 export const ENDINGS = ['member', 'grant', 'level'] as const
 
 /**
- * What ended with more API tokens of an organization than one statement takes: a membership or a grant, by the id of
- * the user or the grant, or levels, all of them (0). The work list of the removal. Refers to nothing: it is written
- * after what goes before an organization (0029), and without tokens it goes by itself.
+ * The work list for deleting API tokens when one statement is not enough: of a membership or a grant (by the id of the
+ * user or the grant), or of all deleted levels (0). There is no foreign key: entries are created before the
+ * organization's rows are deleted (0029). An entry is deleted when its last token is deleted.
  */
 export const token_removals = pgTable('token_removals', {
   organization_id: ulid().notNull(),
@@ -449,7 +458,10 @@ export const token_removals = pgTable('token_removals', {
   ended_id: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
 
-/** Refers to no organization: that row goes first (`organization_removals`), and what hangs on this one after it. */
+/**
+ * There is no foreign key to the organization, which is deleted first (`organization_removals`). The rows that
+ * reference a project are deleted after it.
+ */
 export const projects = pgTable('projects', {
   id: ulid().notNull(),
   organization_id: ulid().notNull(),
@@ -459,7 +471,7 @@ export const projects = pgTable('projects', {
   secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),
   encryption_type: varchar({ length: 8, enum: MANAGED }).notNull(),
   history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
-  /** Version of the one active key; every current document of the project is under it. */
+  /** Version of the active key. Every current document of the project is encrypted under it. */
   key_version: integer().notNull(),
   ...timestamps,
   ...authenticated
@@ -468,26 +480,26 @@ export const projects = pgTable('projects', {
   uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)
 ])
 
-// A row's reference to the project of the same organization; below, to its target, environment and history.
+// A foreign key to the project of the same organization; below, to its target, environment and history.
 const inProject = (name: string, table: { organization_id: AnyPgColumn, project_id: AnyPgColumn }) =>
   references(
     `${name}_in_project`, [table.organization_id, table.project_id], [projects.organization_id, projects.id]
   ).onDelete('cascade')
 
 /**
- * How much is below a project, kept by the statements that change it: a list of projects counts nothing. Beside the
- * project's row, because a write of a document shares that one with others.
+ * The number of objects below a project, kept by the statements that change it, so that a list of projects needs no
+ * counting. The counts have a table of their own, because writes of documents lock the project's row in share mode.
  */
 export const project_counts = pgTable('project_counts', {
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   target_count: integer().notNull().default(0),
   environment_count: integer().notNull().default(0),
-  /** Current documents at all its levels. */
+  /** Current documents at all levels of the project. */
   secret_count: integer().notNull().default(0)
 }, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('project_counts', table)])
 
-/** People of an organization who share roles in projects. */
+/** Groups of members with roles in projects. */
 export const teams = pgTable('teams', {
   id: ulid().notNull(),
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
@@ -506,7 +518,7 @@ const inTeam = (name: string, table: { organization_id: AnyPgColumn, team_id: An
     `${name}_in_team`, [table.organization_id, table.team_id], [teams.organization_id, teams.id]
   ).onDelete('cascade')
 
-/** Who is in a team: members of its organization, for as long as they are. */
+/** The members of a team. A row is deleted with the membership in the organization. */
 export const team_members = pgTable('team_members', {
   organization_id: ulid().notNull(),
   team_id: ulid().notNull(),
@@ -522,7 +534,7 @@ export const team_members = pgTable('team_members', {
   index().on(table.organization_id, table.user_id)
 ])
 
-/** Which projects a team holds, and the role that its members have in each. */
+/** The projects of a team, and the role of its members in each project. */
 export const team_projects = pgTable('team_projects', {
   organization_id: ulid().notNull(),
   team_id: ulid().notNull(),
@@ -538,20 +550,20 @@ export const team_projects = pgTable('team_projects', {
   index().on(table.organization_id, table.team_id, table.role)
 ])
 
-/** Keys of projects, every one ever used. What could help a guess is wrapped by a master key. */
+/** All keys of projects, also former ones. Columns that could help to guess a key are wrapped by a master key. */
 export const encryption_keys = pgTable('encryption_keys', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
-  /** Server-managed: the key string, wrapped. A rotated key's is null once the server had to forget it. */
+  /** Server-managed: the wrapped key string. Null after a rotation, once the server had to forget it. */
   key_string: bytea(),
-  /** Server-managed: the derived data key, wrapped, so that a read needs no PBKDF2. Forgotten with the key string. */
+  /** Server-managed: the wrapped derived data key, so that a read needs no PBKDF2. Deleted with the key string. */
   data_key: bytea(),
-  /** Client-managed: the proof to compare with, wrapped. */
+  /** Client-managed: the wrapped proof for comparison. */
   key_check: bytea(),
-  /** Finds the proof among all of the project's: keyed, so that it tells nothing. */
+  /** Keyed hash that finds a proof among all proofs of the project without revealing it. */
   key_check_hash: bytea(),
   /** Wrapped. */
   salt: bytea().notNull(),
@@ -568,7 +580,7 @@ export const encryption_keys = pgTable('encryption_keys', {
     table.organization_id, table.project_id, table.key_check_hash
   ).where(sql`${table.key_check} is not null`),
   check('encryption_keys_check_hash', sql`(${table.key_check_hash} is null) = (${table.key_check} is null)`),
-  // The last key that a client had, however many came after it.
+  // The last client-managed key, however many keys followed.
   index('encryption_keys_of_clients').on(
     table.organization_id, table.project_id, table.version
   ).where(sql`${table.managed} = 'client'`),
@@ -576,23 +588,23 @@ export const encryption_keys = pgTable('encryption_keys', {
     ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
 
-/** History that moves onto the active key of its project, or has: what is asked for survives every restart here. */
+/** The re-encryption of a project's history under the active key. The row lets it continue after a restart. */
 export const re_encryptions = pgTable('re_encryptions', {
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
-  /** Versions that were to move, and those that have. */
+  /** Versions to re-encrypt, and versions re-encrypted so far. */
   total: integer().notNull(),
   moved: integer().notNull().default(0),
   started_at: moment().notNull().default(sql`now()`),
   finished_at: moment(),
-  /** Versions that were left when it finished, because they do not open. */
+  /** Versions that remained at the end, because they cannot be decrypted. */
   unreadable: integer().notNull().default(0)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('re_encryptions', table),
   index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)
 ])
 
-/** What every query of a key selects: it goes with the document or version that the key opens. */
+/** The columns that every query for a key selects together with a document or version. */
 export const keyColumns = columnsOf(
   encryption_keys, 'id', 'organization_id', 'project_id', 'version', 'managed', 'key_string', 'data_key', 'key_check',
   'salt', 'iterations', 'is_active', 'created_at', 'rotated_at'
@@ -642,14 +654,14 @@ export const environments = pgTable('environments', {
 ])
 
 /**
- * What the versions of a secret hang on. A purge gives the secret a new history, the delete of its level takes it away:
- * what hangs on the old one is then reachable from nowhere, at once, and removed in the background however much it is.
- * Refers to no organization, as projects do.
+ * The parent of a secret's versions. A purge gives the secret a new history, and deleting the level removes the
+ * history. The versions of the former history are unreachable at once; a background job deletes them. There is no
+ * foreign key to the organization, as for projects.
  */
 export const histories = pgTable('histories', {
   organization_id: ulid().notNull(),
   id: ulid().notNull(),
-  /** Set: no secret has it any more. */
+  /** If set, no secret has this history any more. */
   removed_at: moment()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
@@ -662,8 +674,8 @@ const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_
   )
 
 /**
- * The one encrypted document of a level. A deleted secret keeps its row, without content, for as long as there is the
- * level: without it nobody could tell that there was something once (0045).
+ * The one encrypted document of a level. A deleted secret keeps its row, without content, as long as the level exists,
+ * because the row shows that there was a document (0045).
  */
 export const secrets = pgTable('secrets', {
   id: ulid().notNull(),
@@ -672,18 +684,21 @@ export const secrets = pgTable('secrets', {
   target_id: ulid(),
   environment_id: ulid(),
   level: varchar({ length: 16, enum: LEVELS }).notNull(),
-  /** Id of the project, target or environment that is the level: at most one secret each. */
+  /** Id of the level (project, target or environment): at most one secret for each. */
   level_id: ulid().notNull(),
-  /** Counts every write of the level; part of what the sealed content is bound to, and of its ETag. */
+  /** Incremented by every write of the level. Part of the encryption context and of the ETag. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   /** The blob, sealed once more at rest; null after a delete. */
   sealed: bytea(),
   size_bytes: integer().notNull(),
-  /** Version recorded by the last write; null after `no_backup`, and when that version is gone. */
+  /** The version that the last write recorded; null after `no_backup`, and when that version was deleted. */
   version: count(),
   history_id: ulid().notNull(),
-  /** Versions in its history, and their `size_bytes` together, kept by the statements that change it. */
+  /**
+   * The number of versions in the history and the sum of their `size_bytes`, kept by the statements that change the
+   * history.
+   */
   version_count: integer().notNull().default(0),
   version_bytes: count().notNull().default(0),
   ...timestamps,
@@ -703,13 +718,16 @@ export const secrets = pgTable('secrets', {
   index().on(table.organization_id, table.environment_id)
 ])
 
-/** Immutable snapshots, numbered per organization in the order of commits. */
+/** Immutable snapshots, numbered per organization in commit order. */
 export const secret_versions = pgTable('secret_versions', {
   organization_id: ulid().notNull(),
   id: count().notNull(),
   history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
-  /** The level's revision that this write made: a current document older than its newest version was rolled back. */
+  /**
+   * The revision of the level after this write. A current document with a lower revision than its newest version was
+   * rolled back.
+   */
   revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),
@@ -721,7 +739,7 @@ export const secret_versions = pgTable('secret_versions', {
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inHistory('secret_versions', table).onDelete('cascade'),
-  // A page of a history, and what waits under an older key, are found in an index alone.
+  // Index-only scans for a page of a history, and for versions under an older key.
   index('secret_versions_of_history').on(table.organization_id, table.history_id, table.id),
   index('secret_versions_by_key').on(
     table.organization_id, table.history_id, table.key_version, table.id, table.created_at
@@ -729,8 +747,8 @@ export const secret_versions = pgTable('secret_versions', {
 ])
 
 /**
- * One row for each acknowledged change, in its transaction, and for what reveals something. No value, key, proof, salt
- * or token is ever in it.
+ * One row for each committed change, written in its transaction, and for each read that reveals a secret. Rows never
+ * contain a value, key, proof, salt or token.
  */
 export const audit_events = pgTable('audit_events', {
   organization_id: ulid().notNull(),
@@ -745,9 +763,9 @@ export const audit_events = pgTable('audit_events', {
   ip: varchar({ length: 64 }),
   user_agent: varchar({ length: 256 }),
   details: jsonb().$type<Record<string, string | number | boolean | null>>(),
-  /** Which key of the service made the MAC. */
+  /** The chain key that made the MAC. */
   chain_kid: varchar({ length: 32 }).notNull(),
-  /** Over everything above and the MAC of the event before. */
+  /** Over all columns above and the MAC of the previous event. */
   mac: bytea().notNull()
 }, (table) => {
   const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
@@ -767,9 +785,8 @@ export const audit_events = pgTable('audit_events', {
 })
 
 /**
- * Events of people whose organization's counter was held when they happened: recorded with what they are about, and
- * moved to `audit_events` when the counter is free. Refers to no organization, so that an insert waits for no change of
- * one.
+ * Events of users that occurred while the counter of the organization was locked. A job moves them to `audit_events`
+ * when the counter is free. There is no foreign key, so that an insert does not wait for a change of the organization.
  */
 export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),
@@ -780,13 +797,13 @@ export const late_events = pgTable('late_events', {
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
 
 /**
- * Keys of an organization's chain of events, but for the one that every chain begins with, each wrapped by a master key
- * and bound to its place. Like the events, they stay when the organization goes.
+ * The keys of an organization's audit chain, except for the first key, which all chains share. Each key is wrapped by a
+ * master key and bound to its position. Like the events, the keys stay when the organization is deleted.
  */
 export const chain_keys = pgTable('chain_keys', {
   organization_id: ulid().notNull(),
   kid: ulid().notNull(),
-  /** The first event under it; the one before hands over. */
+  /** The sequence of the first event under the key; the previous event hands the chain over. */
   from_seq: count().notNull(),
   wrapped: bytea().notNull(),
   ...created
@@ -795,7 +812,7 @@ export const chain_keys = pgTable('chain_keys', {
   uniqueIndex('chain_keys_in_order').on(table.organization_id, table.from_seq)
 ])
 
-/** What the operator gives away: a share of each subscription invoice, or an amount. */
+/** A discount for subscription invoices: a percentage or an amount. */
 export const coupons = pgTable('coupons', {
   code: varchar({ length: COUPON_LENGTH }).primaryKey(),
   percent_off: integer(),
@@ -803,7 +820,7 @@ export const coupons = pgTable('coupons', {
   currency: char({ length: CURRENCY_LENGTH }),
   valid_until: moment(),
   max_redemptions: integer(),
-  /** Kept by the statement that redeems it. */
+  /** Updated by the statement that redeems the coupon. */
   redemptions: integer().notNull().default(0),
   ...created
 }, (table) => [
@@ -812,8 +829,8 @@ export const coupons = pgTable('coupons', {
 ])
 
 /**
- * Whom an organization's invoices are for, and what is counted of them. Whatever changes money of an organization holds
- * this row, so such changes take turns.
+ * The buyer of an organization's invoices, and its invoice counter. Every billing change of an organization locks this
+ * row, so that such changes are serialized.
  */
 export const billing_accounts = pgTable('billing_accounts', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
@@ -825,7 +842,7 @@ export const billing_accounts = pgTable('billing_accounts', {
   ...timestamps
 })
 
-/** What an organization has in credit, by currency: its next invoices take it. It was received, or given back. */
+/** The credit balance of an organization by currency; the next invoices use it. */
 export const credits = pgTable('credits', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   currency: currency(),
@@ -835,29 +852,29 @@ export const credits = pgTable('credits', {
   check('credits_amount', sql`${table.amount} >= 0`)
 ])
 
-/** Which coupons an organization has redeemed: each once, also when it took it away again. */
+/** The coupons that an organization has redeemed: each at most once, also after removing it. */
 export const coupon_redemptions = pgTable('coupon_redemptions', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   coupon: varchar({ length: COUPON_LENGTH }).notNull().references(() => coupons.code),
   ...created
 }, (table) => [primaryKey({ columns: [table.organization_id, table.coupon] })])
 
-/** What an organization pays for its plan. A row ends with its last period. */
+/** The paid plan of an organization. The row is deleted after the last period. */
 export const subscriptions = pgTable('subscriptions', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
   id: ulid().notNull(),
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   interval: varchar({ length: 8, enum: INTERVALS }).notNull(),
   currency: currency(),
-  /** What one period costs. */
+  /** The price of one period. */
   amount: count().notNull(),
-  /** Periods are counted from here, so that the 31st comes again after a short month. */
+  /** Start of the first period. Periods are computed from here, so that the 31st returns after a short month. */
   anchor: moment().notNull(),
-  /** How many periods ended since. */
+  /** Completed periods since the anchor. */
   periods: integer().notNull().default(0),
   period_start: moment().notNull(),
   period_end: moment().notNull(),
-  /** What the current period stands on: what was received for it, a change of plan gives a part of back. */
+  /** The invoice of the current period. A change of plan credits the unused part of its payment. */
   invoice_id: ulid().notNull(),
   cancel_at_period_end: boolean().notNull().default(false),
   ...timestamps
@@ -868,7 +885,7 @@ export const subscriptions = pgTable('subscriptions', {
   )
 ])
 
-/** How an organization pays. No number of a card or an account is ever in it. */
+/** Payment methods of an organization. Numbers of cards and accounts are never stored. */
 export const payment_methods = pgTable('payment_methods', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   id: ulid().notNull(),
@@ -882,9 +899,10 @@ export const payment_methods = pgTable('payment_methods', {
   uniqueIndex('payment_methods_one_default').on(table.organization_id).where(sql`${table.is_default}`)
 ])
 
-// Invoices, charges and refunds refer to no organization: they stay for the operator's books when it is deleted.
+// Invoices, charges and refunds have no foreign key to the organization: they stay for the operator's accounting when
+// the organization is deleted.
 
-/** Numbered without a gap per organization, and never changed but for what became of them. */
+/** Numbered without gaps per organization. Only the payment outcome of an invoice changes. */
 export const invoices = pgTable('invoices', {
   organization_id: ulid().notNull(),
   id: ulid().notNull(),
@@ -892,17 +910,17 @@ export const invoices = pgTable('invoices', {
   status: varchar({ length: 8, enum: INVOICE_STATUSES }).notNull(),
   currency: currency(),
   lines: jsonb().$type<InvoiceLine[]>().notNull(),
-  /** The sum of the lines, what the coupon and the credit take off it, and what is left to pay. */
+  /** The sum of the lines, the deductions by coupon and credit, and the amount to pay. */
   subtotal: count().notNull(),
   discount: count().notNull(),
   credit: count().notNull(),
   total: count().notNull(),
-  /** What a change of plan left over of its period: credit as soon as the invoice is paid, and as long as it is. */
+  /** The unused part of the former period after a change of plan. It is credited while the invoice is paid. */
   unused: count().notNull().default(0),
-  /** Who they were when it was made. */
+  /** Seller and buyer as they were when the invoice was created. */
   seller: jsonb().$type<Party>().notNull(),
   buyer: jsonb().$type<Party>().notNull(),
-  /** What the buyer wants to read on it, and what the operator writes on each, as they were when it was made. */
+  /** The buyer's reference and the operator's note, as they were when the invoice was created. */
   reference: varchar({ length: LABEL_LENGTH }),
   note: varchar({ length: NOTE_LENGTH }).notNull().default(''),
   issued_at: moment().notNull().default(sql`now()`),
@@ -916,9 +934,9 @@ export const invoices = pgTable('invoices', {
 ])
 
 /**
- * Money that is asked for by an invoice. The row is the intent: what the provider says comes into it later. It is to be
- * asked as long as `submitted_at` is null: where `asked_at` is too, it was never told; else nobody knows what came of
- * it.
+ * A charge for an invoice. The row is written before the provider is called, and updated with its response. While
+ * `submitted_at` is null, the charge has to be sent: if `asked_at` is null too, the provider never received the charge;
+ * otherwise the outcome is unknown.
  */
 export const charges = pgTable('charges', {
   organization_id: ulid().notNull(),
@@ -927,18 +945,18 @@ export const charges = pgTable('charges', {
   payment_method_id: ulid(),
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
-  /** What the provider says became of it: the operator may have noted down something else. Null until it answered. */
+  /** The status reported by the provider, which may differ from the operator's note. Null before the first response. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  /** What the operator noted down: beside what the provider says, it shows what may have been received twice. */
+  /** The status noted by the operator. Together with the provider's status, it shows possible double payments. */
   noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   currency: currency(),
   amount: count().notNull(),
-  /** Of refunds that did not fail. */
+  /** The sum of refunds that did not fail. */
   refunded: count().notNull().default(0),
-  /** When the provider was asked last, set before each call. */
+  /** Time of the last call to the provider, set before each call. */
   asked_at: moment(),
-  /** When it answered, or a note made it needless to ask. */
+  /** Time of the provider's response, or of a note that made the call unnecessary. */
   submitted_at: moment(),
   settled_at: moment(),
   ...created
@@ -951,18 +969,18 @@ export const charges = pgTable('charges', {
   check('charges_refunded', sql`${table.amount} > 0 AND ${table.refunded} BETWEEN 0 AND ${table.amount}`)
 ])
 
-/** Money that goes back, as a charge: the row is the intent. */
+/** A refund of a charge. The row is written before the provider is called, as for a charge. */
 export const refunds = pgTable('refunds', {
   organization_id: ulid().notNull(),
   id: ulid().notNull(),
   charge_id: ulid().notNull(),
-  /** Who has the money. */
+  /** The provider that received the payment. */
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
-  /** What the provider says became of it, and what the operator noted down, as of a charge. */
+  /** The statuses reported by the provider and noted by the operator, as in `charges`. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  /** When the operator looked at what these two say; null again once the provider says something else. */
+  /** When the operator reviewed the two statuses; null again when the provider reports another status. */
   checked_at: moment(),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
@@ -980,21 +998,23 @@ export const refunds = pgTable('refunds', {
   check('refunds_amount', sql`${table.amount} > 0`)
 ])
 
-/** API calls of an organization in a month, the first day of which names it. */
+/** API calls of an organization in a month; `month` is its first day. */
 export const api_usage = pgTable('api_usage', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
   month: date({ mode: 'string' }).notNull(),
   calls: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.month] })])
 
-/** The first answer to a request that may be repeated: it is given again. */
+/** The first response to an idempotent request, for replay. */
 export const idempotency_keys = pgTable('idempotency_keys', {
   organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
-  /** Who sent it, as `user:17`. */
+  /** The sender, such as `user:17`. */
   principal: varchar({ length: 32 }).notNull(),
   /** Keyed hash of the header, in hexadecimal, bound to organization and principal (`lookupHash`). */
   key: varchar({ length: 255 }).notNull(),
-  /** Keyed hash of the header, the method, the path and the body, bound to the same (`lookupHash`). */
+  /**
+   * Keyed hash of the header, the method, the path and the body, bound to organization and principal (`lookupHash`).
+   */
   request: bytea().notNull(),
   status: integer().notNull(),
   /** Sealed under the organization's storage key, in base64. */
@@ -1002,6 +1022,6 @@ export const idempotency_keys = pgTable('idempotency_keys', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.principal, table.key] }),
-  // What is a day old is found without looking at the rest.
+  // Finds expired responses without a full scan.
   index().on(table.created_at)
 ])

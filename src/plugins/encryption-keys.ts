@@ -25,7 +25,7 @@ import { describeKey, retrievalOf, revealKey } from '../vault/keys/descriptors.t
 import { etagOf, sizeOf } from '../vault/documents/documents.ts'
 import { listPending, submitVersions } from '../vault/operations/re-encryption.ts'
 import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
-import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
+import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
 // The key string is kept where keys are, so that it is forgotten with the key; for as long as the key is the active
@@ -256,7 +256,7 @@ const clientRotation: Domain = async (app) => {
       const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'server') fail('server_managed_encryption')
-      if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
+      if (validateProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
       if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
       const storageKey = storageKeyOf(app.keyring, organization)

@@ -28,7 +28,7 @@ import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/ke
 import { refuseRevealing } from '../vault/keys/proofs.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 import { changeKey } from '../vault/operations/rotate.ts'
-import { holdCanary } from '../vault/keys/master-keys.ts'
+import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
 
 const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
 
@@ -113,7 +113,7 @@ export const projects: Domain = async (app) => {
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        await holdCanary(db, app.keyring)
+        await lockCurrentCanary(db, app.keyring)
         await requireRoom(db, organization.id, 'projects')
         const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
         await createProject(db, {

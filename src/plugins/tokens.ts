@@ -15,8 +15,8 @@ import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, holdGround, listTokens, lockToken,
-  makeTokenRoom, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, lockTokenSupport, listTokens, lockToken,
+  findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
@@ -239,7 +239,7 @@ export const tokens: Domain = async (app) => {
   ): Promise<T> {
     const { organization, person } = principalOf(request)
     return change(request, async (db) => {
-      const latest = await holdGround(db, organization.id, id, person)
+      const latest = await lockTokenSupport(db, organization.id, id, person)
       const token = seen(request, await lockToken(db, organization.id, id))
       if (latest === undefined) fail('not_found')
       return work(db, token, latest)
@@ -251,7 +251,7 @@ const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? 
 
 // Whose token it will be; and that token, if there is one already.
 async function requireRoom (db: Db, organizationId: string, userId: number | null, held?: LockedToken): Promise<void> {
-  const limit = await makeTokenRoom(db, organizationId, userId, held)
+  const limit = await findReachedTokenLimit(db, organizationId, userId, held)
   if (limit !== undefined) fail('limit_reached', { limit })
 }
 

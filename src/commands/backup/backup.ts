@@ -11,8 +11,8 @@ import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
-  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, keepTables, LEFT_OUT, listNumbered,
-  listStrangeTables, numberOn, readRows, takeTime, type Table
+  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT, listNumbered,
+  listUnknownTables, restoreSequences, readRows, disableTimeouts, type Table
 } from '../../repositories/operations/dump.ts'
 import { beginChain, openChain } from '../../vault/audit/backups.ts'
 import {
@@ -72,8 +72,8 @@ export async function backup (config: Config, file: string, recipients: readonly
 
 // The tables that are known are held before the snapshot is taken, so that it sees them as they stay.
 async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
-  await takeTime(db)
-  await keepTables(db, known)
+  await disableTimeouts(db)
+  await lockTableSchemas(db, known)
   const migrations = await listMigrations(db)
   const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
   if (migrations.length > 0 && !canMakeSchema(migrations)) {
@@ -83,7 +83,7 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
     throw new StartError(`There is nothing to back up: no organization is in ${where}`)
   }
-  const strange = await listStrangeTables(db)
+  const strange = await listUnknownTables(db)
   if (strange.length > 0) {
     throw new StartError(`A backup would leave out what is no table of this build: ${strange.slice(0, 10).join(', ')}`)
   }
@@ -177,7 +177,7 @@ export async function openBackup (
 
 /** Brings the parts of a backup into an empty database, in the caller's transaction, and compares what is there. */
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
-  await takeTime(db)
+  await disableTimeouts(db)
   await lockSchema(db)
   const content = await findContent(db)
   if (content !== undefined) {
@@ -194,7 +194,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
     } else if (part.kind === 'rows') await insertRows(db, tables[part.table]!, part.rows)
     else {
       const { counts, bytes } = part
-      await numberOn(db, header!.numbered)
+      await restoreSequences(db, header!.numbered)
       await checkKeys({ db }, keyring)
       const there = createCounter(tables)
       await drain(readAll(db, tables, there))

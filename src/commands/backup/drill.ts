@@ -2,7 +2,7 @@ import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Config } from '../../config.ts'
-import { authorityOf, connect, NoRoom, setAuthority, type Database } from '../../db/database.ts'
+import { authorityOf, connect, DiskFull, setAuthority, type Database } from '../../db/database.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { openEverything } from '../../vault/jobs/restore-drill.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
@@ -67,7 +67,7 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
       await database.close()
     }
   } catch (error) {
-    throw error instanceof NoRoom ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
+    throw error instanceof DiskFull ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
   } finally {
     remove()
   }

@@ -5,8 +5,8 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
-  removeUnheld, tellHolder,
+  requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
+  removeUnlocked, sendToOwner,
   type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
@@ -123,7 +123,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
   const database = await openDatabase(config).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
     // The copy is nobody's: who has the database open keeps it.
-    note = (backup) => tellHolder(directoryOf(config), backup)
+    note = (backup) => sendToOwner(directoryOf(config), backup)
     return openCopy(config, error)
   })
   try {
@@ -149,7 +149,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   try {
     const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
-    if (!await askForCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
+    if (!await requestCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
     const database = await connect({ dir: copy, pool: 1, durable: false, onWait: say })
     return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(clear) }
   } catch (error) {
@@ -182,13 +182,13 @@ async function connectAs (config: Config, onFatal?: (error: Error) => void): Pro
     return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
   }
   makeDataDirectory(config)
-  await removeUnheld(config.dataDir, COPY, COPIED)
+  await removeUnlocked(config.dataDir, COPY, COPIED)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,
     onFatal,
     onWait: say,
-    onTold: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
+    onMessage: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
   })
   return database
 }

@@ -7,7 +7,7 @@ import {
   updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
 } from '../../repositories/keys/master-keys.ts'
 import {
-  holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
+  lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
 import { counted } from '../../rules/formats/words.ts'
 import type { Opened } from '../common/open.ts'
@@ -99,7 +99,7 @@ async function passOver<Id, Row extends { id: Id }> (
     let started = 0
     const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
       started = performance.now()
-      await holdCanary(db, keyring)
+      await lockCurrentCanary(db, keyring)
       const rows = await table.lock(db, keyring.currentId, after, BATCH)
       const broken: string[] = []
       const done = rows.flatMap((row) => {

@@ -4,12 +4,12 @@ import type { Db } from '../postgres/handle.ts'
 
 const AT_ONCE = 200
 
-/** Rows that one statement takes away at most: it ends long before its time-out. */
+/** Maximum rows for one DELETE, so that it ends long before the statement timeout. */
 export const PIECE = 1_000
 
 /**
- * Deletes rows that count for nothing any more, 200 at most and none that somebody else has locked. Called where a row
- * of the kind is made, so that more of them go than come, without a clock of its own.
+ * Deletes up to 200 expired rows that no other transaction has locked. Called with each insert into the table, so that
+ * deletions keep pace without a timer.
  */
 export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expired: SQL): Promise<void> {
   await db.delete(table).where(inArray(
@@ -18,8 +18,8 @@ export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expi
 }
 
 /**
- * Deletes of the rows that a condition names all but the newest, by a column, so many at most. Called where one more of
- * somebody's is made, so that whatever ends them takes few along.
+ * Deletes the oldest rows that match a condition, and keeps the newest. Called with each insert, so that a user never
+ * has too many rows.
  */
 export async function keepNewest (
   db: Db, table: PgTable, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
@@ -28,7 +28,7 @@ export async function keepNewest (
   await db.delete(table).where(and(own, notInArray(key, newest)))
 }
 
-/** Deletes all rows that a condition names, however many: a piece in a statement. */
+/** Deletes all rows that match a condition, in batches. */
 export async function deleteInPieces (db: Db, table: PgTable, key: PgColumn, which: SQL): Promise<void> {
   for (let taken = PIECE; taken === PIECE;) {
     const next = db.select({ key }).from(table).where(which).limit(PIECE).for('update')

@@ -7,24 +7,24 @@ import { matching } from '../rows/matching.ts'
 import { api_tokens, oauth_grants, token_removals } from '../tables.ts'
 import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
 
-/** API tokens of an organization that end because something ends that they hang on: how many, and the first of them. */
+/** API tokens of an organization that ended with a membership or grant: their number, and the first ids. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
 
-/** API tokens that are about to end: all of them, of which the first, up to an id, are taken. */
-export interface HeldTokens { ended: EndedTokens[], last: number, areAll: boolean }
+/** API tokens that are about to end. Those up to the id `last` are locked. */
+export interface EndingTokens { ended: EndedTokens[], last: number, areAll: boolean }
 
 interface RevokedGrant { id: number, user_id: number, client_id: string }
 
-const MOST_NAMED = 50
+const MAX_NAMED = 50
 
-/** Ids as an event names them: 50 at most. */
-export const namesOf = (ids: readonly number[]): string => ids.slice(0, MOST_NAMED).join(' ')
+/** Ids for an event: the first 50. */
+export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAMED).join(' ')
 
 /**
- * Revokes the grants that a condition names, as far as they are not, and with each of them what was made through it:
- * its pairs and its API tokens count for nothing any more, and of many of these the rows go in the background. It loses
- * its MAC: to take the mark away revives nothing. Answers the grants, and the tokens for the event of what revoked them
- * (`endingOf`). In a transaction of the caller's, the last of what it does to the user or the client.
+ * Revokes the matching grants. Their token pairs and API tokens become invalid; the rows of many API tokens are deleted
+ * in the background. Revoked grants lose their MAC, so that clearing the mark does not revive them. Returns the grants,
+ * and the tokens for the event of the revocation (`endingOf`). Must be the last change of the user or client in the
+ * caller's transaction.
  */
 export async function revokeGrants (
   db: Db, which: SQL
@@ -35,19 +35,19 @@ export async function revokeGrants (
     grants.push(...some)
     areAll = some.length < PIECE
   }
-  // Of those, too, that are marked as revoked already: whoever marked them may not have ended their tokens.
+  // Includes grants that are marked as revoked already: their tokens may not have been ended.
   const all = db.select({ id: oauth_grants.id }).from(oauth_grants).where(which)
   return { grants, ended: await endTokensOf(db, inArray(api_tokens.grant_id, all)) }
 }
 
-/** The same for the next thousand of them; of how many, it answers. */
+/** The same for a batch of 1,000 grants; returns the number of revoked ones. */
 export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: number, ended: EndedTokens[] }> {
   const grants = await markRevoked(db, which)
   const ended = grants.length === 0 ? [] : await endTokensOf(db, isOneOf(api_tokens.grant_id, idsOf(grants)))
   return { revoked: grants.length, ended }
 }
 
-// By their ids, so that of two who revoke some of the same one comes second.
+// Updates in the order of ids, so that concurrent revocations do not deadlock.
 async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
   const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
     .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
@@ -56,45 +56,45 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
-// What somebody makes through a grant shares it until it is there, so that whoever has taken the grant finds all of it.
-// What is left to the background was told of before.
+// A transaction that creates a token locks the grant in share mode. Once this transaction has locked the grant, it
+// therefore sees all tokens. Tokens in the work list for the background were reported before.
 async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
     organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
   })})`)!
-  const held = await lockTokens(db, which)
-  await deleteHeld(db, which, held)
-  if (!held.areAll) {
+  const locked = await lockTokens(db, which)
+  await deleteLocked(db, which, locked)
+  if (!locked.areAll) {
     const { organization_id, grant_id } = api_tokens
     const removals = db.selectDistinct({ organization_id, ended: sql`'grant'`.as('ended'), ended_id: grant_id })
       .from(api_tokens).where(which)
     await createTokenRemovals(db, removals.getSQL())
   }
-  return held.ended
+  return locked.ended
 }
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// The first API tokens that a condition names, locked by their ids until the end of the transaction.
-async function holdSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
+// The first matching API tokens, locked in the order of ids until the end of the transaction.
+async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
   return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
 }
 
-// Takes some of them, and counts all. The caller holds what they hang on, so that none of the others changes anything
-// any more, or makes another one.
-async function lockTokens (db: Db, which: SQL): Promise<HeldTokens> {
-  const held = await holdSome(db, which)
-  const areAll = held.length < PIECE
-  return { ended: areAll ? byOrganization(held) : await countTokens(db, which), last: held.at(-1)?.id ?? 0, areAll }
+// Locks some tokens, and counts all. The caller has locked the membership or grant, so the tokens can neither act nor
+// create other tokens.
+async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
+  const locked = await lockSome(db, which)
+  const areAll = locked.length < PIECE
+  return { ended: areAll ? byOrganization(locked) : await countTokens(db, which), last: locked.at(-1)?.id ?? 0, areAll }
 }
 
-function byOrganization (held: readonly { organization_id: string, id: number }[]): EndedTokens[] {
+function byOrganization (locked: readonly { organization_id: string, id: number }[]): EndedTokens[] {
   const found = new Map<string, EndedTokens>()
-  for (const { organization_id, id } of held) {
+  for (const { organization_id, id } of locked) {
     const its = found.get(organization_id) ?? { organization_id, count: 0, ids: [] }
     its.count++
-    if (its.ids.length < MOST_NAMED) its.ids.push(id)
+    if (its.ids.length < MAX_NAMED) its.ids.push(id)
     found.set(organization_id, its)
   }
   return [...found.values()]
@@ -105,26 +105,26 @@ async function countTokens (db: Db, which: SQL): Promise<EndedTokens[]> {
   return db.select({
     organization_id,
     count: sql<number>`count(*)::int`,
-    ids: sql<number[]>`to_jsonb((array_agg(${id} ORDER BY ${id}))[1:${sql.raw(String(MOST_NAMED))}])`
+    ids: sql<number[]>`to_jsonb((array_agg(${id} ORDER BY ${id}))[1:${sql.raw(String(MAX_NAMED))}])`
   }).from(api_tokens).where(which).groupBy(organization_id)
 }
 
-async function deleteHeld (db: Db, which: SQL, { ended, last }: Pick<HeldTokens, 'ended' | 'last'>): Promise<void> {
+async function deleteLocked (db: Db, which: SQL, { ended, last }: Pick<EndingTokens, 'ended' | 'last'>): Promise<void> {
   if (ended.length > 0) await db.delete(api_tokens).where(and(which, lte(api_tokens.id, last)))
 }
 
 /**
- * Ends the API tokens of a person whose row names no grant of that person, because it was changed outside the service.
- * No grant ends them, so all of them go here, a piece at a time.
+ * Ends the API tokens of a person whose row names no grant of that person, because the row was changed outside the
+ * service. No revocation of a grant ends them, so all are deleted here, in batches.
  */
 export async function endTokensWithoutGrant (db: Db, userId: number): Promise<EndedTokens[]> {
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
     WHERE g.id = ${api_tokens.grant_id} AND g.user_id = ${userId}::bigint)`)!
   const all: { organization_id: string, id: number }[] = []
-  // Whoever waits for one that is just making another does not see what that makes: so, until there is none.
-  for (let held = await holdSome(db, which); held.length > 0; held = await holdSome(db, which)) {
-    await db.delete(api_tokens).where(and(which, lte(api_tokens.id, held.at(-1)!.id)))
-    all.push(...held)
+  // While this statement waits for a token's lock, that token may create another one. So repeat until no token is left.
+  for (let locked = await lockSome(db, which); locked.length > 0; locked = await lockSome(db, which)) {
+    await db.delete(api_tokens).where(and(which, lte(api_tokens.id, locked.at(-1)!.id)))
+    all.push(...locked)
   }
   return byOrganization(all)
 }
@@ -133,43 +133,43 @@ const tokensOf = (organizationId: string, userId: number) =>
   matching(api_tokens, { organization_id: organizationId, user_id: userId })
 
 /**
- * Takes the API tokens that somebody made in an organization, and counts all of them. The caller holds the
- * organization, and the membership if there is one.
+ * Locks the API tokens that a person created in an organization, and counts all. The caller has locked the organization
+ * and, if it exists, the membership.
  */
-export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<HeldTokens> {
+export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndingTokens> {
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
 /**
- * Deletes those of them that are taken. Without the membership the others count for nothing, and go in the background;
- * none comes back with another one (`endTokensOfBefore`).
+ * Deletes the locked tokens. The others are invalid without the membership and are deleted in the background. A new
+ * membership does not revive them (`endTokensOfBefore`).
  */
 export async function deleteTokensOfMember (
-  db: Db, organization_id: string, user_id: number, held: HeldTokens
+  db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {
-  await deleteHeld(db, tokensOf(organization_id, user_id), held)
-  if (!held.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
+  await deleteLocked(db, tokensOf(organization_id, user_id), locked)
+  if (!locked.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
 }
 
 const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
   ({ organization_id, ended: 'member', ended_id: user_id })
 
 /**
- * Ends API tokens that somebody left in an organization who is about to join it, which a membership would bring back.
- * False where there are more than one statement takes: then they cannot join yet.
+ * Ends API tokens of an earlier membership, before the person joins the organization again. Returns false when there
+ * are more than one statement can delete: then the person cannot join yet.
  */
 export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
-  const held = await lockTokensOfMember(db, organization_id, user_id)
-  await deleteTokensOfMember(db, organization_id, user_id, held)
-  if (!held.areAll) return false
-  // What they make from now on is not to be removed.
+  const locked = await lockTokensOfMember(db, organization_id, user_id)
+  await deleteTokensOfMember(db, organization_id, user_id, locked)
+  if (!locked.areAll) return false
+  // Tokens of the new membership must not be removed.
   await deleteTokenRemoval(db, ofMember(organization_id, user_id))
   return true
 }
 
 /**
- * What the event of an ending says, in one organization, of the API tokens there that end with it: how many, and which
- * of them, 50 at most. Nothing where there are none.
+ * Details of the event of an ending: how many API tokens of the organization ended, and the first 50 ids. Empty when
+ * there are none.
  */
 export function endingOf (
   ended: readonly EndedTokens[], organizationId: string

@@ -2,16 +2,19 @@ import { eq, sql, type SQL } from 'drizzle-orm'
 import { MOST_OWNED } from '../../../schemas/organizations.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
-import { byQuestion, gather } from '../postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
 
-/** How many organizations a person can be in, and how many of these the person can own. */
+/** The maximum number of organizations that a person can be in, and can own. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/** How many organizations a person is in, and owns; a deleted one counts as owned while its slug is reserved. */
+/**
+ * The number of organizations that a person is in, and owns. A deleted organization counts as owned while its slug is
+ * reserved.
+ */
 export interface Memberships { joined: number, owned: number }
 
 /**
@@ -29,17 +32,17 @@ export async function lockMemberships (db: Db, userId: number): Promise<Membersh
   return row!
 }
 
-/** The limit that a person has reached who would get one more membership with this role; undefined below the limits. */
+/** The limit that another membership with this role would exceed; undefined below the limits. */
 export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
   if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
   return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
-/** What a look-up of a member brings of the member's roles through teams. */
+/** The roles through teams to load with a member. */
 export interface TeamQuery {
-  /** The slug of a project: the roles in it. */
+  /** The slug of a project: load the roles in this project. */
   project?: string | undefined
-  /** Which roles the member has in any project. */
+  /** Load the roles in all projects. */
   anywhere?: boolean
 }
 
@@ -71,14 +74,14 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
  * @param member as for `teamRoles`
  */
 export const rolesInTeams = (member: SQL): SQL => sql`(
-  SELECT jsonb_agg(asked_role.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS asked_role (role)
+  SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (
     SELECT FROM team_members tm
     CROSS JOIN ${lookUp('tp', team_projects,
-      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = asked_role.role`)}
+      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = requested.role`)}
     WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
 
-/** Those of the roles whose rows the service wrote: any other is reported, and counts for nothing. */
+/** Roles whose MAC verifies. Other roles are reported and ignored. */
 export function authenticTeamRoles (
   db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
 ) {
@@ -90,24 +93,23 @@ export function authenticTeamRoles (
 
 interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
 
-interface RolesRow { organization_id: string, user_id: string, question: number, found: TeamRoleFound[] | null }
+interface RolesRow { organization_id: string, user_id: string, query_index: number, found: TeamRoleFound[] | null }
 
-const rolesInProject = preparedSql<RolesRow, { asked: string }>('roles_in_project', ($) => sql`
-  SELECT asked.organization_id, asked.user_id, asked.question, CASE
-    WHEN asked.id IS NULL THEN ${teamRoles(sql`asked`, sql`slug = asked.slug`)}
-    ELSE ${teamRoles(sql`asked`, sql`id = asked.id`)} END AS found
-  FROM jsonb_to_recordset(${$('asked')}::jsonb)
-    AS asked (question int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
+const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_project', ($) => sql`
+  SELECT queries.organization_id, queries.user_id, queries.query_index, CASE
+    WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`)}
+    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS found
+  FROM jsonb_to_recordset(${$('queries')}::jsonb)
+    AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
 /**
- * The roles that a member has through teams in one project, which is named by its slug or its id. A role that the
- * service did not write as it is is left out.
+ * The roles of a member through teams in one project, by its slug or id. Roles whose MAC does not verify are left out.
  */
-export const findTeamRoles = gather({
+export const findTeamRoles = batchLoad({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
-  find: async (db, questions) => {
-    const asked = questions.map((one, question) => ({ question, ...one }))
-    return byQuestion(await rolesInProject(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map((one, query_index) => ({ query_index, ...one }))
+    return groupByQuery(await rolesInProject(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) =>
     authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)

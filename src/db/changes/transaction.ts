@@ -1,5 +1,5 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
-import { RowHeld, type Caller } from '../callers/caller.ts'
+import { RowLocked, type Caller } from '../callers/caller.ts'
 import { counterOf, openChange } from './chain.ts'
 import { codeOf, databaseError, DatabaseUnavailable, isLockTimeout, LOCK_TIMEOUT } from '../postgres/errors.ts'
 import { DEADLINE, spending } from '../postgres/guard.ts'
@@ -9,7 +9,7 @@ import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
 const ATTEMPTS = 4
 
-// Milliseconds after which a change whose row was locked runs again.
+// Milliseconds before a change with a locked row is retried.
 const PAUSE = 20
 
 /** Stores the response of a request with an `Idempotency-Key`, in the transaction of the change. */
@@ -26,7 +26,7 @@ export interface Answering {
   settled: Promise<unknown> | undefined
 }
 
-/** What a transaction is for. An `Actor` is one. */
+/** The purpose of a transaction. An `Actor` implements it. */
 export interface Asking {
   /** The organization that the transaction changes. */
   organization_id?: string | undefined
@@ -67,7 +67,7 @@ export async function transaction<T> (
     try {
       return await attempt()
     } catch (error) {
-      if (error instanceof RowHeld || (organization_id !== undefined && isLockTimeout(error))) {
+      if (error instanceof RowLocked || (organization_id !== undefined && isLockTimeout(error))) {
         await pauseUntil(until)
         continue
       }
@@ -80,7 +80,7 @@ export async function transaction<T> (
 /**
  * Runs a transaction once, without the queue.
  *
- * @param spent milliseconds of the deadline that have passed already
+ * @param spent milliseconds of the deadline that have already passed
  */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
   spending(spent, () => db.transaction(async (tx) => {
@@ -106,7 +106,7 @@ async function begin<T> (
       await answering?.begin(tx)
       result = await fn(tx)
     } catch (error) {
-      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowHeld() : error
+      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowLocked() : error
     }
     if (answering == null) return result
     resolve(result)

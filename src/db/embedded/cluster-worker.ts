@@ -7,7 +7,7 @@ const { dir, template, durable, progress } = workerData as WorkerInput
 try {
   unpackCluster(template, dir, { durable, onProgress: () => { Atomics.add(progress, 0, 1) } })
 } catch (error) {
-  // An error of `tar` holds a stream. Such an error reaches the other thread without its code.
+  // Errors of `tar` hold a stream and would reach the other thread without their code.
   const { message, code } = error as NodeJS.ErrnoException
   throw Object.assign(new Error(message), { code })
 }

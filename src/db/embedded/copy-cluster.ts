@@ -1,29 +1,29 @@
 import fs from 'node:fs'
 import path from 'node:path'
 
-// What PostgreSQL has to go on with beside the copy, and who opens that: it makes its log 16 MiB at a time.
+// Free space that PostgreSQL and the process that opens the copy need: WAL segments have 16 MiB.
 const SPARE = 64 * 1024 * 1024
 const BLOCK = 4096
 
-/** What a copy tells and asks meanwhile. */
+/** Progress, cancellation and free space of a copy. */
 export interface Copying {
   onProgress: () => void
-  /** Whether nobody wants it any more. */
+  /** Whether the client that requested the copy has disconnected. */
   isCancelled: () => boolean
-  /** Bytes that fit beside a path; by default, what its file system says. */
-  roomBeside?: (place: string) => number
+  /** Free bytes at a path; by default, those of its file system. */
+  freeBytesBeside?: (place: string) => number
 }
 
 /**
- * Copies the files of a cluster, whose session does nothing else meanwhile, to where nothing is yet. It is not begun
- * where the disk would be full of it, for a service whose disk is full ends; and nothing is left of one that throws.
+ * Copies the files of an idle cluster to a new directory. Throws without copying if the copy would fill the disk, since
+ * the service stops on a full disk. A failed copy is removed.
  */
 export function copyCluster (
-  from: string, to: string, { onProgress, isCancelled, roomBeside = freeBytes }: Copying
+  from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {
   const needed = sizeOf(from) + SPARE
-  const room = roomBeside(path.dirname(to))
-  if (room < needed) throw new Error(`that needs ${inMiB(needed)} of free disk space, and there are ${inMiB(room)}`)
+  const free = freeBytesBeside(path.dirname(to))
+  if (free < needed) throw new Error(`a copy needs ${inMiB(needed)} of free disk space, but only ${inMiB(free)} are free`)
   try {
     copy(from, to)
   } catch (error) {
@@ -34,12 +34,12 @@ export function copyCluster (
   function copy (source: string, target: string) {
     fs.mkdirSync(target, { mode: 0o700 })
     for (const entry of fs.readdirSync(source, { withFileTypes: true })) {
-      if (isCancelled()) throw new Error('nobody waits for it any more')
+      if (isCancelled()) throw new Error('the client has disconnected')
       onProgress()
-      const [one, other] = [path.join(source, entry.name), path.join(target, entry.name)]
-      if (entry.isDirectory()) copy(one, other)
-      // Where the file system can, nothing is copied before it is changed.
-      else fs.copyFileSync(one, other, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
+      const [sourcePath, targetPath] = [path.join(source, entry.name), path.join(target, entry.name)]
+      if (entry.isDirectory()) copy(sourcePath, targetPath)
+      // On a copy-on-write file system, this shares blocks instead of copying.
+      else fs.copyFileSync(sourcePath, targetPath, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
     }
   }
 }
@@ -51,7 +51,7 @@ function sizeOf (place: string): number {
   }, 0)
 }
 
-/** How much room there is where a directory is. Some file systems do not count: there it has no end. */
+/** Free bytes of the file system of a directory; Infinity if the file system does not report them. */
 export function freeBytes (place: string): number {
   const { blocks, bavail, bsize } = fs.statfsSync(place)
   return blocks === 0 ? Infinity : bavail * bsize

@@ -1,5 +1,5 @@
-// The embedded PostgreSQL. It runs in a thread of its own, because it blocks its event loop for the length of a query,
-// and speaks the wire protocol with the driver in the main thread: bytes in, bytes out.
+// The embedded PostgreSQL. It runs in a worker thread, because a query blocks the event loop. It exchanges bytes of the
+// PostgreSQL wire protocol with the driver in the main thread.
 import fs from 'node:fs'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'
@@ -16,7 +16,7 @@ interface Streams { NODEFS?: { stream_ops: Record<string, Operation> } }
 const port = parentPort!
 const { dir, durable, program, progress, cancelled } = workerData as WorkerInput
 
-// PGlite never calls fsync: its file system has no such operation. This one has, and it counts what it does.
+// PGlite's file system has no fsync operation. This class adds fsync and counts operations for the watchdog.
 class WatchedFS extends NodeFS {
   override async init (pg: Parameters<NodeFS['init']>[0], options: Parameters<NodeFS['init']>[1]) {
     const { emscriptenOpts } = await super.init(pg, options)
@@ -36,10 +36,10 @@ class WatchedFS extends NodeFS {
   }
 }
 
-// Emscripten's numbers for ENOSPC and EDQUOT.
+// Emscripten's errno for ENOSPC and EDQUOT.
 const NO_ROOM = [51, 19]
 
-// What was refused space answers nothing any more as a rule, so it is said from here.
+// PostgreSQL usually stops responding after a failed write, so the worker reports the full disk itself.
 function tellingOfNoRoom (write: Write): Write {
   return (stream, bytes, offset, length, position) => {
     try {
@@ -58,29 +58,29 @@ function moved () {
 }
 
 const startParams = [
-  // '-F' means no fsync; the default method, fdatasync, is an empty stub in this build
+  // '-F' means no fsync; the default method, fdatasync, is an empty stub in this build.
   ...PGlite.defaultStartParams.filter(param => param !== '-F' || !durable), '-c', 'wal_sync_method=fsync',
-  // One session needs no more, and what it has is never given back
+  // One session needs no more memory, and WebAssembly never releases memory.
   '-c', 'shared_buffers=16MB', '-c', 'max_connections=5'
 ]
 
-// A statement that was ended with its worker leaves its temporary files, and this kind of server never removes them
+// A statement that ended with its worker leaves temporary files, which this single-user server never removes.
 fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
 const pg = await PGlite.create({ fs: new WatchedFS(dir), startParams, pgliteWasmModule: program })
-// It reads no parameters of a connection.
+// PGlite ignores connection parameters.
 for (const [name, value] of Object.entries(MEANING)) await pg.exec(`SET ${name} = '${value}'`)
 
-// One task at a time: a statement must never overtake the one before it
+// One task at a time, so that statements keep their order.
 let last: Promise<unknown> = Promise.resolve()
 port.on('message', (task: Task) => { last = last.then(() => run(task)) })
 port.postMessage({ ready: true })
 
 async function run (task: Task) {
   if (task.bytes) {
-    // The last part of an answer also says that the answer is complete: one message fewer.
+    // The last part of a response also carries `done`, which saves a message.
     let last: Uint8Array | undefined
     await pg.execProtocolRawStream(task.bytes, {
-      // NodeFS writes through; there is nothing to synchronize.
+      // NodeFS writes directly to disk.
       syncToFs: false,
       onRawData (bytes) {
         if (last !== undefined) port.postMessage({ bytes: last })
@@ -97,7 +97,7 @@ async function run (task: Task) {
   }
 }
 
-// Answers what is wrong.
+// Returns an error message, or an empty string.
 function copied (to: string): string {
   try {
     copyCluster(dir, to, { onProgress: moved, isCancelled: () => Atomics.load(cancelled, 0) === 1 })

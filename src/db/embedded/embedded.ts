@@ -11,75 +11,75 @@ import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 
-// A statement ends after three seconds at PostgreSQL; this one knows no such time-out.
-const SILENCE = 8_000
-const PATIENCE = 60_000
-const LOOK_EVERY = 500
-const CLOSE_DEADLINE = 5_000
-// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of
-// a start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80
-// MB). A large function is counted whole at each turn of its loops: what serves a while gets there.
+// A PostgreSQL server ends a statement after three seconds; the embedded one has no statement timeout.
+const SILENCE_TIMEOUT_MS = 8_000
+const PROGRESS_TIMEOUT_MS = 60_000
+const CHECK_INTERVAL_MS = 500
+const CLOSE_TIMEOUT_MS = 5_000
+// V8's budget before it recompiles a function into faster code (an int). With the default, V8 recompiles for seconds
+// during the start and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is
+// still optimized.
 const TIERING_BUDGET = 2_000_000_000
 
-/** What a first start unpacks; the build makes it. */
+/** The template that a first start unpacks. The build creates it. */
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
 
 /** The embedded database: one worker for each connection, and never two at once. */
 export interface Embedded {
-  /** Starts the worker and answers a stream that postgres.js uses as its socket. */
+  /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   socket (): Promise<Duplex>
-  /** While this work lasts, statements may take as long as they make progress. Throws NoRoom when the disk is full. */
+  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
   patiently<T> (what: string, work: () => Promise<T>): Promise<T>
-  /** Ends the worker and gives the directory back. */
+  /** Ends the worker and releases the lock of the directory. */
   close (): Promise<void>
 }
 
 export interface EmbeddedOptions {
   dir: string
-  /** False for a database that nobody misses after a power cut, as most tests have one: it never waits for the disk. */
+  /** False skips fsync, as in most tests. A power failure can then lose data. */
   durable?: boolean | undefined
-  /** Called when the database cannot be opened: nothing but a restart helps then. */
+  /** Called when the database cannot be opened; only a restart helps. */
   onFatal?: ((error: Error) => void) | undefined
-  /** Called with a line that says what is waited for, now and then while opening or migrating takes long. */
+  /** Called with a progress message from time to time while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with what another process of this machine tells who has the database open: JSON. */
-  onTold?: ((told: string) => Promise<void>) | undefined
+  /** Called with JSON from another process of this machine (`sendToOwner`). */
+  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
-/** What the worker starts with. */
+/** The `workerData` of the threads. */
 export interface WorkerInput {
   dir: string
   template: string
   durable: boolean
   program: Program
   progress: Int32Array<SharedArrayBuffer>
-  /** 1 when nobody wants the copy any more that is being made. */
+  /** 1 when the current copy is no longer needed. */
   cancelled: Int32Array<SharedArrayBuffer>
 }
 
-/** PostgreSQL as the engine has compiled it. */
+/** The compiled PostgreSQL module. */
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
 declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
 interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
 
-/** Thrown when work of unknown length ends because the disk is full. */
-export class NoRoom extends Error {}
+/** The disk became full during long work. */
+export class DiskFull extends Error {}
 
-/** Prepares the embedded database in a directory, which stays locked until `close`. */
+/** Opens the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
-  onTold = async () => { throw new Error('it takes no word') }
+  onMessage = async () => { throw new Error('this process accepts no messages') }
 }: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
-  // Moved by every operation on a file
+  // Incremented by every file operation.
   const progress = new Int32Array(new SharedArrayBuffer(4))
   const cancelled = new Int32Array(new SharedArrayBuffer(4))
   let stalled = (_reason: string) => {}
   const watchdog = createWatchdog({
-    silence: SILENCE,
-    patience: PATIENCE,
+    silence: SILENCE_TIMEOUT_MS,
+    patience: PROGRESS_TIMEOUT_MS,
     progress: () => Atomics.load(progress, 0),
     onWait,
     onStall: (reason) => stalled(reason)
@@ -87,7 +87,7 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
-  const endCopies = await serveCopies(dir, copy, onTold).catch((error: unknown) => {
+  const endCopies = await serveCopies(dir, copy, onMessage).catch((error: unknown) => {
     unlock()
     throw error
   })
@@ -95,7 +95,7 @@ export async function openEmbedded ({
   const noRoom = () => `There is no room left in ${path.resolve(dir)}`
 
   async function socket () {
-    // A second worker on the same files would destroy them: the one before must be gone
+    // Two workers on the same files would corrupt them: wait until the previous one has ended.
     await ended
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
@@ -109,11 +109,11 @@ export async function openEmbedded ({
     return streamOf(one, watchdog, fail => { stalled = fail })
   }
 
-  /** Starts a thread, and waits as long as it makes progress until it says a word or ends well. */
+  /** Starts a thread and waits until it reports `until`, for as long as it makes progress. */
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
-    const looking = setInterval(look, LOOK_EVERY).unref()
+    const looking = setInterval(look, CHECK_INTERVAL_MS).unref()
     thread.once('exit', () => clearInterval(looking))
     const done = watchdog.patiently(what)
     watchdog.begin()
@@ -133,7 +133,7 @@ export async function openEmbedded ({
     }
   }
 
-  // What the worker said while this thread itself was held up is read before the check phase
+  // setImmediate runs after pending messages are read, so a blocked main thread does not look like a silent worker.
   function look () {
     setImmediate(() => watchdog.look())
   }
@@ -142,7 +142,7 @@ export async function openEmbedded ({
     const done = watchdog.patiently(what)
     const one = worker
     let isFull = false
-    // Waiting for an answer would take as long as patience does.
+    // Without this, the failure would be noticed only after PROGRESS_TIMEOUT_MS.
     const look = ({ full }: Answer) => {
       if (full === undefined) return
       isFull = true
@@ -152,24 +152,24 @@ export async function openEmbedded ({
     try {
       return await work()
     } catch (error) {
-      throw isFull ? new NoRoom(noRoom()) : error
+      throw isFull ? new DiskFull(noRoom()) : error
     } finally {
       one?.off('message', look)
       done()
     }
   }
 
-  // One after the other.
+  // Copies run one at a time (`serveCopies`).
   async function copy (to: string, whileWanted: AbortSignal) {
     const one = worker
     if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
     const cancel = () => { Atomics.store(cancelled, 0, 1) }
     Atomics.store(cancelled, 0, whileWanted.aborted ? 1 : 0)
     whileWanted.addEventListener('abort', cancel)
-    // Whoever has got theirs goes away, too, while the next one is made.
+    // The client disconnects after its copy, too: the listener would then cancel the next copy.
     const done = () => whileWanted.removeEventListener('abort', cancel)
     await patiently('is copied', () => new Promise<void>((resolve, reject) => {
-      const ended = () => reject(new Error('its thread ended'))
+      const ended = () => reject(new Error('its worker thread has ended'))
       one.once('exit', ended)
       one.on('message', function look ({ copied }: Answer) {
         if (copied === undefined) return
@@ -199,7 +199,7 @@ export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clus
 
 let program: Promise<Program> | undefined
 
-// Once in a process, however often a database is opened
+// Compiled once per process.
 function compiled () {
   setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
   program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes =>
@@ -207,7 +207,7 @@ function compiled () {
   return program
 }
 
-// The wire protocol over the worker's message port
+// The wire protocol over the worker's message port.
 function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => void) => void) {
   let working = 0
   const stream = new Duplex({
@@ -235,17 +235,17 @@ function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => voi
     stream.destroy()
   })
   onStall(() => stream.destroy())
-  // postgres.js ends a socket only in this state
+  // postgres.js ends a socket only in this state.
   return Object.assign(stream, { readyState: 'open' })
 }
 
-// Closed in good order, the next start has nothing to recover
+// After a clean shutdown, the next start needs no recovery.
 async function shut (worker: Worker) {
   if (worker.threadId !== -1) {
     worker.postMessage({ close: true })
     let timer: NodeJS.Timeout | undefined
     await heard(worker, 'closed', fail => {
-      timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE)
+      timer = setTimeout(() => fail('it does not close'), CLOSE_TIMEOUT_MS)
     }).catch(() => {})
     clearTimeout(timer)
   }
@@ -260,14 +260,14 @@ function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail
       else resolve()
     }
     const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
-    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its thread ended'))
+    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its worker thread has ended'))
     giveUp(reason => done(new Error(reason)))
     worker.on('message', message).on('error', done).on('exit', exit)
   })
 }
 
 async function claim (dir: string) {
-  // PGlite makes its files readable to everybody: the directory is what keeps others out
+  // PGlite creates world-readable files, so the directory must deny access.
   fs.mkdirSync(dir, { recursive: true, mode: 0o700 })
   const { mode, uid } = fs.statSync(dir)
   if (process.getuid && uid !== process.getuid()) throw new Error(`${path.resolve(dir)} belongs to another user`)

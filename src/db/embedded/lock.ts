@@ -2,23 +2,24 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-/** Thrown when a directory is in use by a living process. */
+/** The directory is in use by a running process. */
 export class DirectoryLocked extends Error {}
 
 /**
- * Takes a directory for the life of this process, or throws DirectoryLocked. The lock is a listening socket in the
- * directory, so that the kernel itself says whether the holder lives: nothing to clean up after kill -9, no process id
- * that another process got meanwhile, and it holds between containers that share a volume.
+ * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
+ * directory, so the kernel knows whether the owner is alive. A killed process leaves no stale lock, process ids cannot
+ * be confused, and the lock works between containers that share a volume.
  *
- * Sockets are numbered. A dead one is never replaced, its successor is made beside it: two starters cannot both make
- * the same number, and whoever finds another living socket after making its own steps back.
+ * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
+ * cannot create the same number, and a process that then finds another live socket gives up.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
   const handle = fs.openSync(dir, 'r')
-  // The path of a socket may have about a hundred bytes: on Linux go through the open directory
+  // Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
   const base = process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir
   const server = net.createServer(socket => {
-    // Whoever asks waits for a second: the answer of a process that was held up for longer reaches nobody.
+    // The client waits for one second. If this process was blocked for longer, the write fails and the error is
+    // ignored.
     socket.on('error', () => {}).end(`${process.pid}\n`)
   }).unref()
   server.on('error', () => {})
@@ -28,7 +29,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     const starting = `${base}/starting.${process.pid}`
     fs.rmSync(starting, { force: true })
     await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(starting, resolve) })
-    // Listening before it has its name, so that nobody takes a lock that is about to listen for a dead one
+    // Listen before the rename, so that other processes never see a socket that does not listen yet.
     const mine = `lock.${number}`
     try {
       fs.linkSync(starting, `${base}/${mine}`)
@@ -48,7 +49,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     }
     let released = false
     return () => {
-      // A second close would close whatever has got the descriptor's number meanwhile.
+      // A second close would close an unrelated file that reuses the descriptor number.
       if (released) return
       released = true
       server.close()
@@ -62,11 +63,11 @@ export async function lockDirectory (dir: string): Promise<() => void> {
 }
 
 /**
- * Takes away the directories of a name that begins so whose holders have ended. One that nobody has taken yet is left
- * to who is about to, and one that cannot be taken away to the next time. One that has more in it than `content` was
- * made by somebody else: a copy of a directory that was held has its locks, too.
+ * Removes the directories with this name prefix whose owners have ended. Skips directories that are not locked yet;
+ * retries failures in the next call. A directory with other content than `content` is kept: a copy of a locked
+ * directory contains its lock files, too.
  */
-export async function removeUnheld (parent: string, beginning: string, content: string): Promise<void> {
+export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {
     const dir = path.join(parent, name)
     try {
@@ -79,12 +80,12 @@ export async function removeUnheld (parent: string, beginning: string, content: 
         unlock()
       }
     } catch {
-      // It is held, or somebody else takes it away.
+      // The directory is locked, or another process removes it.
     }
   }
 }
 
-// What this makes in a directory.
+// Files that the lock creates in a directory.
 const OWN = /^(lock|starting)\.\d+$/
 const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.test(name))
 
@@ -95,7 +96,7 @@ async function refuseLiving (base: string, dir: string, mine?: string) {
   }
 }
 
-// The holder's process id, or undefined when nobody listens. A holder too busy to say its name still holds.
+// The owner's process id; undefined if no process listens. A connection without a response in time counts as locked.
 function holder (socketPath: string) {
   return new Promise<string | undefined>(resolve => {
     const socket = net.connect(socketPath)

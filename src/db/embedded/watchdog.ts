@@ -1,34 +1,34 @@
-/** Watches work that another thread does, and that may hang. */
+/** Detects when another thread hangs. */
 export interface Watchdog {
-  /** Work begins, which is to be watched until `end`. */
+  /** Work begins; it is watched until `end`. */
   begin (): void
   end (): void
-  /** The other thread gave a sign of life. */
+  /** The other thread sent a message. */
   heard (): void
   /**
-   * For work of unknown length: as long as `progress` moves, it goes on. `what` is said to whoever waits for it.
-   * Answers how to end this.
+   * Work of unknown length, which may take as long as `progress` changes. `what` appears in progress messages. Returns
+   * a function that ends this mode.
    */
   patiently (what: string): () => void
-  /** Looks whether the work goes on. Called by a timer. */
+  /** Checks whether the work makes progress. Called by a timer. */
   look (): void
 }
 
 export interface WatchdogOptions {
-  /** Milliseconds without a sign of life after which work is given up. */
+  /** Milliseconds without a message after which work is aborted. */
   silence: number
-  /** The same for patient work, and there `progress` is a sign of life. */
+  /** The same limit for `patiently`, where a change of `progress` counts as well. */
   patience: number
-  /** A number that the other thread moves while it works. */
+  /** A counter that the other thread increments while it works. */
   progress (): number
-  /** Called now and then while somebody waits patiently. */
+  /** Called from time to time with a progress message during `patiently`. */
   onWait (line: string): void
-  /** Called when work is given up, with the reason. */
+  /** Called with the reason when work is aborted. */
   onStall (reason: string): void
   now? (): number
 }
 
-const SAY_EVERY = 10_000
+const REPORT_INTERVAL_MS = 10_000
 
 export function createWatchdog ({
   silence, patience, progress, onWait, onStall, now = () => performance.now()
@@ -57,7 +57,7 @@ export function createWatchdog ({
       if (patient !== undefined && current !== moved) sign = now()
       moved = current
       if (working === 0) return
-      if (patient !== undefined && now() - patient.said >= SAY_EVERY) {
+      if (patient !== undefined && now() - patient.said >= REPORT_INTERVAL_MS) {
         patient.said = now()
         onWait(
           `Waiting for the embedded database, which ${patient.what} (${Math.round((now() - patient.since) / 1000)} s)`

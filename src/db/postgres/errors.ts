@@ -1,10 +1,10 @@
 import { DrizzleQueryError } from 'drizzle-orm/errors'
 
-/** The database cannot serve this now: it is down, busy, read-only or full. Trying again later may help. */
+/** The database is down, busy, read-only or full. A later retry may help. */
 export class DatabaseUnavailable extends Error {
   override name = 'DatabaseUnavailable'
   readonly code: string | undefined
-  /** Whether what was asked for certainly did not happen: it was never sent, or the server said that it failed. */
+  /** Whether the operation certainly had no effect: it was never sent, or the server reported its failure. */
   readonly isUndone: boolean
   constructor (message: string, code?: string, isUndone = false) {
     super(message)
@@ -13,20 +13,20 @@ export class DatabaseUnavailable extends Error {
   }
 }
 
-/** A request has waited for the database as long as it may: the database itself may be well. */
+/** The deadline of a request has passed. The database itself may be available. */
 export class OutOfTime extends DatabaseUnavailable {
   override name = 'OutOfTime'
 }
 
-/** Of what waited for the database in vain, and was never sent to it. */
+/** An error for operations that timed out before they were sent. */
 export const neverSent = (message: string) => new DatabaseUnavailable(message, undefined, true)
 
-/** What the database itself said, without a single value that the statement carried. */
+/** An error of the database, without the values of the statement. */
 export class DatabaseError extends Error {
   override name = 'DatabaseError'
   readonly code: string | undefined
   readonly constraint: string | undefined
-  /** As of `DatabaseUnavailable`. */
+  /** As in `DatabaseUnavailable`. */
   readonly isUndone: boolean
   constructor (message: string, code?: string, constraint?: string, isUndone = false) {
     super(message)
@@ -53,24 +53,24 @@ interface DriverError extends Error {
 }
 
 /**
- * The error to pass on: errors of the database come out as DatabaseUnavailable or DatabaseError, others as they are.
- * What Drizzle throws carries every parameter in its message, and what the driver throws carries them in hidden
- * members, in its detail and sometimes in its message. None of that may reach a log.
+ * Converts errors of the database to DatabaseUnavailable or DatabaseError; returns other errors unchanged. Drizzle's
+ * errors contain all parameters in their message. The driver's errors contain them in hidden properties, in `detail`
+ * and sometimes in the message. None of that may reach a log.
  */
 export function databaseError (error: unknown): Error & { code?: string | undefined } {
   const cause = inner(error)
-  // The driver hangs the statement on whatever error a connection ends with
+  // The driver attaches the statement to every error that ends a connection.
   if (cause instanceof DatabaseUnavailable && 'parameters' in cause) {
     return new DatabaseUnavailable(cause.message, cause.code, cause.isUndone)
   }
   if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
   const { code, severity, constraint_name: constraint } = cause
-  // An error ends the statement and what it did; a fatal one ends the connection, whatever was done.
+  // ERROR undoes the statement. FATAL ends the connection, and the outcome is unknown.
   const isUndone = severity === 'ERROR'
   if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
     return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code, isUndone)
   }
-  // Class 22 quotes the value that it did not like
+  // Messages of class 22 quote the invalid value.
   if (severity) {
     const message = code?.startsWith('22') ? 'The database refused a value' : cause.message
     return new DatabaseError(message, code, constraint, isUndone)
@@ -81,43 +81,43 @@ export function databaseError (error: unknown): Error & { code?: string | undefi
   return cause
 }
 
-/** Whether a row with this key is already there. */
+/** Whether a row with this key already exists. */
 export const isUniqueViolation = (error: unknown) => codeOf(error) === '23505'
 
-/** Whether a row refers to one that is not there, or one is removed that others refer to. */
+/** Whether a referenced row is missing, or a removed row is still referenced. */
 export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '23503'
 
-/** Whether a lock could not be had in time: somebody has held the row for too long. */
+/** Whether a lock was not available within the lock timeout. */
 export const isLockTimeout = (error: unknown) => codeOf(error) === LOCK_TIMEOUT
 export const LOCK_TIMEOUT = '55P03'
 
-/**
- * Whether the database is not there for anybody just now: whoever asks next would wait as long. A lock that was held
- * too long says nothing about what others need.
- */
+/** Whether the database is unavailable for all requests. A lock timeout does not count: it concerns one row only. */
 export const isAway = (error: unknown): boolean =>
   databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error) && !(error instanceof OutOfTime)
 
-/** Whether a transaction lost to another one, by a deadlock or a serialization failure: it can run again. */
+/** Whether a transaction failed by a deadlock or a serialization failure, and can be retried. */
 export const isLostTransaction = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
 
-// A cancelled statement and a timeout inside a transaction say nothing about the database either.
+// A cancelled statement and a timeout inside a transaction concern one request only.
 const OF_ONE = /^(57014|25P0[34])$/
 
-/** Whether the database is away for all that wait, who need not find that out by a deadline of their own. */
+/**
+ * Whether the database is unavailable for all queued requests, so that they can fail at once instead of each at its own
+ * deadline.
+ */
 export const isAwayForAll = (error: unknown): boolean => {
   const code = codeOf(error)
   const wasNeverSent = code === undefined && isUndone(error)
   return isAway(error) && !wasNeverSent && !isLostTransaction(error) && !OF_ONE.test(code ?? '')
 }
 
-/** Whether what was asked for certainly did not happen, so that asking again does not do it twice. */
+/** Whether the operation certainly had no effect, so that a retry does not repeat it. */
 export const isUndone = (error: unknown): boolean => {
   const known = databaseError(error)
   return (known instanceof DatabaseUnavailable || known instanceof DatabaseError) && known.isUndone
 }
 
-/** The database's code of an error, through whatever it is wrapped in. */
+/** The SQLSTATE or driver code of an error, through all wrappers. */
 export const codeOf = (error: unknown) => inner(error).code
 
 function inner (error: unknown): DriverError {

@@ -5,42 +5,40 @@ import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
 import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /**
- * Milliseconds after which a statement or transaction is given up, the time that it waited included; and all that a
- * request does one after the other.
+ * The deadline in milliseconds for a statement or transaction, including the time in the queue, and for all of a
+ * request's work on the database.
  */
 export const DEADLINE = 4_000
-// A transaction that had at least so many milliseconds, and did not end, shows that the database is down.
+// Minimum duration in milliseconds after which an unfinished transaction counts as an outage of the database.
 const LEAST_OF_OUTAGE = 3_000
-/** Milliseconds that somebody waits for a connection, and how many wait for one at most. */
+/** The maximum wait for a connection in milliseconds, and the maximum number of waiting requests. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
-// Milliseconds between two long transactions on the only connection: enough for the requests that waited for the first
-// one to end, with all their statements, before the second one begins.
+// Milliseconds between two long transactions on the only connection: enough to finish the requests that waited for the
+// first one before the second one begins.
 const PAUSE = { min: 250, max: 1_000 }
 
 /**
- * Tells its subscribers of every statement, before it is sent and after it was answered: `{ phase, text, prepared }`,
- * never the values; and of a transaction, before its first one (`begin`) and when it has begun (`begun`). Nobody
- * subscribes in the service itself; a debugger or a crash test can.
+ * Publishes every statement before it is sent and after its response, as `{ phase, text, prepared }` without values,
+ * and the phases `begin` and `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
  */
 const statements = channel('strongroom:statement')
 const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prepared = false) => {
   if (statements.hasSubscribers) statements.publish({ phase, text, prepared })
 }
 
-/** When a request that has waited so many milliseconds for the database waits no longer, by `waitNow`. */
+/** The deadline, by `waitNow`, of a request that has already waited this many milliseconds for the database. */
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
 /**
- * Waits for work on the database until then. What was sent goes on to its own deadline: nobody knows its outcome.
- *
- * Throws OutOfTime.
+ * Waits for database work until the deadline. A statement that was sent continues on the server; its outcome is
+ * unknown. Throws OutOfTime.
  */
 export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
 
 let spentOfNext = 0
 
-/** Begins a transaction, of whose deadline so many milliseconds are spent already by what came before it. */
+/** Begins a transaction of whose deadline this many milliseconds have already passed. */
 export function spending<T> (milliseconds: number, begin: () => T): T {
   spentOfNext = milliseconds
   try {
@@ -53,47 +51,47 @@ export function spending<T> (milliseconds: number, begin: () => T): T {
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
 
-/** Who uses a client, and who waits for it; kept by its guard. */
+/** Usage and queue of a client, maintained by its guard. */
 export interface Pool {
-  /** Uses that are in the driver's hands at once. */
+  /** The maximum number of operations handed to the driver at once. */
   readonly slots: number
-  /** Uses that wait for a slot at most. */
+  /** The maximum number of operations waiting for a slot. */
   readonly maxWaiting: number
   free: number
   readonly waiting: (() => void)[]
-  /** Uses that waited too long, and those that were refused because too many waited. */
+  /** Operations that waited too long, and operations refused because the queue was full. */
   timeouts: number
   refused: number
 }
 
-/** A pool without uses. */
+/** An unused pool. */
 export const createPool = (slots: number, maxWaiting = MAX_WAITING): Pool =>
   ({ slots, maxWaiting, free: slots, waiting: [], timeouts: 0, refused: 0 })
 
-/** Bounds of a client. */
+/** Limits and options of a client. */
 export interface Bounds {
   pool: Pool
-  /** Sees every error of a statement. */
+  /** Called with every error of a statement. */
   onError?: (error: unknown) => void
-  /** Milliseconds after which a statement or transaction is given up. */
+  /** Milliseconds after which a statement or transaction fails. */
   deadline?: number
   /** Milliseconds to wait for a free slot. */
   patience?: number
   /**
-   * Of long transactions on the only connection: the waits of all others do not count while one runs, and after it they
-   * have the connection for as long as it took, a quarter of a second at least and a second at most.
+   * For long transactions on the only connection: their run time does not count towards the waits of other requests.
+   * Afterwards the other requests have the connection for as long as the transaction took, between 0.25 and 1 second.
    */
   isAlone?: boolean
   /**
-   * Whether each statement is prepared on its connection, by its text, and planned once for all values: what requests
-   * send. So a text does not vary with the length of a list (`isOneOf`).
+   * Whether statements are prepared, keyed by their text, and planned once for all values; used for requests. So a text
+   * must not vary with the length of a list (`isOneOf`).
    */
   prepare: boolean
 }
 
 /**
- * The client that Drizzle gets: the driver's, with a bound on everything that can last. The driver queues without limit
- * and waits for ever, so at most the pool's `slots` are in its hands and the rest waits here.
+ * Wraps the driver's client for Drizzle and limits everything that can take long. The driver's own queue has no limit
+ * and no timeout, so it gets at most `slots` operations; the others wait here.
  */
 export function guard (
   client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
@@ -109,7 +107,8 @@ export function guard (
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
     const result = await within(until, work, () => {
-      // Without a state it was not sent yet. What was sent is ended by statement_timeout or silence_timeout
+      // A null state means that the query was not sent yet. A sent query is ended by statement_timeout or
+      // silence_timeout.
       if ((query as { state?: unknown }).state === null) query.cancel()
     }).finally(end)
     tell('after', call[0], prepare)
@@ -122,8 +121,8 @@ export function guard (
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))
-    // A long transaction has the only connection from here on. Its deadline counts real time, and not the time that it
-    // waited for the long transaction before.
+    // From here on the long transaction has the only connection. Its deadline counts real time, without the wait for
+    // the previous long transaction.
     const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
@@ -137,7 +136,7 @@ export function guard (
       if (isAlone) resume = pauseWaits()
       if (end.over) throw end.over
       const result = await Promise.race([fn(guardTransaction(tx, end, options)), fired])
-      // From here on the commit is sent: thrown before it, this rolls back
+      // The driver sends COMMIT after this function. An error thrown here causes a rollback.
       if (end.over) throw end.over
       tell('before', 'commit')
       return result
@@ -164,13 +163,13 @@ export function guard (
   return { options: client.options, unsafe, begin } as unknown as Sql
 }
 
-// A transaction given up must not reach its connection any more, which by then serves somebody else
+// After its deadline a transaction must not use its connection any more, because another request may have it.
 function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: { prepare: boolean }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
     tell('before', call[0], options.prepare)
     const done = beginPiece('statement', call[0])
-    // Sent at once: statements go out in the order in which they are called.
+    // Sent at once, so that statements keep their order.
     const query = tx.unsafe(call[0], call[1], options)
     const result: Result = await (shape === 'values' ? query.values().execute() : query.execute())
     done()
@@ -184,7 +183,7 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
   return { unsafe, savepoint } as unknown as TransactionSql
 }
 
-// Drizzle either awaits a statement or calls `.values()` on it: it starts when one of the two happens
+// Drizzle either awaits a statement or calls `.values()` on it; the statement is sent by either.
 function pending (run: Run) {
   return {
     values: () => run('values'),
@@ -192,8 +191,8 @@ function pending (run: Run) {
   }
 }
 
-// Waits for a free slot of a pool, and returns a function that leaves the slot. Throws DatabaseUnavailable when too
-// many wait, or when no slot became free within so many milliseconds.
+// Waits for a free slot of a pool; returns a function that frees the slot. Throws DatabaseUnavailable when the queue is
+// full, or when no slot becomes free within `patience` milliseconds.
 async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
   const leave = () => {

@@ -2,7 +2,7 @@ import { is, Param, Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
 import type { Db } from './handle.ts'
 import { databaseError } from './errors.ts'
 
-/** A value that a prepared statement is given by name. */
+/** Returns the placeholder for a named value of a prepared statement. */
 export type Value = (name: string) => Placeholder
 
 interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
@@ -28,16 +28,16 @@ export function prepared<A extends object, R> (
 }
 
 /**
- * The same for a statement written as a template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')}
- * …\`)`. Answers rows as the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps come back as
- * text** (Drizzle turns the driver's date parsers off) and bigint and numeric are text too. A Date is sent as ISO text;
- * a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. Returns rows as
+ * the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps are text**, because Drizzle disables
+ * the driver's date parsers, and so are bigint and numeric. A Date is sent as ISO text; a list has to be sent as JSON
+ * (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
   let text = ''
   let params: ((given: Record<string, unknown>) => unknown)[] | undefined
-  // Sent before this function returns, so that statements which are called one after the other are sent in that order.
+  // Sent before this function returns, so that consecutive calls keep their order.
   return async (db: Db, values: A): Promise<Row[]> => {
     const { session, dialect } = db as unknown as Inside
     if (params === undefined) {
@@ -58,8 +58,8 @@ export function preparedSql<Row, A extends object> (_name: string, template: (va
 
 const toText = (value: unknown) => value instanceof Date ? value.toISOString() : value
 
-// Drizzle's prepared query is its text, its columns and the client it goes to. Text and columns are kept, the client is
-// the handle's, so that a transaction (a handle that lives for three statements) does not build its statements again.
+// A prepared query of Drizzle consists of its text, its columns and its client. Text and columns are cached here and
+// the client comes from the handle, so that a transaction does not rebuild its statements.
 function runner<A extends object, R> (build: (db: Db) => Statement) {
   let kept: Statement | undefined
   return async (db: Db, values: A): Promise<R> => {
@@ -77,7 +77,7 @@ function runner<A extends object, R> (build: (db: Db) => Statement) {
   }
 }
 
-// Drizzle hands a placeholder's null to the column: a moment throws on it, and jsonb turns it into the JSON word null
+// Drizzle passes a placeholder's null to the column's encoder: timestamps throw, and jsonb encodes it as JSON null.
 function nullable (param: unknown) {
   if (!is(param, Param)) return param
   const { encoder } = param
@@ -87,9 +87,9 @@ function nullable (param: unknown) {
   })
 }
 
-/** A row as `preparedSql` answers it: moments are text. */
+/** A row as `preparedSql` returns it: timestamps are text. */
 export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }
 
-/** The row with its moments. */
+/** The row with its timestamps as Dates. */
 export const withMoments = <T extends { created_at: string, updated_at: string }>(row: T) =>
   Object.assign(row, { created_at: new Date(row.created_at), updated_at: new Date(row.updated_at) })

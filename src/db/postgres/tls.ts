@@ -2,31 +2,33 @@ import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
 
-/** The words of `sslmode` in a DATABASE_URL. */
+/** The values of `sslmode` in a DATABASE_URL. */
 export const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
 type Mode = (typeof TLS_MODES)[number]
 
-/** A DATABASE_URL asks for TLS in a way that cannot be had. The message is one line for the operator. */
+/** The TLS settings of a DATABASE_URL cannot be fulfilled. The message is one line for the operator. */
 export class TlsError extends Error {
   override name = 'TlsError'
 }
 
 export interface Tls {
-  /** The URL without what is said here. */
+  /** The URL without its TLS parameters. */
   url: string
-  /** What the driver takes: words for encryption without a check, options for one with. */
+  /**
+   * The `ssl` option of the driver: a string for encryption without verification, options for encryption with
+   * verification.
+   */
   ssl: false | 'prefer' | 'require' | ConnectionOptions
-  /** Why somebody between here and the database could read or answer in its place; undefined where nobody can. */
+  /** Why the connection can be read or intercepted; undefined if it is secure. */
   weakness: string | undefined
 }
 
 /**
- * How a connection is protected, by `sslmode` and `sslrootcert` of its URL, as libpq reads them. The driver alone would
- * send `sslrootcert` to the server, and compare the certificate of a server that is named by its IP address with
- * `localhost`.
+ * Reads `sslmode` and `sslrootcert` of a URL as libpq does. The driver alone would send `sslrootcert` to the server,
+ * and would verify the certificate of a server with an IP address against `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
-  // Whatever follows the first one is a parameter: a second question mark is a part of a value.
+  // The query begins at the first question mark; later ones belong to values.
   const [, address = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
   const parameters = new URLSearchParams(query)
   const names = [...parameters.keys()]
@@ -50,11 +52,11 @@ export function tlsOf (databaseUrl: string): Tls {
 const WEAKNESSES: Partial<Record<Mode, string>> = {
   disable: 'The connection to the database is not encrypted: use sslmode=verify-full in DATABASE_URL',
   allow:
-    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
   prefer:
-    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
   require:
-    'The connection to the database is encrypted, but anybody may answer it: use sslmode=verify-full in DATABASE_URL'
+    'The connection to the database is encrypted, but the server certificate is not verified: use sslmode=verify-full in DATABASE_URL'
 }
 
 function modeOf (word: string): Mode {
@@ -67,13 +69,13 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
   if (mode === 'allow' || mode === 'prefer') return 'prefer'
   if (mode === 'require') return 'require'
   if (mode === 'verify-ca' && (root === null || root === 'system')) {
-    refuse('sslmode=verify-ca needs sslrootcert with a file: any of the public authorities would vouch for anybody')
+    refuse('sslmode=verify-ca needs sslrootcert with a file: with public authorities, any server with a certificate would be accepted')
   }
   const identity: ConnectionOptions['checkServerIdentity'] = mode === 'verify-ca'
     ? () => undefined
     : (name, certificate) => {
         if (hosts.includes(name) && isIP(name) === 0) return checkServerIdentity(name, certificate)
-        // A host that is an IP address comes without its name, and Node.js would check for `localhost`.
+        // The driver passes no name for an IP address, and Node.js would verify `localhost`.
         const refusals = hosts.filter((host) => isIP(host) !== 0).map((host) => checkServerIdentity(host, certificate))
         return refusals.includes(undefined) ? undefined : refusals[0] ?? checkServerIdentity(name, certificate)
       }
@@ -92,7 +94,7 @@ function readAuthority (file: string): string {
   } catch (error) {
     return refuse(`sslrootcert cannot be read (${(error as NodeJS.ErrnoException).code})`)
   }
-  return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert holds no certificate in PEM')
+  return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert contains no PEM certificate')
 }
 
 function hostsOf (address: string): string[] {

@@ -1,20 +1,20 @@
-// The clock of all waits for the database. It stands still while a long operation has the only connection: the requests
-// behind the operation are not refused for a wait that it caused, and still have their whole time afterwards. A long
-// operation ends within a minute, so these waits are bounded too.
+// The clock for all waits on the database. It stops while a long operation uses the only connection, so that queued
+// requests do not time out because of that operation. A long operation ends within a minute, so these waits are limited
+// too.
 
-// A paused timer looks again after so many milliseconds at the earliest.
+// Minimum milliseconds before a paused timer checks again.
 const LOOK_AGAIN = 25
 
 let stoodStill = 0
 let pausedAt: number | undefined
 let pauses = 0
 
-/** Milliseconds that have passed, without the time that the clock stood still. */
+/** Elapsed milliseconds, without the time for which the clock was stopped. */
 export function waitNow (): number {
   return (pausedAt ?? performance.now()) - stoodStill
 }
 
-/** Whether the clock stands still. */
+/** Whether the clock is stopped. */
 export const areWaitsPaused = (): boolean => pausedAt !== undefined
 
 /** Stops the clock until the returned function is called. */

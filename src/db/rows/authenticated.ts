@@ -6,22 +6,21 @@ import {
   second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
 } from '../tables.ts'
 
-// Rows that decide who a person is, or what a level is, and events that have no number yet, carry a MAC over the fields
-// below. Making and checking of MACs go by this one declaration, and so do the tests: a column is either authenticated
-// or exempt, and for each exempt column the declaration says what an attacker who writes to the database gains by
-// changing it. `UNAUTHENTICATED` says the same of the tables without a MAC. SECURITY.md lists all of these.
-// The order of the fields is part of the MAC: after a release, a change of a list makes the MACs of all rows of the
-// table void (0047).
+// Rows that define users, access or levels, and late events, carry a MAC over the columns declared below. The code and
+// the tests use this one declaration. A column is either authenticated or exempt; for each exempt column the
+// declaration says what an attacker with write access to the database gains by changing it. `UNAUTHENTICATED` says the
+// same for tables without a MAC. SECURITY.md lists all of these. The order of the columns is part of the MAC: after a
+// release, changing a list invalidates the MACs of all rows of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
 
 interface Declaration<T extends PgTable, F extends Name<T>> {
   table: T
-  /** The columns that name a row, in its organization where it has one. */
+  /** The columns that identify a row, within its organization where it has one. */
   key: readonly F[]
   fields: readonly F[]
-  /** Of these, only whether they have a value: what they hold is sealed. */
+  /** Columns of which the MAC covers only whether they have a value: their content is sealed. */
   presence: readonly F[]
   exempt: Record<Exclude<Name<T>, F | 'mac'>, string>
 }
@@ -143,8 +142,8 @@ type TableName = { [N in keyof Tables]: Tables[N] extends PgTable ? N : never }[
 const BILLING = 'Billing'
 
 /**
- * The tables without a MAC, and what an attacker who writes to the database gains by changing their rows. Encryption
- * protects what is sealed or wrapped in them.
+ * Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. Encryption
+ * protects sealed and wrapped values.
  */
 export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, string> = {
   plans: 'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes',
@@ -193,7 +192,7 @@ type FieldsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['fields'
 type ColumnsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['_']['columns']
 type RowOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['$inferSelect']
 
-/** What a select needs so that its row can be checked: every authenticated column, and the MAC. */
+/** The columns that verification needs: every authenticated column, and the MAC. */
 export type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
   FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
 
@@ -209,7 +208,7 @@ export function authenticatedColumns<N extends AuthenticatedTable> (
   ].map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
 }
 
-/** An authenticated row that came as `to_jsonb` writes it. */
+/** Converts an authenticated row from the format of `to_jsonb`. */
 export function fromJson<N extends AuthenticatedTable> (
   name: N, row: Readonly<Record<string, unknown>> | null
 ): (AuthenticatedRow<N> & { mac: Buffer | null }) | null {

@@ -4,9 +4,11 @@ import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type Authen
 import { CLOCK, type EventChain } from '../events.ts'
 import type { Db } from '../postgres/handle.ts'
 
-/** Makes and checks the MACs of rows and events. Whoever opens a database with its master key gives it one. */
+/**
+ * Makes and verifies the MACs of rows and events. Code that opens a database with its master key sets the authority.
+ */
 export interface RowAuthority {
-  /** What canaries name the keys of rows and events by. */
+  /** Identifies the keys of rows and events in canaries. */
   readonly fingerprint: Buffer
   /** The chains of events. */
   readonly chain: EventChain
@@ -14,22 +16,22 @@ export interface RowAuthority {
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
   /** An HMAC over a purpose and values, for `lookupHash`. */
   hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
-  /** Tells of a row that did not verify, and whom it is about. Never throws, and nobody waits for it. */
+  /** Reports a row whose MAC did not verify, and its organization or user. Runs in the background and never throws. */
   report (violation: Violation): void
-  /** How many were told of. */
+  /** The number of reports. */
   reports (): number
-  /** Where reports are told of beside the audit. */
+  /** Sets the log for reports, which are recorded in the audit as well. */
   logTo (log: ViolationLog): void
-  /** Resolves when everything that was reported is written. */
+  /** Resolves when all reports are written. */
   settled (): Promise<void>
 }
 
 export interface ViolationLog { warn (details: object, message: string): void }
 
-/** A row that the service did not write as it is. */
+/** A row whose MAC does not verify. */
 export interface Violation { table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, about: About }
 
-/** Whom a row is about, where the row itself does not say it. */
+/** The organization or user of a row that does not contain these ids itself. */
 export interface About { organization_id?: string, user_id?: number }
 
 /** A row was changed, added or removed outside the service. The API answers `integrity_error`. */
@@ -41,14 +43,14 @@ export class TamperedRow extends Error {
   }
 }
 
-/** Ends the request: a row that it needs was changed, added or removed outside the service. */
+/** Ends the request because the MAC of a required row does not verify. */
 export function tampered (): never {
   throw new TamperedRow()
 }
 
 const authorities = new WeakMap<Db, RowAuthority>()
 
-/** Gives a handle its authority; a transaction has that of the handle it began on. */
+/** Sets the authority of a handle; a transaction inherits it from its handle. */
 export function setAuthority (db: Db, authority: RowAuthority | undefined) {
   if (authority !== undefined) authorities.set(db, authority)
 }
@@ -57,32 +59,32 @@ export const findAuthority = (db: Db): RowAuthority | undefined => authorities.g
 
 export function authorityOf (db: Db): RowAuthority {
   const authority = authorities.get(db)
-  if (authority === undefined) throw new Error('the database was opened without the key of its rows')
+  if (authority === undefined) throw new Error('the database was opened without its row key')
   return authority
 }
 
-/** The MAC of a row that is about to be written. */
+/** The MAC for a row to be written. */
 export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer =>
   authorityOf(db).mac(table, row)
 
-/** What a stored hash finds. Hashes of two purposes are never equal. */
+/** The purpose of a stored hash. Hashes of two purposes are never equal. */
 export type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
 
 /**
- * The hash under which a value is stored that could be guessed, as an `Idempotency-Key` or a mail address: an HMAC
- * under a key of the service. The database alone does not tell whether a guess is right, and two installations store
- * different hashes of equal values.
+ * Hashes a guessable value for storage, such as an `Idempotency-Key` or a mail address: an HMAC under a key of the
+ * service. The database alone does not reveal whether a guess is right, and two installations store different hashes of
+ * equal values.
  */
 export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>
   authorityOf(db).hash(purpose, Object.entries(values))
 
 export type Authenticated<N extends AuthenticatedTable> = AuthenticatedRow<N> & { mac: Buffer | null }
 
-/** A row to be checked: in place of sealed content it is enough to know whether there is some. */
+/** A row for verification. Sealed content may be replaced by whether it exists. */
 type Checked<N extends AuthenticatedTable> = { [K in keyof Authenticated<N>]:
   Authenticated<N>[K] | (K extends 'sealed' ? boolean : never) }
 
-/** Whether the service wrote the row as it is. One that it did not is reported: to its reader it is not there. */
+/** Whether the MAC of a row verifies. A row that does not verify is reported, and must be treated as missing. */
 export function isAuthentic<N extends AuthenticatedTable> (
   db: Db, table: N, row: Checked<N>, about: About = {}
 ): boolean {
@@ -92,18 +94,19 @@ export function isAuthentic<N extends AuthenticatedTable> (
 }
 
 /**
- * Ends the request with `integrity_error` unless the service wrote the row as it is: for rows of levels, since a level
- * that silently disappears would be worse than an error. The error handler records it, and its log line names the row.
+ * Ends the request with `integrity_error` unless the MAC of the row verifies. Used for levels, since a level that
+ * silently disappears would be worse than an error. The error handler records the violation, and its log line names the
+ * row.
  */
 export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
   if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
 }
 
-/** Whether the MAC of the row is right. */
+/** Whether the MAC of the row is correct. */
 export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean =>
   authorityOf(db).verifies(table, row, row.mac)
 
-/** The database's time in milliseconds, before an authenticated row is written that says one. */
+/** The database's time in milliseconds, for an authenticated row that contains a time. */
 export async function readNow (db: Db): Promise<number> {
   const [row] = await db.execute(
     sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`
@@ -111,20 +114,20 @@ export async function readNow (db: Db): Promise<number> {
   return Number(row!.now)
 }
 
-/** Reads the clock of the database, for `EventChain.now`. */
+/** Takes a clock sample of the database for `EventChain.now`. */
 export async function readClock (db: Db): Promise<void> {
   const sentAt = performance.now()
   const [row] = await db.execute(sql`SELECT ${CLOCK} AS clock`) as unknown as { clock: number }[]
-  authorityOf(db).chain.told(row!.clock, sentAt)
+  authorityOf(db).chain.recordClockSample(row!.clock, sentAt)
 }
 
-// Somebody else's change in between is seen by the MAC, which no two states share.
+// Retries after a concurrent change, which shows in the MAC: no two states of a row have the same MAC.
 const ATTEMPTS = 3
 
 /**
- * Changes one authenticated row: takes it, looks whether it is what the service wrote, and writes the change with the
- * MAC of the whole row. Undefined, and nothing changed, when there is none: what was tampered with does not become
- * authentic because something else of it changed. `more` are columns that are not authenticated.
+ * Changes one authenticated row: reads it, verifies its MAC, and writes the change with a new MAC. Returns undefined
+ * without changes when there is no such row or its MAC does not verify, so that a change never makes a manipulated row
+ * authentic. `more` are columns that are not authenticated.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
   db: Db, name: N, where: SQL | undefined, changes:

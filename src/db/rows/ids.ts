@@ -1,24 +1,24 @@
-// 41 bits of milliseconds last until 2095, and with 12 more bits, which keep two instances apart, an id is a number
-// that JavaScript holds exactly. It is no secret.
+// 41 bits of milliseconds last until 2095. With 12 more bits, which separate instances, an id is a safe integer in
+// JavaScript. Ids are not secret.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12
 
 let last = 0
 
 /**
- * The id of a row that MACs of other rows name, or that a tenant sees: an account, a grant, a token, a key. The service
- * makes the id itself and never twice. A sequence of the database could be set back by an attacker who writes to the
- * database, and rows of a deleted account would then belong to the next one; and its numbers would tell a tenant how
- * many rows the other tenants make. Later ids of one process are larger.
+ * The id of a row that MACs of other rows reference, or that a tenant sees: an account, a grant, a token, a key. The
+ * service generates ids, each only once. An attacker with write access to the database could reset a database sequence,
+ * and rows of a deleted account would then belong to a new one. A sequence would also reveal to tenants how many rows
+ * others create. Ids of one process increase.
  *
- * @param after an id that this one has to be larger than, whose clock ever that was made by
+ * @param after an id that the new one must exceed, whichever instance made it
  */
 export function makeId (after = 0): number {
   const apart = Math.floor(Math.random() * APART)
   const id = (Date.now() - BEGIN) * APART + apart
   last = Math.max(id, last + 1)
   if (last > after) return last
-  // Of this row alone: what one row says does not put the ids of all others ahead of time.
+  // Does not move the process's own clock forward: one row must not affect the ids of other rows.
   const next = (Math.floor(after / APART) + 1) * APART + apart
   if (!Number.isSafeInteger(next)) throw new Error(`no id comes after ${after}`)
   return next

@@ -1,25 +1,25 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn, PgTable } from 'drizzle-orm/pg-core'
 
-// Lists in statements whose texts are the same for any number of values. A list of rows of one organization carries
-// that organization, and is joined by the whole key: with the organization as a constant beside the list, and
-// statistics that do not know yet how large it has become, the database reads all of its rows for each of the list.
+// Lists as parameters, in statements whose texts do not depend on the number of values. A list of rows of one
+// organization contains the organization's id and is joined by the whole key. With the id as a constant instead, and
+// outdated statistics, PostgreSQL would read all rows of the organization for each list entry.
 
 const valuesOf = (type: string, values: readonly (string | number)[]): SQL =>
   sql`SELECT value::${sql.raw(type)} FROM jsonb_array_elements_text(${JSON.stringify(values)}::jsonb)`
 
-/** Whether a column that is unique by itself has one of the values. */
+/** Whether a unique column has one of the values. */
 export const isOneOf = (column: AnyPgColumn, values: readonly (string | number)[]): SQL =>
   sql`${column} IN (${valuesOf(column.getSQLType(), values)})`
 
-/** Whether a row is the organization's, and one of those with these ids. */
+/** Whether a row belongs to the organization and has one of these ids. */
 export const isOneOfOrganization = (
   table: { organization_id: AnyPgColumn, id: AnyPgColumn }, organizationId: string, ids: readonly (string | number)[]
 ): SQL =>
   sql`(${table.organization_id}, ${table.id}) IN (SELECT ${organizationId}::char(26), its.id
     FROM (${valuesOf(table.id.getSQLType(), ids)}) AS its (id) OFFSET 0)`
 
-// Base64 in place of bytes: the driver takes no lists of bytes.
+// Base64, because the driver does not accept lists of bytes.
 const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
   Object.fromEntries(Object.entries(row).map(([name, value]) =>
     [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))
@@ -27,26 +27,24 @@ const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
 /**
  * Rows as a table to join, each with the `organization_id`.
  *
- * @param columns their other columns, as `jsonb_to_recordset` is told: `sql\`id bigint, sealed text\``
+ * @param columns the other columns, as a column list of `jsonb_to_recordset`: `sql\`id bigint, sealed text\``
  */
 export const rowsOf = (organizationId: string, rows: readonly object[], columns: SQL): SQL =>
-  // Without the limit, which is none, the database would take the organization for the constant that it is.
+  // `OFFSET 0` is an optimization fence: without it PostgreSQL treats the organization as a constant.
   sql`(SELECT ${organizationId}::char(26) AS organization_id, its.*
     FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS its (${columns}) OFFSET 0)`
 
 /**
- * The one row of a table that has a key, to join to the rows of a list: looked up for each of them. A plain join is
- * planned for lists of a hundred, and for what tables hold on the average: up to some ten thousand rows, all of a table
- * is read for whoever asks for one.
+ * Joins the one row with this key to each row of a list (a LATERAL subquery). PostgreSQL plans a plain join for lists
+ * of a hundred rows and average tables, and then scans tables of up to some ten thousand rows for a single lookup.
  *
- * @param alias what the row is called; the key may name what stands before it in the statement
+ * @param alias the alias of the row; the key may use preceding tables of the statement
  */
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
 
 /**
- * Whether a column that is the key of its table has one of the values of a list, which a query makes: each is looked
- * up, and in the order of the key. Joined, or with IN, the list is merged with the key: every row of the table is read
- * up to the last of them, be it one.
+ * Whether a key column has one of the values of a subquery; each value is looked up in the order of the key. A join or
+ * IN becomes a merge join, which reads every row of the table up to the last value.
  */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

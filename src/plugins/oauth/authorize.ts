@@ -7,7 +7,7 @@ import { namesOf } from '../../db/callers/grants.ts'
 import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  createCode, createGrant, createRequest, findClient, findRequest, makeGrantRoom, takeRequest, type Client,
+  createCode, createGrant, createRequest, findClient, findRequest, revokeExcessGrants, takeRequest, type Client,
   type PendingRequest
 } from '../../repositories/people/oauth.ts'
 import { listRolesInTeams } from '../../repositories/people/teams.ts'
@@ -123,7 +123,7 @@ export const authorize: Domain = async (app) => {
         // What the page offered and was left ticked: nothing that the form names beside it counts.
         const scopes = allowedOf(asked, chosen)
         const its = { user_id: session.user.id, client_id: asked.client_id }
-        const { revoked, ended } = await makeGrantRoom(db, its)
+        const { revoked, ended } = await revokeExcessGrants(db, its)
         const grant_id = await createGrant(db, { ...its, scopes })
         await createCode(db, {
           code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge

@@ -27,7 +27,7 @@ export interface Actor {
   answering?: Answering | null
   /** Milliseconds that the request has waited for the database before. */
   waited?: number
-  /** The bytes of the body, which count in the queue. */
+  /** The size of the body in bytes, which counts in the queue. */
   bytes?: number
 }
 
@@ -37,42 +37,40 @@ const withoutRequest = (organization_id: string, type: 'operator' | 'system'): A
 /** The operator at the command line. */
 export const operatorOf = (organizationId: string): Actor => withoutRequest(organizationId, 'operator')
 
-/** The service itself, at work in the background. */
+/** The service in a background job. */
 export const systemOf = (organizationId: string): Actor => withoutRequest(organizationId, 'system')
 
 export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
   details?: NonNullable<EventRow['details']>
-  /** By how many bytes the organization stores more, or less, with what it tells of: none, where it is left out. */
+  /** The change of the organization's stored bytes by the change that the event reports; default 0. */
   growth?: number
 }
 
-/** An event about a resource of the kind that the event is named after. */
+/** An event about a resource of the type in the event's name. */
 export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
 
 // Milliseconds that a long operation waits for a transaction that may end the caller.
-const PATIENCE = 1_000
+const CALLER_LOCK_TIMEOUT_MS = 1_000
 
 /**
- * Locks the counter of the organization as the last lock of a long operation, and judges the caller under the lock.
- * Throws CallerEnded, or RowHeld as `openChange` does.
+ * Locks the counter of the organization as the last lock of a long operation, and validates the caller under the lock.
+ * Throws CallerEnded, or RowLocked as `openChange` does.
  */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
-  return openChange(db, actor, PATIENCE)
+  return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
 }
 
 /**
  * Records events of a change, in their order. The transaction has locked the counter row of the organization first
- * (`transaction` with the actor), or locks the row here as the last lock of a long operation.
- *
- * A change that the caller may not make any more fails here at the latest (CallerEnded). A change that records nothing
- * has no effect (`audit` of its route says so).
+ * (`transaction` with the actor), or locks the row here as the last lock of a long operation. Throws CallerEnded when
+ * the caller may not make the change any more. Every change must record an event (`audit` of its route names it).
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
   // Without a counter the organization was deleted, and its chain has ended.
-  const counter = await openChange(db, actor, PATIENCE)
+  const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
@@ -91,19 +89,19 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
 }
 
 /**
- * Records what somebody did, or somebody tried to be, in each of their organizations, as the last of its transaction.
- * No organization keeps them from it: where somebody holds the counter, or its key is gone, the event is kept in
- * `late_events`, with the transaction, and numbered later. Answers whether there are such. With no actor it takes as
- * long as with one, so that how long a refusal takes tells nothing.
+ * Records an event of a person, or of an attempt to sign in as a person, in each organization of the person, at the end
+ * of the transaction. An organization whose counter is locked, or whose chain key is missing, does not block this: the
+ * event is stored in `late_events` in the same transaction and numbered later. Returns whether there are such events.
+ * Without an actor the function takes the same time, so that the duration of a refusal reveals nothing.
  *
- * @param event the same everywhere, or as it is in an organization
- * @param synchronousCommit as in `createReadRecorder`, of what changes nothing
+ * @param event the same event for all organizations, or a function of the organization
+ * @param synchronousCommit as in `createReadRecorder`, for events of requests that change nothing
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
   synchronousCommit: SynchronousCommit = 'on'
 ): Promise<boolean> {
-  // Of one moment, wherever it is recorded.
+  // All organizations record the same time.
   const occurred_at = chainOf(db).now().toISOString()
   const rows = actors.map((actor) => {
     const its = typeof event === 'function' ? event(actor.organization_id) : event
@@ -118,7 +116,7 @@ export async function recordOfPerson (
   return late.length > 0
 }
 
-/** The next organizations that have late events, behind one of them: the system's own list. */
+/** A page of organizations with late events. */
 export async function listLate (db: Db, after = '', limit = 100): Promise<string[]> {
   const { organization_id } = organization_counters
   const late = db.select({ id: late_events.organization_id }).from(late_events)
@@ -128,15 +126,15 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
 }
 
 /**
- * Numbers late events of an organization, the earliest first, if its counter is free. One that the service did not
- * write as it is, or that has its number already, becomes none: it is reported, and gone. Answers how many there were;
- * undefined while somebody holds the counter. Throws TamperedRow where its key is gone, which no waiting mends.
+ * Numbers late events of an organization, oldest first, if its counter is free. An event whose MAC does not verify, or
+ * that was numbered before, is reported and deleted. Returns the number of processed events; undefined when the counter
+ * is locked. Throws TamperedRow when the chain key is missing, since a retry would not help.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const locked = await lockCounters(db, [organizationId], 'free')
     if (locked.size === 0) return undefined
-    // Before anything is reported, which is undone with the rest and would be again at each look.
+    // Before reporting, because a rollback would repeat the reports at each retry.
     if (!locked.get(organizationId)!.hasKey) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
@@ -157,15 +155,15 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
   })
 }
 
-// Among the details of a numbered event, so that its place in the chain says it too: which late event it was.
+// The number of the late event, stored in the details of the numbered event. The MAC of the chain covers it.
 const LATE = 'late'
 
-// Late events that one transaction numbers at most.
+// Maximum late events in one transaction.
 const AT_ONCE = 200
 
 /**
- * Ids of late events that have their number: whoever keeps a copy of the row can put it back, and the row's MAC is
- * right. The counter is held, so that nobody numbers one meanwhile.
+ * Ids of late events that were numbered already. A copy of such a row, put back into the table, still has a valid MAC.
+ * The caller has locked the counter, so no other transaction numbers events.
  */
 async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]

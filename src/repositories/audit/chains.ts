@@ -2,12 +2,12 @@ import { sql } from 'drizzle-orm'
 import { isKeyOf, preparedSql, type Db } from '../../db/database.ts'
 import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
 
-// Chains as the database holds them, for who verifies or exports them. Nothing of it is believed.
+// Reads chains for verification and export, without trusting the data.
 
 /** An event as it is stored. */
 export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | null, mac: Buffer | null }
 
-/** Every organization that is, or was: by itself, by its counter, or by its events alone. */
+/** The ids of all organizations, also of deleted ones: from their rows, counters and events. */
 export async function listChains (db: Db): Promise<string[]> {
   const rows = await db.execute(sql`
     WITH RECURSIVE recorded AS (
@@ -22,7 +22,7 @@ export async function listChains (db: Db): Promise<string[]> {
   return rows.map(({ id }) => id)
 }
 
-/** The last number of a chain as the database writes it: whoever can write there has more of them than a double. */
+/** The last number of a chain as text: an attacker with write access could store numbers beyond a double. */
 type Last = string
 
 const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
@@ -39,7 +39,7 @@ export async function findDurableHeads (db: Db, ids: readonly string[]): Promise
   return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
 }
 
-/** What the counter says of a chain, its keys, and the last number that there is, at one moment. */
+/** A consistent snapshot of a chain: its counter, its keys and its last number. */
 export async function findChain (
   db: Db, organizationId: string
 ): Promise<{ head: Head, keys: ChainKeyRow[], last: Last }> {
@@ -56,7 +56,7 @@ export async function findChain (
   }]
   const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
   return {
-    // Without a counter nothing was ever recorded.
+    // Without a counter, no event was ever recorded.
     head: headOf({ next_event: next_event ?? '1', event_head, chain_kid }),
     keys: (keys ?? []).map((key) =>
       ({ ...key, organization_id: organizationId, wrapped: Buffer.from(key.wrapped, 'hex') })),
@@ -76,13 +76,13 @@ const page = preparedSql<Raw, { organization_id: string, first: string, last: La
     AND seq <= ${$('last')}::bigint
   ORDER BY seq LIMIT ${$('limit')}::int`)
 
-// The service numbers from 1: what somebody put in below that is read as well.
+// The service numbers from 1. Events that were inserted below 1 are read as well.
 const LOWEST = String(-(2n ** 63n))
 
-// Few enough that what was verified is forgotten while it is young.
+// Small enough that verified rows are garbage-collected early.
 const PAGE = 500
 
-// In its place: a copy of each row would cost as much as its MAC.
+// Converts the row in place: copying each row would cost as much as its MAC.
 function toEvent (row: Raw): ChainRow {
   row.seq = Number(row.seq)
   row.occurred_at = new Date(row.occurred_at)
@@ -91,8 +91,8 @@ function toEvent (row: Raw): ChainRow {
 }
 
 /**
- * The events of a chain up to one, in the order of their numbers, behind another, or all that there are where that is
- * null: a page is read ahead.
+ * The events of a chain in order, after `after` and up to `upTo`; to the end of the chain if `upTo` is null. Prefetches
+ * the next page.
  */
 export async function * readChain (
   db: Db, organizationId: string, after: number | null, last: Last
@@ -105,7 +105,7 @@ export async function * readChain (
     const isEnd = rows.length < PAGE || String(end) === last
     if (!isEnd) {
       next = read(behind(end!))
-      // It is awaited above, unless who reads stops before.
+      // Avoids an unhandled rejection when the consumer stops early.
       next.catch(() => {})
     }
     yield rows.map(toEvent)
@@ -113,7 +113,7 @@ export async function * readChain (
   }
 }
 
-/** The event before the first that happened at a moment or later: what a part of a chain is verified behind. */
+/** The last event before a moment, as the start for verifying a part of a chain. */
 export async function findBefore (
   db: Db, organizationId: string, since: Date
 ): Promise<{ seq: number, mac: Buffer } | undefined> {

@@ -22,10 +22,10 @@ const columns = {
 const newest = [desc(occurred_at), desc(seq)]
 
 /**
- * Events of an organization, the last first: by number, or with a filter by when they happened. Numbers have no gaps,
- * so without a filter a page is where it is by arithmetic, however deep; with one, `MOST_COUNTED` are counted.
+ * Events of an organization, newest first: by number, or with a filter by time. Numbers have no gaps, so without a
+ * filter the offset of a page is computed; with a filter, at most `MOST_COUNTED` events are counted.
  *
- * @param before the number of the event behind which the list begins
+ * @param before the list begins with the event before this number
  */
 export async function listEvents (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest

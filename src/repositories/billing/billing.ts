@@ -7,13 +7,13 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// What follows is one organization's, whose row the caller of a change holds (`lockPlan`).
+// For changes, the caller has locked the organization (`lockPlan`).
 
 export type Account = typeof billing_accounts.$inferSelect
 
 const itsAccount = (organizationId: string) => eq(billing_accounts.organization_id, organizationId)
 
-/** The billing account of an organization, made when it is asked for the first time, under the organization's name. */
+/** The billing account of an organization; created on first use, with the name of the organization. */
 export async function requireAccount (db: Db, organizationId: string): Promise<Account> {
   const found = await findAccount(db, organizationId)
   if (found !== undefined) return found
@@ -30,8 +30,8 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
 }
 
 /**
- * Changes whom invoices are for; those that there are stay as they were. An empty name takes that of the organization,
- * as it is now.
+ * Changes the buyer of future invoices; existing invoices stay unchanged. An empty name means the organization's
+ * current name.
  */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
   const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
@@ -41,14 +41,14 @@ export async function updateDetails (db: Db, organizationId: string, details: Bi
   return row!
 }
 
-/** Takes the next number of an invoice. */
+/** Takes the next invoice number. */
 export async function takeInvoiceNumber (db: Db, organizationId: string): Promise<number> {
   const [row] = await db.update(billing_accounts).set({ next_invoice: sql`${billing_accounts.next_invoice} + 1` })
     .where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
   return row!.next - 1
 }
 
-/** Gives an organization credit, which its next invoices in that currency take. */
+/** Adds to an organization's credit balance; the next invoices in this currency use it. */
 export async function giveCredit (db: Db, organizationId: string, currency: string, amount: number): Promise<void> {
   if (amount === 0) return
   await db.insert(credits).values({ organization_id: organizationId, currency, amount }).onConflictDoUpdate({
@@ -56,7 +56,7 @@ export async function giveCredit (db: Db, organizationId: string, currency: stri
   })
 }
 
-/** Takes what an organization has in credit, so much at most; what was taken. */
+/** Deducts at most `most` from an organization's credit balance; returns the deducted amount. */
 export async function takeCredit (db: Db, organizationId: string, currency: string, most: number): Promise<number> {
   const its = matching(credits, { organization_id: organizationId, currency })
   const [row] = await db.select({ amount: credits.amount }).from(credits).where(its)
@@ -105,7 +105,7 @@ export async function createPaymentMethod (
   return made!
 }
 
-/** Makes a payment method the default one, in place of any other. */
+/** Makes a payment method the default. */
 export async function updateDefaultMethod (
   db: Db, organizationId: string, id: string
 ): Promise<PaymentMethodRow | undefined> {
@@ -120,7 +120,7 @@ async function clearDefault (db: Db, organizationId: string): Promise<void> {
     .where(and(itsMethods(organizationId), eq(payment_methods.is_default, true)))
 }
 
-/** Takes a payment method away; the newest that is left becomes the default one in its place. */
+/** Deletes a payment method. If it was the default, the newest remaining method becomes the default. */
 export async function deletePaymentMethod (db: Db, organizationId: string, id: string): Promise<void> {
   const [gone] = await db.delete(payment_methods).where(itsMethod(organizationId, id))
     .returning({ is_default: payment_methods.is_default })
@@ -135,7 +135,7 @@ export async function deletePaymentMethod (db: Db, organizationId: string, id: s
 export type Coupon = typeof coupons.$inferSelect
 export type NewCoupon = Omit<Coupon, 'redemptions' | 'created_at'>
 
-/** Makes a coupon; false when its code is taken. */
+/** Creates a coupon; false when the code is taken. */
 export async function createCoupon (db: Db, coupon: NewCoupon): Promise<boolean> {
   return (await db.insert(coupons).values(coupon).onConflictDoNothing().returning({ code: coupons.code })).length > 0
 }
@@ -145,26 +145,26 @@ export async function findCoupon (db: Db, code: string): Promise<Coupon | undefi
   return row
 }
 
-/** Coupons by code, from one on. */
+/** A page of coupons, ordered by code. */
 export async function listCoupons (db: Db, after: string): Promise<Coupon[]> {
   return db.select().from(coupons).where(gt(coupons.code, after)).orderBy(asc(coupons.code)).limit(200)
 }
 
-/** Ends a coupon for whoever has not redeemed it yet; false when there is none. */
+/** Ends a coupon for organizations that have not redeemed it yet; false when there is no such coupon. */
 export async function endCoupon (db: Db, code: string): Promise<boolean> {
   return (await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
     .returning({ code: coupons.code })).length > 0
 }
 
-/** Whether an organization has redeemed a coupon, whether or not it still has it. */
+/** Whether an organization has redeemed a coupon, even if it has removed it since. */
 export async function hasRedeemed (db: Db, organizationId: string, code: string): Promise<boolean> {
   const { organization_id, coupon } = coupon_redemptions
   return await db.$count(coupon_redemptions, and(eq(organization_id, organizationId), eq(coupon, code))) > 0
 }
 
 /**
- * Redeems a coupon for an organization that has not yet, if it is still good: of two who would be the last, one is.
- * Undefined when it is not.
+ * Redeems a valid coupon for an organization that has not redeemed it before. The conditional update prevents two
+ * organizations from taking the last redemption. Undefined when the coupon is not valid.
  */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
@@ -177,7 +177,7 @@ export async function redeemCoupon (db: Db, organizationId: string, code: string
   return row
 }
 
-/** The coupon that an organization's invoices are made with from now on; null takes it away. */
+/** Sets the coupon for future invoices of an organization; null removes it. */
 export async function updateCoupon (db: Db, organizationId: string, code: string | null): Promise<void> {
   await db.update(billing_accounts).set({ coupon: code, updated_at: sql`now()` }).where(itsAccount(organizationId))
 }

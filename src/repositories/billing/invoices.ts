@@ -9,7 +9,7 @@ export type Invoice = typeof invoices.$inferSelect
 export type Charge = typeof charges.$inferSelect
 export type Refund = typeof refunds.$inferSelect
 
-/** An invoice with the charge that asks for it; a void or free one may have none. */
+/** An invoice with its charge; a void or free invoice may have no charge. */
 export type InvoiceRow = Invoice & { charge_id: string | null, refunded: number }
 
 const columns = {
@@ -20,7 +20,7 @@ const columns = {
 const itsCharge = matching(charges, { organization_id: invoices.organization_id, invoice_id: invoices.id })
 const oneInvoice = (organizationId: string, id: string) => matching(invoices, { organization_id: organizationId, id })
 
-/** Invoices of an organization, the latest first. */
+/** Invoices of an organization, newest first. */
 export async function listInvoices (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: InvoiceRow[], total: number }> {
@@ -32,13 +32,13 @@ export async function listInvoices (
   return { rows: rows.map(({ invoice }) => invoice), total: all }
 }
 
-// Of refunds that somebody paid: of those that wait to be, the money is still here.
+// The sum of successful refunds; pending refunds do not count.
 const paidBack = sql<number>`(
   SELECT coalesce(sum(${refunds.amount}), 0)::float8 FROM ${refunds}
   WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}
     AND ${refunds.status} = 'succeeded')`
 
-/** An invoice, with what of it was paid back. */
+/** An invoice with its refunded amount (`paid_back`). */
 export async function findInvoice (
   db: Db, organizationId: string, id: string
 ): Promise<InvoiceRow & { paid_back: number } | undefined> {
@@ -50,7 +50,7 @@ export async function findInvoice (
 const ORDERS = { charge: charges, refund: refunds }
 const BOOKS = { invoice: invoices, ...ORDERS }
 
-/** Which organization an invoice, charge or refund is of: the operator names it by its id alone. */
+/** The organization of an invoice, charge or refund, for operators, who pass only the id. */
 export async function findOwner (db: Db, of: keyof typeof BOOKS, id: string): Promise<string | undefined> {
   const table = BOOKS[of]
   const [row] = await db.select({ id: table.organization_id }).from(table).where(eq(table.id, id)).limit(1)
@@ -61,18 +61,18 @@ export async function createInvoice (db: Db, invoice: typeof invoices.$inferInse
   await db.insert(invoices).values(invoice)
 }
 
-/** An invoice, which is held until the end of the transaction: before its charges, as whoever settles it does. */
+/** An invoice, locked until the end of the transaction. The invoice is locked before its charges, as in settlements. */
 export async function lockInvoice (db: Db, organizationId: string, id: string): Promise<Invoice | undefined> {
   const [row] = await db.select().from(invoices).where(oneInvoice(organizationId, id)).for('update')
   return row
 }
 
-/** Remembers what was not used of the period that an invoice was for. */
+/** Stores the unused amount of the period of an invoice. */
 export async function updateUnused (db: Db, organizationId: string, id: string, unused: number): Promise<void> {
   await db.update(invoices).set({ unused }).where(oneInvoice(organizationId, id))
 }
 
-/** Marks an open invoice as what it became; undefined when it is not open. */
+/** Settles an open invoice; undefined when it is not open. */
 export async function settleInvoice (
   db: Db, organizationId: string, id: string, status: 'paid' | 'void'
 ): Promise<Invoice | undefined> {
@@ -82,11 +82,11 @@ export async function settleInvoice (
   return row
 }
 
-/** An invoice with what became of its charge: here, by the operator's note, and at the provider. */
+/** An invoice with the status of its charge: the effective one, the operator's note and the provider's report. */
 export type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
 
-/** What became of a refund, here and at the provider. */
+/** A refund with its statuses. */
 export type BookedRefund =
   Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
 
@@ -98,7 +98,7 @@ const bookedRefunds = sql<BookedRefund[]>`coalesce((
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
     ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
-/** Every invoice of the installation, those of organizations that are gone too, a part at a time by its place. */
+/** Invoices of all organizations, also of deleted ones, in pages. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
@@ -116,15 +116,15 @@ export async function createCharge (db: Db, charge: typeof charges.$inferInsert)
 
 const oneCharge = (organizationId: string, id: string) => matching(charges, { organization_id: organizationId, id })
 
-/** A charge, which is held until the end of the transaction: refunds of it take turns. */
+/** A charge, locked until the end of the transaction, so that its refunds are serialized. */
 export async function lockCharge (db: Db, organizationId: string, id: string): Promise<Charge | undefined> {
   const [row] = await db.select().from(charges).where(oneCharge(organizationId, id)).for('update')
   return row
 }
 
 /**
- * What became of the charges of an invoice: those that were pending and, once it is paid, those that had failed, for
- * which nothing is owed any more. Answers them.
+ * Settles the charges of an invoice: pending ones and, when the invoice is paid, failed ones too, because nothing is
+ * owed any more. Returns the charges.
  */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
@@ -136,7 +136,7 @@ export async function settleCharges (
     )).returning()
 }
 
-/** Remembers what the operator noted down of a charge or refund. */
+/** Stores the operator's note on a charge or refund. */
 export async function updateNoted (
   db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
   noted_status: 'succeeded' | 'failed'
@@ -145,7 +145,7 @@ export async function updateNoted (
   await db.update(table).set({ noted_status }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
 }
 
-/** What became of a charge alone, whatever its invoice is. */
+/** Settles one charge, independently of its invoice. */
 export async function settleCharge (
   db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -153,16 +153,16 @@ export async function settleCharge (
 }
 
 /**
- * Ends the charges of an organization that goes which their provider was never told of: nobody is asked for the money
- * any more. Their invoices stay open for the operator's books, as do refunds: that is owed whoever is gone.
+ * Cancels the charges of an organization that were never sent to their provider, when the organization is deleted. Its
+ * invoices stay open for the operator's accounting, and its refunds stay due.
  */
 export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
   await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
-// What has an outcome needs to be told to no provider any more. But what was asked stays to be asked, by its id, until
-// it is answered: nobody knows else what came of it.
+// A settled charge or refund that was never sent to the provider need not be sent any more. If it was sent, the worker
+// keeps asking by its id until the provider responds, because the outcome is unknown.
 const untoldNoMore = (table: typeof charges | typeof refunds): SQL =>
   sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, now()) ELSE ${table.submitted_at} END`
 
@@ -182,7 +182,7 @@ async function updateRefunded (db: Db, { organization_id, id }: Charge, by: numb
 
 const oneRefund = (organizationId: string, id: string) => matching(refunds, { organization_id: organizationId, id })
 
-/** A refund with its charge, both held until the end of the transaction, the charge first. */
+/** A refund with its charge, both locked until the end of the transaction, the charge first. */
 export async function lockRefund (
   db: Db, organizationId: string, id: string
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -193,7 +193,9 @@ export async function lockRefund (
   return { refund: refund!, charge: charge! }
 }
 
-/** Marks a refund as what it became; what failed is left of its charge, which the caller holds with it. */
+/**
+ * Settles a refund. The amount of a failed refund becomes refundable again. The caller has locked refund and charge.
+ */
 export async function settleRefund (
   db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -204,9 +206,9 @@ export async function settleRefund (
 }
 
 /**
- * Takes the charge that its provider is to be asked for next, for one call: those that it was never told of come first,
- * then those whose answer nobody knows, so that what keeps failing holds up nothing else. None that is held, or was
- * asked just before, by whomever. Undefined when there is none: of the system's own list.
+ * Claims the next charge to send to the provider, for one call. Charges that were never sent come first, then charges
+ * with an unknown outcome, so that failing charges do not block others. Skips locked charges and recent attempts of all
+ * instances. A query over all organizations.
  */
 export async function claimCharge (db: Db, provider: string, pause: number): Promise<Charge | undefined> {
   const [row] = await db.update(charges).set({ asked_at: sql`now()` }).where(isNext(db, charges, provider, pause))
@@ -214,7 +216,7 @@ export async function claimCharge (db: Db, provider: string, pause: number): Pro
   return row
 }
 
-/** Takes the refund that its provider is to be asked for next, with its charge, as `claimCharge` does. */
+/** Claims the next refund to send to the provider, as `claimCharge` does, with its charge. */
 export async function claimRefund (
   db: Db, provider: string, pause: number
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -225,8 +227,8 @@ export async function claimRefund (
   return { refund, charge: charge! }
 }
 
-// The pause (milliseconds) grows with how long the answer has been waited for, up to an hour. What was asked of one
-// provider is told to no other, whichever is configured by now.
+// The pause between attempts (milliseconds) grows with the age of the charge or refund, up to an hour. A charge or
+// refund stays with its provider, even if another provider is configured now.
 function isNext (db: Db, table: typeof charges | typeof refunds, provider: string, pause: number): SQL {
   const { organization_id, id, asked_at, created_at } = table
   const wait = sql`greatest(
@@ -241,8 +243,8 @@ function isNext (db: Db, table: typeof charges | typeof refunds, provider: strin
 }
 
 /**
- * Refunds that nobody has paid yet, and those that a provider was asked for beside which the operator noted something
- * down, or which say two things of it, as long as nobody has looked at them; from one on: the operator's own list.
+ * Refunds for the operator to review, in pages: pending refunds, and refunds sent to a provider with an operator's note
+ * or with contradicting statuses, until they are checked.
  */
 export async function listUndoneRefunds (
   db: Db, operator: string, after: string
@@ -257,7 +259,7 @@ export async function listUndoneRefunds (
     .where(and(isUndone, gt(id, after))).orderBy(asc(id)).limit(200)
 }
 
-/** Remembers that the operator looked at what the provider says of a refund, until it says something else. */
+/** Marks a refund as checked by the operator, until the provider reports another status. */
 export async function updateChecked (
   db: Db, { organization_id, id }: Pick<Refund, 'organization_id' | 'id'>
 ): Promise<void> {
@@ -265,8 +267,8 @@ export async function updateChecked (
 }
 
 /**
- * Remembers what the provider says of a charge or refund, and what it calls it, whatever was noted down before. What
- * became of it is not unsaid by an earlier answer that comes late.
+ * Stores the provider's status and reference of a charge or refund, independently of the operator's note. A late
+ * `pending` report does not overwrite a final status.
  */
 export async function updateReported (
   db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,

@@ -11,9 +11,9 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
   FROM organizations o CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)} WHERE o.id = ${$('id')}::char(26)`)
 
 /**
- * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it; returns
- * the plan, undefined when the organization was deleted. Of two transactions that each would take the last place of the
- * plan, the second counts what the first made.
+ * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it already.
+ * Returns the plan; undefined when the organization was deleted. The lock serializes transactions that use up the
+ * plan's limits.
  */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
@@ -21,19 +21,19 @@ export async function lockPlan (db: Db, organizationId: string): Promise<Plan | 
   return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
 }
 
-/** Whether an organization is active. */
+/** The status of an organization; undefined when it was deleted. */
 export async function findStatus (db: Db, organizationId: string): Promise<OrganizationStatus | undefined> {
   const [row] = await db.select({ status: organizations.status }).from(organizations)
     .where(eq(organizations.id, organizationId))
   return row?.status
 }
 
-/** What plans limit by number. */
+/** Resources with a limit in plans. */
 export type Counted = 'projects' | 'members'
 
 const TABLES = { projects, members }
 
-/** How many an organization has. An open invitation takes the seat of a member. */
+/** The number of projects or members of an organization. Open invitations count as members. */
 export async function countOf (db: Db, organizationId: string, what: Counted): Promise<number> {
   const table = TABLES[what]
   const invited = sql`(SELECT count(*) FROM ${invitations}
@@ -43,12 +43,13 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
-/** What a plan has no room for. */
+/** A plan limit that would be exceeded. */
 export interface Full { limit: number, used: number, plan: string }
 
 /**
- * The limit that an organization would exceed with `more` of them; undefined where its plan allows them. The caller has
- * locked the organization with its plan (`lockPlan`), so that no other transaction takes the last place.
+ * The limit that an organization would exceed with `more` additional projects or members; undefined if the plan allows
+ * them. The caller has locked the organization with its plan (`lockPlan`), so that no other transaction takes the last
+ * place.
  */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
@@ -59,7 +60,7 @@ export async function findFull (
   return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
-/** How much an organization stores, in bytes. */
+/** The stored bytes of an organization. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
   const [row] = await db.select({ stored_bytes }).from(organization_counters)
@@ -77,7 +78,7 @@ export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] 
     .orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
 }
 
-/** A plan with what it costs; undefined where it is not offered at that interval and currency. */
+/** A plan with its price; undefined when the plan is not offered for this interval and currency. */
 export async function findOffer (
   db: Db, name: string, interval: Interval, currency: string
 ): Promise<{ plan: Plan, amount: number } | undefined> {
@@ -87,12 +88,12 @@ export async function findOffer (
   return row
 }
 
-/** Gives an organization a plan: what it allows holds from the commit on. The caller holds the organization. */
+/** Changes the plan of an organization; its limits apply from the commit on. The caller has locked the organization. */
 export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
   await db.update(organizations).set({ plan, updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
 }
 
-/** Sets what a plan costs, or takes the price away; false when there is no such plan, or no such price. */
+/** Sets or deletes the price of a plan; false when there is no such plan or price. */
 export async function updatePrice (
   db: Db, { plan, interval, currency, amount }: Omit<PlanPrice, 'amount'> & { plan: string, amount: number | null }
 ): Promise<boolean> {

@@ -17,7 +17,7 @@ export async function createSubscription (db: Db, subscription: NewSubscription)
   return row!
 }
 
-/** Changes a subscription. The caller holds the organization. */
+/** Changes a subscription. The caller has locked the organization. */
 export async function updateSubscription (
   db: Db, organizationId: string, changes: Partial<Omit<Subscription, 'organization_id' | 'id' | 'created_at'>>
 ): Promise<Subscription> {
@@ -33,8 +33,8 @@ export async function deleteSubscription (db: Db, organizationId: string): Promi
 const AT_ONCE = 100
 
 /**
- * Organizations whose period is over and has to be closed, some of them from one on: the system's own list. Those that
- * are suspended or locked go on when they are active again.
+ * Active organizations with an ended period, in pages. Suspended and locked organizations continue when they are active
+ * again. A query over all organizations.
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
@@ -46,7 +46,7 @@ export async function listDue (db: Db, after: string): Promise<string[]> {
   return rows.map((row) => row.id)
 }
 
-/** The subscription of an organization, if its period is over by the database's clock. */
+/** The subscription of an organization whose period has ended by the database's clock. */
 export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
   const [row] = await db.select().from(subscriptions)
     .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
@@ -54,11 +54,11 @@ export async function findDue (db: Db, organizationId: string): Promise<Subscrip
 }
 
 /**
- * Lets the next period of a subscription whose period is over begin now, when its organization is about to be active
- * again: the time between is not billed. The caller holds the organization.
+ * Starts a new period now, when an organization with an ended period becomes active again: the inactive time is not
+ * billed. The caller has locked the organization.
  */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
-  // As if one period had just ended before the first one of those that are counted from now.
+  // The current period is number 1 after the anchor, so the ended period counts as number 0.
   await db.update(subscriptions).set({ anchor: sql`now()`, periods: -1, period_end: sql`now()`, updated_at: sql`now()` })
     .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
 }

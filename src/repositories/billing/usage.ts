@@ -8,14 +8,14 @@ const addCalls = preparedSql<object, { calls: string }>('add_calls', ($) => sql`
   JOIN organizations o ON o.id = counted.organization_id ORDER BY o.id
   ON CONFLICT (organization_id, month) DO UPDATE SET calls = api_usage.calls + excluded.calls`)
 
-/** Adds calls to the current month, by the database's clock; those of organizations that are gone count for nothing. */
+/** Adds API calls to the current month, by the database's clock. Calls of deleted organizations are dropped. */
 export async function recordCalls (db: Db, calls: ReadonlyMap<string, number>): Promise<void> {
   await addCalls(db, {
     calls: JSON.stringify([...calls].map(([organization_id, calls]) => ({ organization_id, calls })))
   })
 }
 
-/** What an organization has used in the current month, as far as it is recorded, and has now. */
+/** The recorded usage of an organization in the current month, and its current totals. */
 export interface Usage {
   period_start: Date
   period_end: Date

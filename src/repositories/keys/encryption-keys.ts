@@ -23,14 +23,14 @@ export interface KeyRow {
   rotated_at: Date | null
 }
 
-/** A key to be stored: what its owner derives, wrapped. */
+/** The columns of a new key; its buffers are wrapped. */
 export type NewKey = Pick<KeyRow,
   'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & {
     key_check_hash: Buffer | null
     hint: string | null
   }
 
-/** A project as far as its key goes. */
+/** The columns of a project that concern its key. */
 export interface KeyState {
   id: string
   organization_id: string
@@ -49,7 +49,7 @@ export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRo
   return row ?? tampered()
 }
 
-/** Whether one of the project's keys of a client has this hash of its proof. */
+/** Whether one of the project's client-managed keys has this proof hash. */
 export async function hasCheckHash (
   db: Db, project: Pick<KeyState, 'organization_id' | 'id'>, hash: Buffer
 ): Promise<boolean> {
@@ -60,7 +60,7 @@ export async function hasCheckHash (
   return found.length > 0
 }
 
-/** Retires the active key of a locked project and makes the new one its active key. */
+/** Retires the active key of a locked project and activates a new key. */
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
     .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
@@ -72,7 +72,7 @@ export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey):
   return row!
 }
 
-/** Hands the active key of a locked project to its new holder. The key itself stays: only who can know it changes. */
+/** Changes who manages the active key of a locked project. The key itself stays the same. */
 export async function changeCustody (
   db: Db, project: KeyState, key: Pick<NewKey, 'managed' | 'key_string' | 'data_key' | 'key_check' | 'key_check_hash'>
 ): Promise<void> {
@@ -83,15 +83,15 @@ export async function changeCustody (
   await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? tampered()
 }
 
-/** Forgets what the server knew of the project's earlier keys. */
+/** Deletes the key material of the project's former server-managed keys. */
 export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<void> {
   await db.update(encryption_keys).set({ key_string: null, data_key: null })
     .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
 /**
- * Every key the project ever had: the active one first, then newest first. Keys are numbered without a gap, so the last
- * number is how many there are.
+ * All keys of a project: the active one first, then newest first. Keys are numbered without gaps, so the highest number
+ * is the total.
  */
 export async function listKeys (
   db: Db, project: KeyState, page: PageRequest

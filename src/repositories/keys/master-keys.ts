@@ -7,20 +7,20 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
-/** Every master key that wraps something in this database; none on a database without tables. */
+/** Every master key that wraps a value in this database; empty for a database without tables. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
   return rowsIfThere(() =>
     db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
 }
 
-/** Whether no master key ever wrapped anything here: the schema may be there, or not yet. */
+/** Whether no master key has ever wrapped a value here, with or without a schema. */
 export async function wrapsNothing (db: Db): Promise<boolean> {
-  // Organizations as well: canaries may have been deleted.
+  // Check organizations as well, because canaries may have been deleted.
   const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
   return organization.length === 0 && (await listCanaries(db)).length === 0
 }
 
-// None where there is no such table: a database before its first migration.
+// Returns an empty list if the table does not exist, as before the first migration.
 async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   try {
     return await select()
@@ -30,12 +30,14 @@ async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   }
 }
 
-/** Remembers a master key that may wrap from now on. */
+/** Stores the canary of a master key that may wrap values from now on. */
 export async function createCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
 }
 
-/** Until the end of the transaction the canary stays: it is made anew when it is not there, and a removal waits. */
+/**
+ * Locks the canary until the end of the transaction, and creates it if it is missing. A deletion of the canary waits.
+ */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
     const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries).where(eq(
@@ -47,19 +49,19 @@ export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promi
 }
 
 /**
- * Forgets a master key. Waits for the transactions that hold its canary: what they wrapped is seen by the next
- * statement.
+ * Deletes the canary of a master key. Waits for transactions that have locked the canary, so the next statement sees
+ * the values that they wrapped.
  */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
-/** Locks out other starts that create the first canary, until the end of the transaction. */
+/** Prevents other starts from creating the first canary until the end of the transaction. */
 export async function lockCanaries (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
 
-/** A wrapped key of the service, by its name. */
+/** A wrapped key of the service, by name. */
 export interface ServiceKeyRow { id: string, wrapped: Buffer }
 
 const serviceKey = { id: service_keys.name, wrapped: service_keys.wrapped }
@@ -73,9 +75,7 @@ export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow):
   await db.insert(service_keys).values({ name: id, wrapped })
 }
 
-/**
- * The next keys of the service, by name, that are not under this master key; taken until the end of the transaction.
- */
+/** A page of service keys, by name, that are not under this master key; locked until the end of the transaction. */
 export async function lockServiceKeys (db: Db, keyId: string, after: string, limit: number): Promise<ServiceKeyRow[]> {
   return db.select(serviceKey).from(service_keys).where(and(
     gt(service_keys.name, after), isNotUnder(service_keys.wrapped, keyId)
@@ -87,12 +87,10 @@ export async function updateServiceKeys (db: Db, rows: readonly ServiceKeyRow[])
   for (const { id, wrapped } of rows) await db.update(service_keys).set({ wrapped }).where(eq(service_keys.name, id))
 }
 
-/** A wrapped key of a chain, by its name, which no two have. */
+/** A wrapped chain key with its unique name. */
 export type NamedChainKeyRow = ChainKeyRow & { id: string }
 
-/**
- * The next keys of chains, by name, that are not under this master key; taken until the end of the transaction.
- */
+/** A page of chain keys, by name, that are not under this master key; locked until the end of the transaction. */
 export async function lockChainKeys (db: Db, keyId: string, after: string, limit: number): Promise<NamedChainKeyRow[]> {
   const { organization_id, kid, from_seq, wrapped } = chain_keys
   return db.select({ id: kid, organization_id, kid, from_seq, wrapped }).from(chain_keys)
@@ -108,15 +106,15 @@ export async function updateChainKeys (db: Db, rows: readonly NamedChainKeyRow[]
     WHERE k.organization_id = v.organization_id AND k.kid = v.kid`)
 }
 
-/** An organization's wrapped value. */
+/** The wrapped storage key of an organization. */
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
-/** A project key's wrapped values, and the place that they belong to. */
+/** The wrapped values of a project key, with the columns of their encryption context. */
 export type WrappedKeyRow = Pick<KeyRow,
   'id' | 'organization_id' | 'project_id' | 'version' | 'key_string' | 'data_key' | 'key_check' | 'salt'>
 
 /**
- * The next organizations, by id, whose storage key is not under this master key; taken until the end of the
+ * A page of organizations, by id, whose storage key is not under this master key; locked until the end of the
  * transaction.
  */
 export async function lockStorageKeys (db: Db, keyId: string, after: string, limit: number): Promise<StorageKeyRow[]> {
@@ -126,7 +124,8 @@ export async function lockStorageKeys (db: Db, keyId: string, after: string, lim
 }
 
 /**
- * The next project keys, by id, with a value that is not under this master key; taken until the end of the transaction.
+ * A page of project keys, by id, with a value that is not under this master key; locked until the end of the
+ * transaction.
  */
 export async function lockWrappedKeys (db: Db, keyId: string, after: number, limit: number): Promise<WrappedKeyRow[]> {
   const { id, organization_id, project_id, version, key_string, data_key, key_check, salt } = encryption_keys
@@ -146,7 +145,10 @@ export async function updateStorageKeys (db: Db, rows: readonly StorageKeyRow[])
   )
 }
 
-/** Puts re-wrapped values in their places; the only change, beside forgetting, that a rotated key lets through. */
+/**
+ * Stores re-wrapped values. A database trigger permits only this change and the deletion of key material in a retired
+ * key.
+ */
 export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[]): Promise<void> {
   const values = rows.map(({ id, key_string, data_key, key_check, salt }) =>
     sql`(${id}::bigint, ${key_string}::bytea, ${data_key}::bytea, ${key_check}::bytea, ${salt}::bytea)`)
@@ -157,11 +159,11 @@ export async function updateWrappedKeys (db: Db, rows: readonly WrappedKeyRow[])
     FROM (VALUES ${sql.join(values, sql`, `)}) v (id, key_string, data_key, key_check, salt) WHERE k.id = v.id`)
 }
 
-/** The wrapped secret of a second factor, by its account, and the factor that it belongs to. */
+/** The wrapped secret of a second factor, with the columns of its encryption context. */
 export interface FactorRow { id: number, factor_id: number, secret: Buffer }
 
 /**
- * The next second factors, by account, whose secret is not under this master key; taken until the end of the
+ * A page of second factors, by account, whose secret is not under this master key; locked until the end of the
  * transaction.
  */
 export async function lockFactors (db: Db, keyId: string, after: number, limit: number): Promise<FactorRow[]> {
@@ -177,7 +179,7 @@ export async function updateFactors (db: Db, rows: readonly FactorRow[]): Promis
   )
 }
 
-/** How many values are under a master key, in the whole database. */
+/** The number of values under a master key in the whole database. */
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT count(*)::int AS count FROM (
@@ -188,8 +190,8 @@ export async function countWrapped (db: Db, keyId: string): Promise<number> {
   return row!.count
 }
 
-// A wrapped value begins with the length of its master key's id and the id. Bytes are compared, nothing is decoded: a
-// value that was changed in the database must not make the statement fail.
+// A wrapped value begins with the length of its master key's id and the id. The bytes are compared without decoding,
+// because decoding a manipulated value could make the statement fail.
 const labelOf = (keyId: string) => Buffer.concat([Buffer.of(keyId.length), Buffer.from(keyId)])
 const label = (column: AnyPgColumn | SQL, keyId: string) =>
   sql`substring(${column} from 1 for ${1 + keyId.length}::int)`

@@ -22,7 +22,7 @@ export async function createOrganization (db: Db, organization: NewOrganization)
   await db.insert(organization_counters).values({ organization_id: organization.id })
 }
 
-/** Until the end of the transaction nobody else creates an organization: of two first starts at once, one does it. */
+/** Prevents other transactions from creating an organization, so that of two first starts one creates it. */
 export async function lockOrganizations (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
 }
@@ -54,14 +54,14 @@ export async function readOrganization (db: Db, id: string): Promise<ShownOrgani
   return (await listed(db, (select) => select.where(eq(organizations.id, id))))[0]
 }
 
-/** What seals what an organization stores, wrapped. */
+/** The wrapped storage key of an organization. */
 export async function findStorageKey (db: Db, id: string): Promise<Buffer | undefined> {
   const [row] = await db.select({ storage_key: organizations.storage_key }).from(organizations)
     .where(eq(organizations.id, id))
   return row?.storage_key
 }
 
-/** Organizations behind an id, in the order of their ids: a page of the operator's list. */
+/** A page of all organizations, by id, for the operator. */
 export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
   const { id } = organizations
   return listed(db, (select) => select.where(gt(id, after)).orderBy(asc(id)).limit(500))
@@ -83,7 +83,7 @@ function selectOrganizations (db: Db) {
   }).from(organizations).innerJoin(plans, eq(plans.name, organizations.plan))
 }
 
-/** The slugs among these that an organization has, or that are reserved for an organization. */
+/** Those of the slugs that an organization has, or that are reserved. */
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
   const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
   const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
@@ -92,8 +92,8 @@ export async function listTakenOrganizations (db: Db, slugs: readonly string[]):
 }
 
 /**
- * An organization cannot have a slug: it is `reserved` for another organization, or the organization has as many former
- * slugs as it can (`limit`). The transaction has to end.
+ * An organization cannot have a slug: it is `reserved` for another organization, or the organization has reached its
+ * limit of former slugs (`limit`). The transaction has to be rolled back.
  */
 export class SlugRefused extends Error {
   override readonly name = 'SlugRefused'
@@ -108,10 +108,10 @@ export class SlugRefused extends Error {
 const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
 
 /**
- * Refuses a slug that is reserved for another organization; a reservation for this one ends, because it has the slug
- * again. Called in the transaction that gives the organization the slug, and after the statement that does so: when
- * another organization gives the slug up at the same time, the unique index lets that statement wait for its commit,
- * and the next statement sees its reservation.
+ * Throws if a slug is reserved for another organization, and ends a reservation for this organization. Must be called
+ * after the statement that sets the slug, in the same transaction: if another organization gives the slug up at the
+ * same time, the unique index makes that statement wait for the commit, and the next statement sees the new
+ * reservation.
  */
 async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
   const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
@@ -121,7 +121,7 @@ async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
   await db.delete(former_slugs).where(matching(former_slugs, { organization_id: id, slug }))
 }
 
-/** Reserves the slug that an organization has just given up. Removes reservations that are over. */
+/** Reserves the former slug of an organization, and deletes expired reservations. */
 async function reserveSlug (
   db: Db, organization_id: string, slug: string, owner_id: number | null = null
 ): Promise<void> {
@@ -131,7 +131,7 @@ async function reserveSlug (
   await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
-/** Ends the reservation of a slug; the organization that had the slug, or undefined when it is not reserved. */
+/** Ends the reservation of a slug; returns the organization that had the slug, or undefined when it is not reserved. */
 export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
   const own = and(eq(former_slugs.slug, slug), isReservedNow)
   const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
@@ -143,8 +143,9 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
 }
 
 /**
- * Changes an organization; its id, or undefined when there is no such organization. A rename reserves the former slug.
- * Throws SlugRefused when the new slug is reserved for another organization, or too many former slugs of this one are.
+ * Changes an organization; returns its id, or undefined when there is no such organization. A rename reserves the
+ * former slug. Throws SlugRefused when the new slug is reserved for another organization, or the limit of former slugs
+ * is reached.
  */
 export async function updateOrganization (
   db: Db, idOrSlug: string, changes: {
@@ -157,7 +158,7 @@ export async function updateOrganization (
 ): Promise<string | undefined> {
   const { id, slug } = organizations
   const isNamed = or(eq(id, idOrSlug.toUpperCase()), eq(slug, idOrSlug))
-  // Locks the row, so that of two renames the second one sees the slug that the first one gave.
+  // Locks the row, so that a concurrent rename sees the new slug.
   const [former] = changes.slug === undefined
     ? []
     : await db.select({ slug }).from(organizations).where(isNamed).for('update')
@@ -183,9 +184,9 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
 }
 
 /**
- * Takes an organization and its memberships until the end of the transaction, in the order in which changes take them:
- * what its members have under way ends before. What API tokens have under way ends before its event, for which it takes
- * the counter, or with it (`deleteOrganization`). Counts what goes.
+ * Locks an organization and its memberships until the end of the transaction, in the order of changes, so that changes
+ * by its members finish first. Changes by API tokens finish before the event (if the caller locks the counter for it)
+ * or before `deleteOrganization`. Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
@@ -195,11 +196,10 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization: its row with its key, and the rows that refer to it. The slug is reserved and counts as
+ * Deletes an organization: its row with its key, and the rows that reference it. The slug is reserved and counts as
  * owned by the owner who deletes (`userId`), or by one of the owners. The counter is closed, so that a request that was
- * authorized before cannot record a change any more. The API tokens, which are no longer valid, and the rows below the
- * projects, which no request can reach, are removed in the background. The caller has locked the organization
- * (`lockEverybody`) and has recorded the event.
+ * authorized before cannot record a change any more. API tokens and the rows below projects are unreachable and are
+ * deleted in the background. The caller has locked the organization (`lockEverybody`) and has recorded the event.
  */
 export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)
@@ -213,7 +213,7 @@ export async function deleteOrganization (db: Db, id: string, userId?: number): 
   if (deleted !== undefined) await reserveSlug(db, id, deleted.slug, owner?.id ?? null)
 }
 
-/** Whether writes can be accepted: not on a standby, and with this build's tables. */
+/** Whether the database accepts writes: it is no standby, and has this build's tables. */
 export async function isWritable (db: Db): Promise<boolean> {
   const [row] = await db.execute(sql`
     SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'

@@ -13,7 +13,7 @@ import { readPage, type PageRequest } from '../../rules/pagination.ts'
 export type PlaceKind = 'target' | 'environment'
 export type Place = (TargetAttributes | EnvironmentAttributes) & { id: string }
 
-/** A place that is made; the last three are those of an environment. */
+/** The columns of a new place; the last three are for environments only. */
 export interface NewPlace {
   id: string
   organization_id: string
@@ -32,7 +32,7 @@ type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'
 const TABLES = { target: targets, environment: environments }
 const NAMES = { target: 'targets', environment: 'environments' } as const
 
-// A list is counted by its parent `c`.
+// The parent `c` has the total of a list.
 function statements (
   kind: PlaceKind, own: SQL, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
 ) {
@@ -115,7 +115,7 @@ export async function deletePlace (
   await countBelow(db, kind, place, { places: -1, environments: -gone!.below, documents: -documents })
 }
 
-// Adds to the counts of the project and, for an environment, of the target.
+// Changes the counts of the project and, for an environment, of the target.
 async function countBelow (
   db: Db, kind: PlaceKind, { organization_id, project_id, target_id }: Pick<NewPlace, 'organization_id' | 'project_id' | 'target_id'>,
   more: { places: number, environments: number, documents: number }

@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { RowHeld } from '../../db/callers/caller.ts'
+import { RowLocked } from '../../db/callers/caller.ts'
 import { counterOf } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
@@ -28,7 +28,7 @@ const itsCounts =
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
 
-// Objects are written out: to spread them takes longer than everything else that is done for a row of a list.
+// Written out, because object spread would dominate the cost of a row.
 function toAttributes (db: Db, row: Row): ProjectAttributes {
   const {
     ulid, organization_id, name, slug, description, secret_format, encryption_type, history_policy, key_version, mac,
@@ -65,8 +65,8 @@ export async function findProject (db: Db, organizationId: string, id: string): 
   return row && toAttributes(db, row)
 }
 
-// The page is taken before its counts are looked up, each by its key: in a join the planner, which plans for an
-// organization of the usual size, reads the counts of every project that a large one has.
+// Selects the page first and then looks up its counts by key. The planner, which assumes an average organization, would
+// read the counts of all projects for a join.
 const listed = (
   name: string, which: (value: Value) => SQL
 ) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
@@ -88,7 +88,7 @@ type RowOfTeams = Row & {
   role_mac: Buffer | null
 }
 
-// All ids of projects that the teams of a member hold, once for each team.
+// The ids of all projects in which teams of a member have a role, once for each team.
 const held = ($: Value) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (
@@ -97,7 +97,7 @@ const held = ($: Value) => sql`
   ) h
   WHERE m.organization_id = ${$('organization_id')}::char(26) AND m.user_id = ${$('user_id')}::bigint`
 
-// One team of the member that holds the project `p`.
+// One team of the member with a role in project `p`.
 const itsTeam = ($: Value) => sql`LATERAL (
   SELECT h.team_id, h.role, h.mac AS role_mac, m.mac AS member_mac FROM team_projects h
   CROSS JOIN ${lookUp('m', team_members,
@@ -106,7 +106,7 @@ const itsTeam = ($: Value) => sql`LATERAL (
 
 const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 
-/** A page of the projects that the teams of a member hold, each with one of these teams. */
+/** A page of the projects in which teams of a member have a role, each with one of these teams. */
 const listedByTeams = (
   name: string, page: (value: Value) => SQL, which: (value: Value) => SQL = () => sql``
 ) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
@@ -114,13 +114,13 @@ const listedByTeams = (
     ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
   FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
 
-// A page near the beginning of the list is filled by a walk through the organization's projects in their order. The
-// walk is bounded, as the teams may hold few projects of very many.
-const MOST_WALKED = 2_000
+// A page near the beginning of the list is filled by scanning the organization's projects in order. The scan is
+// bounded, because the teams may have roles in few of very many projects.
+const MAX_SCANNED = 2_000
 const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
     SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
-    ORDER BY p.slug LIMIT ${sql.raw(String(MOST_WALKED))}
+    ORDER BY p.slug LIMIT ${sql.raw(String(MAX_SCANNED))}
   ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
 
 const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
@@ -133,17 +133,20 @@ const allOfTeams = ofTeams('projects_of_teams')
 const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
   sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Which projects are listed. */
+/** Filters for the list of projects. */
 export interface ProjectQuery {
   organization_id: string
   /** Only these projects; null for all. */
   ids: readonly string[] | null
-  /** Only projects that teams of this member hold; null for all. Every role of a team gives `project:read`. */
+  /**
+   * Only projects in which teams of this member have a role; null for all. Every role of a team includes
+   * `project:read`.
+   */
   user_id: number | null
 }
 
 /**
- * Projects of an organization by slug. A project that a member has only by rows that the service did not write is left
+ * Projects of an organization by slug. A project that a member sees only through rows whose MAC does not verify is left
  * out, though the total counts it. Throws TamperedRow for the row of a project.
  */
 export async function listProjects (
@@ -161,7 +164,7 @@ async function listByTeams (
   const { rows, total } = await readPage(page, async (part) => {
     if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
     const near = await nearOfTeams(db, { ...values, ...part })
-    // A page that is not full ends the list, or ends beyond the walk.
+    // An incomplete page is either the end of the list, or beyond the bounded scan.
     const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
     return isWhole ? near : allOfTeams(db, { ...values, ...part })
   })
@@ -178,7 +181,7 @@ async function listByTeams (
   const hasRole = (row: RowOfTeams) => isMember(row) && isAuthentic(db, 'team_projects', {
     organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
   })
-  // Another team may hold a project whose first team does not count.
+  // If the MAC of the first team's role does not verify, another team may have a role in the project.
   const doubtful = rows.filter((row) => !hasRole(row))
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
@@ -219,11 +222,10 @@ export async function updateProject (
 }
 
 /**
- * Locks the row of a project until the end of the transaction. `update`: no write below the project, no other change of
- * the project. `share`: no long operation on the project. A transaction that has locked the organization's counter does
- * not wait for the row, because a long operation has the row while it waits for the counter.
- *
- * Throws RowHeld when the row is locked in such a transaction.
+ * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
+ * changes of the project. `share` excludes long operations on the project. A transaction that has locked the
+ * organization's counter does not wait for the row, because a long operation locks the row before it waits for the
+ * counter. In such a transaction, throws RowLocked when the row is locked.
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
@@ -232,11 +234,11 @@ export async function lockProject (
   const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
   const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
   if (row !== undefined) requireAuthentic(db, 'projects', row)
-  else if (hasCounter && (await find()).length > 0) throw new RowHeld()
+  else if (hasCounter && (await find()).length > 0) throw new RowLocked()
   return row
 }
 
-/** Deletes a project with everything below it; the histories of its documents were removed before. */
+/** Deletes a project with everything below it. The histories of its documents must have been removed before. */
 export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
   await db.delete(projects).where(oneOf(organizationId, id))
 }

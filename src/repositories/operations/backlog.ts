@@ -2,10 +2,12 @@ import { isNull, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 import { histories, last_backup, late_events, organization_removals, re_encryptions, token_removals } from '../../db/tables.ts'
 
-/** What waits for its turn, of all organizations together, and the newest backup: both null where there is none. */
+/** The backlog of background jobs in all organizations, and the newest backup, with null values when there is none. */
 export interface Backlog {
   late_events: number
-  /** The first of those that are counted: no index has them by time, and where more wait, many wait for long. */
+  /**
+   * The largest age among the counted rows. There is no index by time, but a backlog beyond the count is old anyway.
+   */
   late_seconds: number
   reencryptions: number
   versions_left: number
@@ -16,12 +18,12 @@ export interface Backlog {
   backup_bytes: number | null
 }
 
-/** Rows of a kind that are counted: where more wait, it is said that so many do. */
+/** Maximum rows to count for each kind. A larger backlog is reported as this number. */
 export const MOST_COUNTED = 10_000
 
 const counted = sql`LIMIT ${sql.raw(String(MOST_COUNTED))}`
 
-/** How much of each kind waits. Each is bounded, and nothing of it says whose it is. */
+/** Reads the backlog of each kind. The counts are bounded and name no organization. */
 export async function readBacklog (db: Db): Promise<Backlog> {
   const [row] = await db.execute(sql`
     SELECT late.*, again.*, (SELECT count(*)::int FROM (SELECT FROM ${organization_removals} ${counted}) o) AS organizations,

@@ -6,11 +6,11 @@ import {
 } from '../../db/tables.ts'
 import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
 
-// What purges and deletes take away. A secret's versions hang on its history: a purge gives it a new one, the delete of
-// a level takes it away, and what hangs on the old history is reachable from nowhere from then on. Its rows go
-// afterwards, a piece at a time, because a statement that takes a million of them would not end in time.
+// Deletes the data of purges and deletions. The versions of a secret belong to its history. A purge gives the secret a
+// new history, and deleting the level removes the history, so the versions of the former history are unreachable at
+// once. Their rows are deleted later in batches, because one statement for a million rows would time out.
 
-/** What a purge or a delete is about: one secret, or all below a place of the hierarchy. */
+/** The scope of a purge or deletion: one secret, or everything below a place. */
 export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
 
 const isBelow = (organizationId: string, below: Below): SQL => {
@@ -24,13 +24,13 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
 }
 
-// Looked for by the history, of each: not joined with all versions of the organization.
+// A lookup for each history, instead of a join with all versions of the organization.
 const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
   WHERE v.organization_id = ${organizationId} AND v.history_id = ${historyId} OFFSET 0`
 
 /**
- * Purges the histories below a place: each secret goes on with a new, empty one, and no version is its current one any
- * more. Answers how many versions that were, and their bytes. The caller holds the project's row.
+ * Purges the histories below a place: each secret gets a new, empty history and has no current version. Returns the
+ * number of versions and their bytes. The caller has locked the project's row.
  */
 export async function purgeHistories (
   db: Db, organizationId: string, below: Below
@@ -56,7 +56,7 @@ export async function purgeHistories (
   return row!
 }
 
-/** The number of levels that a deletion takes: the level itself and those below it, by the counts of the project. */
+/** The number of levels that a deletion removes, including the level itself, from the counts of the project. */
 export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
   if ('environment_id' in below || 'secret_id' in below) return 1
   const [row] = 'target_id' in below
@@ -75,8 +75,8 @@ const levelsOfProject = preparedSql<{ levels: string }, { organization_id: strin
   WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('id')}::char(26)`)
 
 /**
- * Removes the histories below a place that is about to be deleted with its documents, in the same transaction. Answers
- * what the delete takes along, for its audit event, and the bytes of all of it. The caller holds the project's row.
+ * Marks the histories below a place as removed, in the transaction that deletes the place with its documents. Returns
+ * details for the audit event, and the total bytes. The caller has locked the project's row.
  */
 export async function removeHistories (
   db: Db, organizationId: string, below: Below
@@ -94,10 +94,7 @@ export async function removeHistories (
   return row!
 }
 
-/**
- * The next organizations, behind one of them, in which something was removed whose rows are still there: the system's
- * own list.
- */
+/** A page of organizations, after an id, with removed histories to delete. A query over all organizations. */
 export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await db.execute(sql`
     WITH RECURSIVE found AS (
@@ -114,15 +111,15 @@ export async function listRemovals (db: Db, after: string, limit: number): Promi
   return rows.map(({ organization_id }) => organization_id)
 }
 
-// Large contents are spread over many rows of the database, so a piece is also bounded by their size.
+// Large values span many pages of the database, so a batch is also bounded by bytes.
 const PIECE_BYTES = 16 * 1024 * 1024
 
-/** A place among the versions of removed histories: of which one, behind which version. */
+/** A cursor over the versions of removed histories. */
 export interface Removal { history_id: string, id: number }
 
 /**
- * Takes the rows of the next versions that hang on removed histories of the organization, behind a place: so many at
- * most. What another instance is at is left to it. Undefined when there is nothing behind the place.
+ * Deletes the next versions of removed histories of the organization, after the cursor, `limit` at most. Skips versions
+ * that another instance has locked. Undefined when there are none after the cursor.
  */
 export async function deleteRemovedVersions (
   db: Db, organizationId: string, after: Removal, limit: number
@@ -153,9 +150,7 @@ export async function deleteRemovedVersions (
   return rows[0] && { history_id: rows[0].history_id, id: Number(rows[0].id) }
 }
 
-/**
- * Takes away removed histories of the organization on which nothing hangs any more, so many at most, and counts them.
- */
+/** Deletes removed histories without versions, `limit` at most; returns their number. */
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
     WITH empty AS (
@@ -170,7 +165,9 @@ export async function deleteEmptyHistories (db: Db, organizationId: string, limi
   return row!.count
 }
 
-/** The next organizations that were deleted and are not gone yet, behind one of them: the system's own list. */
+/**
+ * A page of deleted organizations, after an id, whose data is not completely removed. A query over all organizations.
+ */
 export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = organization_removals
   return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
@@ -178,8 +175,8 @@ export async function listRemovedOrganizations (db: Db, after: string, limit: nu
 }
 
 /**
- * Takes the next secrets of an organization that is gone, so many at most, and marks their histories as removed.
- * Answers how many. Waits for what was under way when it was deleted, which is about to be undone.
+ * Deletes the next secrets of a deleted organization, `limit` at most, and marks their histories as removed. Returns
+ * the number. Waits for transactions that were running when the organization was deleted, and that will be rolled back.
  */
 export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
@@ -196,12 +193,14 @@ export async function deleteSecretsOfRemoved (db: Db, organizationId: string, li
   return row!.count
 }
 
-/** What an organization leaves when it is deleted, but for secrets and versions: in the order in which it can go. */
+/**
+ * The tables that remain after the deletion of an organization, besides secrets and versions, in the order of deletion.
+ */
 export const LEFT_BEHIND = [
   api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
 ] as const
 
-/** Takes the next rows of such a table of an organization that is gone, so many at most, and counts them. */
+/** Deletes the next rows of such a table of a deleted organization, `limit` at most; returns their number. */
 export async function deleteLeftBehind (
   db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
 ): Promise<number> {
@@ -218,7 +217,7 @@ export async function deleteLeftBehind (
   return row!.count
 }
 
-/** Nothing is left of a deleted organization: answers whether that is so, and forgets it then. */
+/** Ends the removal of a deleted organization if no rows are left; returns whether it did. */
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
   await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
   const rows = await db.execute(sql`
@@ -230,13 +229,13 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
   return rows.length > 0
 }
 
-// Days that a token is still shown which has expired, and can be given another life, or whose grant has, and cannot.
+// Days for which an expired token is still shown. It can be renewed, unless its grant has expired.
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
 /**
- * The next organizations, behind one of them, with API tokens that expired long ago, or whose grant did, of the first
- * of these: the system's own list.
+ * A page of organizations, after an id, with tokens that expired long ago themselves or through their grant. A query
+ * over all organizations.
  */
 export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await db.execute(sql`
@@ -252,8 +251,8 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
 }
 
 /**
- * Takes the next API tokens of the organization that expired long ago, or whose grant did, so many at most, and counts
- * them. Their events stay. What somebody changes just now is left to the next look.
+ * Deletes the next API tokens of the organization that expired long ago, themselves or through their grant, `limit` at
+ * most; returns their number. Their events stay. Locked tokens are skipped until the next run.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   const [row] = await db.execute(sql`
@@ -269,7 +268,7 @@ export async function deleteOverTokens (db: Db, organizationId: string, limit: n
   return row!.count
 }
 
-/** What has ended with many API tokens, the next of it behind an entry: the system's own list. */
+/** The next entries of the work list for deleting API tokens, after an entry. A query over all organizations. */
 export async function listTokenRemovals (
   db: Db, after: TokenRemoval | undefined, limit: number
 ): Promise<TokenRemoval[]> {
@@ -283,15 +282,15 @@ export async function listTokenRemovals (
 const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
 
 /**
- * Takes the next API tokens that ended with a membership or a grant, so many at most, and counts them; with the last of
- * them the entry goes. What somebody changes just now is left to the next look.
+ * Deletes the next API tokens of an entry, `limit` at most; returns their number. The entry is deleted with the last
+ * token. Locked tokens are skipped until the next run.
  */
 export async function deleteEndedTokens (
   db: Db, removal: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
 ): Promise<number> {
   const { organization_id, ended, ended_id } = removal
   const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
-  // Whoever has joined again has none to be removed: the entry went before.
+  // A person who joins again has no entry, so the tokens of the new membership are safe.
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
   const [row] = await db.execute(sql`
     WITH next AS (

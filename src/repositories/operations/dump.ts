@@ -4,12 +4,12 @@ import type { Db } from '../../db/database.ts'
 import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
 import * as tables from '../../db/tables.ts'
 
-// The whole database, table by table, as the catalogue describes it: so that the schema of an older release is read and
-// written by a newer one, and a new table or column comes along by itself.
+// Reads and writes the whole database, table by table, as the catalogue describes it. So a newer release can restore
+// the schema of an older one, and new tables and columns need no code here.
 
 /**
- * What no backup has: most of it lets somebody in within minutes or days, who could otherwise come in again with what
- * they had given back, or used up, since.
+ * Tables that a backup does not contain. Most of them give access for minutes or days; restoring them would revive
+ * revoked or used credentials.
  */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
@@ -22,31 +22,31 @@ export const LEFT_OUT: Readonly<Record<string, string>> = {
   last_backup: 'Of the database that it was made of'
 }
 
-/** What migrations put rows into: all that there may be in an empty database. */
+/** Tables that migrations fill; no other table of an empty database has rows. */
 const SEEDED = ['plans', 'plan_prices', 'oauth_clients']
 
-/** A table with its columns and their types, and the columns of its primary key, in their order. */
+/** A table with its columns and types, and its primary key columns in order. */
 export interface Table {
   name: string
   columns: { name: string, type: string }[]
   key: string[]
 }
 
-/** The values of a row in the order of the columns: bytes, or the text that PostgreSQL writes, or nothing. */
+/** The values of a row in column order: bytes, PostgreSQL's text format, or null. */
 export type Values = (Buffer | null)[]
 
-/** A column that numbers its rows, and the last number that it gave. */
+/** An identity column with its last generated number. */
 export interface Numbered { table: string, column: string, last: string }
 
 const NAMES = Object.values(tables).filter((value) => is(value, PgTable)).map((table) => getTableName(table as PgTable))
 
-// Rows of a page, and their bytes: what a page has more is one row.
+// Rows and bytes of a page; a page may exceed the bytes by one row.
 const PAGE = { rows: 1_000, bytes: 1024 * 1024 }
 
 const inPublic = ({ name }: { name: string }) => sql`public.${sql.identifier(name)}`
 const listed = (parts: readonly SQL[]) => sql.join([...parts], sql`, `)
 
-/** The tables of the service that are there, each behind those that it refers to. */
+/** The tables of the service, each after the tables that it references. */
 export async function describeTables (db: Db): Promise<Table[]> {
   const found = await db.execute(sql`
     SELECT c.relname AS name, (
@@ -78,24 +78,24 @@ export async function describeTables (db: Db): Promise<Table[]> {
   return sorted
 }
 
-// What a role or a database may be set to is for requests. A page is found by the key that it begins behind, whatever
-// the planner knows of the table.
+// Settings of a role or database are meant for requests. With these settings a page is found by its key, whatever
+// statistics the table has.
 const SETTINGS = [
   'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
   'enable_bitmapscan = off'
 ]
 
-/** Lets a transaction read or write all there is, however long that takes. Takes no snapshot. */
-export async function takeTime (db: Db): Promise<void> {
+/** Disables the timeouts of a transaction that reads or writes the whole database. Does not take the snapshot. */
+export async function disableTimeouts (db: Db): Promise<void> {
   for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
 }
 
-/** Until the end of the transaction nobody changes what these tables are; what is in them is nobody's to wait for. */
-export async function keepTables (db: Db, tables: readonly Table[]): Promise<void> {
+/** Locks the tables against schema changes until the end of the transaction, without blocking reads and writes. */
+export async function lockTableSchemas (db: Db, tables: readonly Table[]): Promise<void> {
   if (tables.length > 0) await db.execute(sql`LOCK TABLE ${listed(tables.map(inPublic))} IN ACCESS SHARE MODE`)
 }
 
-/** All rows of a table in the order of its key, some at a time. */
+/** All rows of a table in key order, in pages. */
 export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]> {
   const { columns, key } = table
   const typeOf = new Map(columns.map(({ name, type }) => [name, type]))
@@ -105,7 +105,7 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   for (let last: Values | undefined; ;) {
     const behind = last && listed(key.map((name) =>
       valueOf(typeOf.get(name)!, last![columns.findIndex((column) => column.name === name)]!)))
-    // How long what is large is, is known without reading it.
+    // The size of a large value is known without reading the value.
     const rows = await db.execute(sql`
       SELECT ${values} FROM (
         SELECT *, sum(row_bytes) OVER (ORDER BY ${keys}) - row_bytes AS bytes_before FROM (
@@ -123,7 +123,7 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   }
 }
 
-/** Puts rows into a table as they were in another one. */
+/** Inserts rows of a backup into a table. */
 export async function insertRows (db: Db, table: Table, rows: readonly Values[]): Promise<void> {
   const { columns } = table
   const names = columns.map(({ name }) => sql.identifier(name) as unknown as SQL)
@@ -137,7 +137,7 @@ export async function insertRows (db: Db, table: Table, rows: readonly Values[])
       part (${listed(columns.map((_column, i) => sql.raw(`v${i} text`)))})`)
 }
 
-/** The last numbers of what numbers its rows by itself; nothing of what never did. */
+/** The last numbers of identity columns that have generated any. */
 export async function listNumbered (db: Db, tables: readonly Table[]): Promise<Numbered[]> {
   const found = await db.execute(sql`
     SELECT c.relname AS "table", a.attname AS "column",
@@ -148,8 +148,8 @@ export async function listNumbered (db: Db, tables: readonly Table[]): Promise<N
   return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
 }
 
-/** Lets columns number on behind these, or behind the rows that are there. */
-export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<void> {
+/** Sets identity columns to continue after these numbers, or after the existing rows. */
+export async function restoreSequences (db: Db, numbered: readonly Numbered[]): Promise<void> {
   for (const { table, column, last } of numbered) {
     const name = sql.identifier(column)
     await db.execute(sql`
@@ -158,11 +158,11 @@ export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<
   }
 }
 
-/** What there is beside the service's, as it is called in SQL, and whether it is a table among those of the service. */
-export interface Strange { name: string, isTable: boolean }
+/** An object that is not of the service, by its SQL name, and whether it is a table in the service's schema. */
+export interface UnknownObject { name: string, isTable: boolean }
 
-// What extensions bring is theirs, and a sequence goes with its table.
-async function listStrange (db: Db): Promise<Strange[]> {
+// Ignores objects of extensions, and sequences, which belong to their table.
+async function listUnknown (db: Db): Promise<UnknownObject[]> {
   return await db.execute(sql`
     SELECT format('%I.%I', n.nspname, c.relname) AS name,
       n.nspname = 'public' AND c.relkind IN ('r', 'p') AS "isTable"
@@ -174,20 +174,20 @@ async function listStrange (db: Db): Promise<Strange[]> {
       AND NOT EXISTS (
         SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND (
           d.deptype = 'e' OR (c.relkind = 'S' AND d.deptype IN ('a', 'i') AND d.refclassid = 'pg_class'::regclass)))
-    ORDER BY n.nspname, c.relname`) as unknown as Strange[]
+    ORDER BY n.nspname, c.relname`) as unknown as UnknownObject[]
 }
 
-/** The tables among those of the service that are none of its own, by name. */
-export async function listStrangeTables (db: Db): Promise<string[]> {
-  return (await listStrange(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
+/** Tables in the service's schema that do not belong to the service, by name. */
+export async function listUnknownTables (db: Db): Promise<string[]> {
+  return (await listUnknown(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
 }
 
 /**
- * Something that is in the database beside what migrations make, by name; undefined where it is empty. Tables count as
- * the service's own only where its migrations say that they made them.
+ * The name of an object that migrations do not create; undefined if the database is empty. Tables count as the
+ * service's own only if its migrations are recorded.
  */
 export async function findContent (db: Db): Promise<string | undefined> {
-  const [strange] = await listStrange(db)
+  const [strange] = await listUnknown(db)
   if (strange !== undefined) return strange.name
   const migrations = await listMigrations(db)
   const isOurs = canMakeSchema(migrations)
@@ -200,7 +200,7 @@ export async function findContent (db: Db): Promise<string | undefined> {
   return undefined
 }
 
-/** Takes the tables of an empty database away, with what keeps them. */
+/** Drops the tables of an empty database, with the functions that protect them. */
 export async function dropTables (db: Db): Promise<void> {
   const tables = await describeTables(db)
   const keepers = await db.execute(sql`
@@ -210,18 +210,18 @@ export async function dropTables (db: Db): Promise<void> {
     unknown as { name: string }[]
   if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
   for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
-  // The schema stays: it is of Drizzle's name, and somebody else may have it as well.
+  // The schema stays, because other applications with Drizzle use the same name.
   await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
 }
 
-/** Takes away what the migrations of an empty database put into it. */
+/** Deletes the rows that migrations inserted into an empty database. */
 export async function clearSeeds (db: Db, tables: readonly Table[]): Promise<void> {
   for (const table of tables.filter(({ name }) => SEEDED.includes(name)).reverse()) {
     await db.execute(sql`DELETE FROM ${inPublic(table)}`)
   }
 }
 
-/** Tells the planner what is in the tables now. */
+/** Updates the planner's statistics after a restore. */
 export async function analyze (db: Db): Promise<void> {
   await db.execute(sql`ANALYZE`)
 }
@@ -232,7 +232,7 @@ const valueOf = (type: string, value: Buffer): SQL => isBytes(type)
   ? sql`${value}::bytea`
   : sql`${value.toString('utf8')}::text::${sql.raw(type)}`
 
-// Of text and bytes; whatever else there is, is small.
+// The size of text and bytes; other types are small.
 function sizeOf (columns: readonly { name: string, type: string }[]): SQL {
   const sizes = columns.flatMap(({ name, type }) => /^(bytea|text|character varying)/.test(type) && !type.endsWith('[]')
     ? [sql`coalesce(octet_length(${sql.identifier(name)}), 0)`]

@@ -3,20 +3,20 @@ import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { idempotency_keys, members, organizations } from '../../db/tables.ts'
 
-/** Whose key it is. `key` is a keyed hash of the header (`lookupHash`). */
+/** The owner of a key. `key` is a keyed hash of the header (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The first answer to a request with a key, sealed; `request` is a keyed hash of the request (`lookupHash`). */
-export interface KeptAnswer { request: Buffer, status: number, sealed: Buffer }
+/** The stored response to a request, sealed. `request` is a keyed hash of the request (`lookupHash`). */
+export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
 
-/** Seals answers that are kept, each for the key and the request that it answers. */
+/** Seals stored responses; the encryption context is the key and the request. */
 export interface AnswerSeal {
-  seal (organization: KeptIn, answer: Omit<KeyOwner & KeptAnswer, 'sealed'>, text: string): Buffer
-  /** Throws IntegrityError for what was kept for another one, or elsewhere. */
-  open (organization: KeptIn, answer: KeyOwner & KeptAnswer): string
+  seal (organization: KeptIn, answer: Omit<KeyOwner & StoredResponse, 'sealed'>, text: string): Buffer
+  /** Throws IntegrityError when the response belongs to another key, request or organization. */
+  open (organization: KeptIn, answer: KeyOwner & StoredResponse): string
 }
 
-/** An organization, with the key that its answers are sealed under. */
+/** An organization with the key that seals its responses. */
 export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
@@ -28,22 +28,24 @@ const columns = {
   request: idempotency_keys.request, status: idempotency_keys.status, answer: idempotency_keys.answer
 }
 
-const toAnswer = ({ answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }): KeptAnswer =>
+const toAnswer = (
+  { answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }
+): StoredResponse =>
   ({ ...row, sealed: Buffer.from(answer.sealed, 'base64') })
 
-/** What was answered to a key in the last 24 hours. */
-export async function findAnswer (db: Db, owner: KeyOwner): Promise<KeptAnswer | undefined> {
+/** The stored response to a key of the last 24 hours. */
+export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
   const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
   return row && toAnswer(row)
 }
 
 /**
- * What was answered to a key of somebody who made an organization with it: in which of theirs the answer is kept, the
- * key does not say.
+ * The stored response to a person's key for creating an organization. Looks in all organizations of the person, because
+ * the key does not name the organization.
  */
 export async function findAnswerOfPerson (
   db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
-): Promise<{ kept: KeptAnswer, organization: KeptIn } | undefined> {
+): Promise<{ kept: StoredResponse, organization: KeptIn } | undefined> {
   const { id, storage_key } = organizations
   const [row] = await db.select({ ...columns, organization: { id, storage_key } }).from(members)
     .innerJoin(
@@ -56,7 +58,7 @@ export async function findAnswerOfPerson (
   return { kept: toAnswer(kept), organization }
 }
 
-/** Whether so many answers to one who calls are kept. */
+/** Whether a caller has reached the limit of stored responses. */
 export async function areAnswersFull (
   db: Db, organizationId: string, principal: string, most: number
 ): Promise<boolean> {
@@ -69,7 +71,7 @@ export async function areAnswersFull (
  * Stores a response, in the transaction of the change. False when a response to the same key was stored meanwhile: the
  * change has to be undone.
  */
-export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: KeptAnswer): Promise<boolean> {
+export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // A response from more than 24 hours ago may still be there.
   const { organization_id, principal, key } = idempotency_keys
@@ -80,7 +82,7 @@ export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }:
   return stored.length === 1
 }
 
-/** The next organizations with answers that are kept no longer, behind one of them: the system's own list. */
+/** A page of organizations, after an id, with expired responses. A query over all organizations. */
 export async function listOwnersOfOldAnswers (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = idempotency_keys
   return (await db.selectDistinct({ organization_id }).from(idempotency_keys)
@@ -88,7 +90,7 @@ export async function listOwnersOfOldAnswers (db: Db, after: string, limit: numb
     .map((row) => row.organization_id)
 }
 
-/** Takes answers of an organization that are kept no longer, so many at most, and counts them. */
+/** Deletes expired responses of an organization, `limit` at most; returns their number. */
 export async function deleteOldAnswers (db: Db, organizationId: string, limit: number): Promise<number> {
   const own = eq(idempotency_keys.organization_id, organizationId)
   const old = db.select({ place: sql`ctid` }).from(idempotency_keys).where(and(own, isOld)).limit(limit)

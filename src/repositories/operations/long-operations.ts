@@ -2,9 +2,9 @@ import { sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 
 /**
- * Waits until no other instance runs a long operation of the organization, and keeps others waiting until the end of
- * the transaction. The first lock of its transaction, so no transaction that waits here has another lock. Waits no
- * longer than the lock timeout.
+ * Waits until no other instance runs a long operation of the organization, and locks out others until the end of the
+ * transaction. Must be the first lock of its transaction, so that a waiting transaction has no other locks. Waits up to
+ * the lock timeout.
  */
 export async function lockLongOperations (db: Db, organizationId: string): Promise<void> {
   await db.execute(sql`

@@ -3,20 +3,20 @@ import { lookupHash, type Db } from '../../db/database.ts'
 import { deleteExpired, keepNewest } from '../../db/callers/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
 
-// How often a password may be guessed, and which browsers are not strangers.
+// Limits password guessing, and recognizes browsers with an earlier sign-in.
 
-/** What attempts are counted by; `name` says it, and is stored as a keyed hash. */
+/** A counter of attempts; `name` identifies it and is stored as a keyed hash. */
 export interface Count {
   name: string
   /**
-   * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further one locks twice
-   * as long, up to 15 minutes. `account`: an account from everywhere where it is not known, 25 in half an hour, which
-   * is more than one place alone can make.
+   * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further attempt doubles
+   * the lock time, up to 15 minutes. `account`: an account from all unknown devices; 25 attempts in half an hour, more
+   * than one place alone can make.
    */
   of: 'place' | 'account'
 }
 
-/** The key of a count in `sign_in_failures`. */
+/** The key of a counter in `sign_in_failures`. */
 export const countKey = (db: Db, { name }: Pick<Count, 'name'>): Buffer => lookupHash(db, 'sign-in attempts', { name })
 
 const { failures, locked_until, last_at } = sign_in_failures
@@ -26,7 +26,7 @@ const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 
 const OVER = sql`(${last_at} < now() - interval '30 minutes')`
 const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
 
-/** The failure that locks. */
+/** The number of failures from which attempts are locked. */
 const FROM = { place: 5, account: 25 }
 
 const BOUNDS = {
@@ -43,15 +43,15 @@ const BOUNDS = {
   }
 }
 
-/** An attempt that may be judged, as the so-manieth of its last count; or the seconds until one may be. */
+/** A permitted attempt with its number in the last counter, or the seconds to wait. */
 export type Attempt = { number: number } | { wait: number }
 
 /**
- * Takes an attempt of each count, or of none while one of them is locked: before the password is looked at, so that
- * guesses made at once count one by one.
+ * Counts an attempt in each counter, or in none if one of them is locked. This happens before the password is verified,
+ * so that concurrent guesses are counted one by one.
  */
 export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<Attempt> {
-  // Long after its window and the longest lock, a count is that of nobody.
+  // An hour is longer than every window and lock.
   await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
   for (const [i, count] of counts.entries()) {
@@ -71,7 +71,7 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
   return { number }
 }
 
-/** An attempt that could not be judged does not count, and locks nothing; a lock that others have earned stays. */
+/** Takes back an attempt that could not be verified. A lock that other attempts caused stays. */
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     await db.update(sign_in_failures).set({
@@ -81,7 +81,7 @@ export async function returnAttempts (db: Db, counts: readonly Count[]): Promise
   }
 }
 
-/** The right password was given: its place begins anew. What strangers tried elsewhere stays counted. */
+/** Resets the counter of the place after a correct password. Attempts from other places stay counted. */
 export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
@@ -89,11 +89,11 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
   }
 }
 
-const MOST_DEVICES = 20
+const MAX_DEVICES = 20
 
 /**
- * A number of the browser that somebody has signed in with within 90 days: to the account, if one is named, or to any.
- * It outlives the names that the browser goes by, so that a count by it does not begin anew with a sign-in.
+ * The id of a browser with a sign-in in the last 90 days, to this account or, without `user_id`, to any. The id stays
+ * when the browser's cookie changes, so that a counter for the browser does not restart with a sign-in.
  */
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
@@ -105,8 +105,8 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
 }
 
 /**
- * Remembers the browser that somebody has just signed in with. It goes by a new name each time: whoever has copied the
- * one `before` has nothing. Other accounts that were signed in to with it keep it; an account keeps its 20 newest.
+ * Remembers the browser of a sign-in under a new cookie, so that a copy of the former cookie (`before`) becomes
+ * useless. Other accounts of the browser follow to the new cookie. An account keeps its 20 newest browsers.
  */
 export async function rememberDevice (
   db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }
@@ -120,6 +120,6 @@ export async function rememberDevice (
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
   await keepNewest(
     db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
-    { by: sign_in_devices.expires_at, most: MOST_DEVICES }
+    { by: sign_in_devices.expires_at, most: MAX_DEVICES }
   )
 }

@@ -4,7 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
-import { deleteTokensOfMember, type HeldTokens } from '../../db/callers/grants.ts'
+import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { members, users } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
@@ -30,8 +30,8 @@ function toMember (
 }
 
 /**
- * Members of an organization in the order in which their accounts were made. A member whose membership or account has a
- * MAC that does not verify is left out, though the total counts it.
+ * Members of an organization, ordered by account creation. A member whose membership or account has a MAC that does not
+ * verify is left out, though the total counts it.
  */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
@@ -60,8 +60,8 @@ export async function isMemberAddress (db: Db, organizationId: string, email: st
 }
 
 /**
- * Takes a membership until the end of the transaction: whatever its holder changes is done by then, or comes to
- * nothing. The caller holds the organization.
+ * Locks a membership until the end of the transaction: concurrent changes by this member finish first, or fail. The
+ * caller has locked the organization.
  */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
@@ -71,20 +71,20 @@ export async function lockMember (
   return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
 }
 
-/** Owners beside this person who can act: with an open account and a verified address. */
+/** The number of other owners who can act: with an open account and a verified address. */
 export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
 /**
- * The same, and no transaction closes their accounts before this one ends. The caller has locked the organization, and
- * no account or membership.
+ * The same, with a lock that prevents closing their accounts before the end of the transaction. The caller has locked
+ * the organization, and no account or membership.
  */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
 }
 
-const MOST_OWNERS = 100
+const MAX_OWNERS = 100
 
 function selectOtherOwners (db: Db, organizationId: string, userId: number) {
   return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
@@ -92,7 +92,7 @@ function selectOtherOwners (db: Db, organizationId: string, userId: number) {
     .where(and(
       matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
       ne(members.user_id, userId), isNull(users.disabled_at)
-    )).orderBy(asc(members.user_id)).limit(MOST_OWNERS)
+    )).orderBy(asc(members.user_id)).limit(MAX_OWNERS)
 }
 
 const countOwners = (db: Db, rows: Awaited<ReturnType<typeof selectOtherOwners>>): number =>
@@ -109,13 +109,13 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
  * caller has locked (`lockTokensOfMember`): a later membership does not revive them.
  */
 export async function deleteMember (
-  db: Db, organizationId: string, userId: number, tokens: HeldTokens
+  db: Db, organizationId: string, userId: number, tokens: EndingTokens
 ): Promise<void> {
   await db.delete(members).where(oneOf(organizationId, userId))
   await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
 
-/** The organizations of which a person is a member, by their ids: all of them, however many. */
+/** The ids of all organizations of which a person is a member. */
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
   const all: string[] = []
   for (let after = ''; ;) {

@@ -4,7 +4,7 @@ import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MOST_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
@@ -22,7 +22,7 @@ import type { TeamPowers } from '../../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
-/** An application that acts for users. */
+/** An OAuth client. */
 export interface Client {
   id: string
   name: string
@@ -34,7 +34,7 @@ export interface Client {
 const SECOND = 1000
 const DAY = 24 * 60 * 60 * SECOND
 
-/** A client that may be used. The id may be any text: it is looked up only if it can be one. */
+/** An enabled client. Ids of invalid length are not looked up. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
   const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(
@@ -58,22 +58,25 @@ export async function createClient (
   return rows.length === 1
 }
 
-/** Marks a client as shut out, or as let in again; false when there is no such client. */
+/** Disables or enables a client; false when there is no such client. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
   return await updateAuthentic(
     db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
   ) !== undefined
 }
 
-/** Revokes some of what a client was granted; answers how many grants, none when there are no more, and what ended. */
+/**
+ * Revokes a batch of a client's grants. Returns the number of revoked grants (0 when none are left), and the API tokens
+ * that ended.
+ */
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
 
-// What has ended loses its MAC: to take the mark away brings nothing back.
+// An ended row loses its MAC, so that clearing the mark does not revive it.
 const USED = { used_at: sql`now()`, mac: null }
 
-// Requests that wait for a decision
+// Pending authorization requests
 
 export interface PendingRequest {
   client_id: string
@@ -83,10 +86,13 @@ export interface PendingRequest {
   scopes: string[]
 }
 
-/** Requests of one session that wait: as many as anybody has open. */
-const MOST_REQUESTS = 20
+/** Maximum pending requests of a session. */
+const MAX_REQUESTS = 20
 
-/** False when the session has ended meanwhile. A session keeps its 20 newest: what ends it takes few of them along. */
+/**
+ * False when the session has ended. Only the 20 newest requests of a session are kept, so that ending a session deletes
+ * few rows.
+ */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
@@ -100,7 +106,7 @@ export async function createRequest (
   }
   await keepNewest(
     db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
-    { by: oauth_requests.expires_at, most: MOST_REQUESTS }
+    { by: oauth_requests.expires_at, most: MAX_REQUESTS }
   )
   return true
 }
@@ -108,7 +114,7 @@ export async function createRequest (
 const pending = (id_hash: Buffer, session_hash: Buffer) =>
   and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
 
-/** A request of this session that waits for a decision. */
+/** A pending request of this session. */
 export async function findRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -117,7 +123,7 @@ export async function findRequest (
   return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
 }
 
-/** Takes a request of this session, once: of two decisions at the same time, one is made. */
+/** Consumes a request of this session, so that only one of two concurrent decisions takes effect. */
 export async function takeRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -128,21 +134,20 @@ export async function takeRequest (
 
 // Grants and codes
 
-// For a day it is remembered that a grant is over, and by which credentials it was used: longer would tell nobody
-// anything.
+// Ended grants and used credentials are kept for a day, to detect reuse.
 const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
 /**
- * Revokes the oldest grants that an application has of a person, so that there is room for one more (`MOST_GRANTS`);
- * answers these, and the API tokens that ended with them. The caller holds the account: of two who agree at once, the
- * second counts what the first granted.
+ * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. Returns the
+ * revoked grants, and the API tokens that ended with them. The caller has locked the account, which serializes
+ * concurrent consents.
  */
-export async function makeGrantRoom (
+export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
   const { id } = oauth_grants
-  // From before there was a limit there may be many.
+  // Grants from before the limit existed may be many.
   const oldest = await db.select({ id }).from(oauth_grants).where(and(
     matching(oauth_grants, { user_id, client_id }), isNull(oauth_grants.revoked_at),
     gt(oauth_grants.expires_at, sql`now()`)
@@ -153,14 +158,14 @@ export async function makeGrantRoom (
 }
 
 /**
- * Grants something to an application, under an id that is larger than that of the person's second factor, which was
- * asked for (`isOfFactor`). The caller holds the account.
+ * Creates a grant. Its id is larger than the id of the person's second factor, which shows that the factor was required
+ * (`isOfFactor`). The caller has locked the account.
  */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
-  // Their codes go with them; tokens went before, a few at a time, and API tokens in the background. A code that nobody
-  // redeemed leaves a grant without any.
+  // Deleting a grant cascades to its codes; access tokens were deleted before in batches, API tokens in the background.
+  // A grant whose code was never redeemed has no tokens.
   await deleteExpired(
     db, oauth_grants, oauth_grants.id,
     sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
@@ -186,7 +191,7 @@ export async function createCode (
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
-/** A grant as its tokens need it; undefined in every way in which it cannot be used any more. */
+/** A usable grant, for its tokens; undefined in every case where it cannot be used. */
 export interface LiveGrant { id: number, client_id: string, user_id: number, scopes: string[] }
 
 export interface Code {
@@ -203,7 +208,7 @@ const grant = {
     sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
 }
 
-/** The rows on which a grant rests, as a select needs them. */
+/** The authenticated rows that a grant depends on. */
 const support = {
   itsGrant: authenticatedColumns('oauth_grants'),
   itsUser: authenticatedColumns('users'),
@@ -215,7 +220,7 @@ interface Support {
   itsClient: Authenticated<'oauth_clients'>
 }
 
-/** Joins what was issued for a grant, and the grant, with whose it is and who acts through it. */
+/** Joins codes or tokens with their grant, its user and its client. */
 function withSupport<T extends PgSelect> (issued: T) {
   return issued.innerJoin(users, eq(users.id, oauth_grants.user_id))
     .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
@@ -226,7 +231,7 @@ function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolea
     isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
 }
 
-/** A code with its grant, locked: whoever comes second sees that it was used. */
+/** A code with its grant, locked: a concurrent second use sees that the code was used. */
 export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
   const [row] = await withSupport(db.select({
     code: authenticatedColumns('oauth_codes'),
@@ -240,19 +245,19 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_grants, oauth_codes] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
-  // What is used or over has no MAC any more, and nothing left to give.
+  // Used, expired and revoked rows have no MAC and give no access.
   const isOver = found.is_used || found.is_expired || !found.grant.is_live
   return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row))
     ? found
     : undefined
 }
 
-/** Uses a code up. */
+/** Marks a code as used. */
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
   await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
 }
 
-/** A code was presented with a wrong verifier; after five of them it is burnt. */
+/** Counts a wrong code verifier; after five, the code is invalid. */
 export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<void> {
   const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
   await db.update(oauth_codes).set({
@@ -267,7 +272,7 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 
 export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
 
-/** Used pairs stay as long as their grant is there, because a second use is noticed by them. */
+/** A used pair is kept as long as its grant, so that reuse of a refresh token is detected. */
 export async function createPair (db: Db, pair: NewPair): Promise<void> {
   await deleteExpired(
     db, oauth_tokens, oauth_tokens.id,
@@ -286,7 +291,7 @@ export async function createPair (db: Db, pair: NewPair): Promise<void> {
 
 export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
 
-/** The pair of a refresh token, locked with its grant. */
+/** The token pair of a refresh token, locked with its grant. */
 export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
   const [row] = await withSupport(db.select({
     id: oauth_tokens.id,
@@ -305,17 +310,17 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     : undefined
 }
 
-/** A pair that was exchanged for the next one: neither of its tokens counts any more. */
+/** Marks a pair as exchanged: both of its tokens are invalid. */
 export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
 
-/** Ends a grant with everything that was issued for it; answers the API tokens among that. */
+/** Revokes a grant with all its codes and tokens; returns the API tokens that ended. */
 export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
   return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
 
-/** An application that may act for a person, and since when. */
+/** A granted application and the time of the grant. */
 export interface Application {
   id: number
   client_id: string
@@ -325,7 +330,7 @@ export interface Application {
   expires_at: Date
 }
 
-/** A page of what a person has granted and not taken back, newest first. */
+/** A page of a person's active grants, newest first. */
 export async function listGrants (db: Db, user_id: number, page = 1): Promise<HeldPage<Application>> {
   const { limit, offset } = heldFrom(page)
   const { created_at } = oauth_grants
@@ -345,8 +350,8 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
 }
 
 /**
- * Ends a grant of this person with everything that was issued for it, and answers whose client that was and the API
- * tokens among it; undefined when there is none that lives.
+ * Revokes a grant of this person with all its codes and tokens. Returns the client and the API tokens that ended;
+ * undefined when there is no such active grant.
  */
 export async function revokeGrantOf (
   db: Db, user_id: number, id: number
@@ -356,7 +361,7 @@ export async function revokeGrantOf (
   return revoked && { client_id: revoked.client_id, ended }
 }
 
-/** Ends the grant that a token, either of a pair, was issued for, if it is that client's. */
+/** Revokes the grant of an access or refresh token, if the grant belongs to this client. */
 export async function revokeByToken (
   db: Db, hash: Buffer, client_id: string
 ): Promise<{ id: number, user_id: number, ended: EndedTokens[] } | undefined> {
@@ -370,44 +375,44 @@ export async function revokeByToken (
 
 // Calls with an access token
 
-/** Who calls with an access token, and in which of the user's organizations, if the path names one. */
+/** The caller of a request with an access token, in the organization that the path names, if any. */
 export interface UserCall {
-  /** The record of the access token, and the grant that it was issued for. */
+  /** The id of the access token, and its grant. */
   id: number
   grant_id: number
   user: User
   client_id: string
   granted: Ability[]
-  /** When the grant ends with everything that was issued for it. */
+  /** The expiry of the grant, and of all its tokens. */
   expires_at: Date
   membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
 }
 
 const byAccessToken = prepared('users_by_access_token', (db) => db
   .select({
-    question: sql<number>`asked.question`.as('question'),
+    query_index: sql<number>`queries.query_index`.as('query_index'),
     id: oauth_tokens.id,
     grant_id: oauth_tokens.grant_id,
     user: userColumns,
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
     member: authenticatedColumns('members'),
-    inProject: sql<TeamRoleFound[] | null>`CASE WHEN asked.project IS NOT NULL
-      THEN ${teamRoles(sql`${members}`, sql`slug = asked.project`)} END`.as('in_project'),
-    anywhere: sql<Role[] | null>`CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
+    inProject: sql<TeamRoleFound[] | null>`CASE WHEN queries.project IS NOT NULL
+      THEN ${teamRoles(sql`${members}`, sql`slug = queries.project`)} END`.as('in_project'),
+    anywhere: sql<Role[] | null>`CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
     organization: organizationColumns,
     plan: plans
   })
   .from(
-    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
-      AS asked (question int, hash text, organization text, project varchar, anywhere boolean)`
+    sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
+      AS queries (query_index int, hash text, organization text, project varchar, anywhere boolean)`
   )
-  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
+  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(queries.hash, 'hex')`))
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
   .innerJoin(users, eq(users.id, oauth_grants.user_id))
   .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
   .leftJoin(organizations, or(
-    eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)
+    eq(organizations.id, sql`upper(queries.organization)::bpchar`), eq(organizations.slug, sql`queries.organization`)
   ))
   .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
   .leftJoin(plans, eq(plans.name, organizations.plan))
@@ -420,21 +425,18 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
 
 interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
 
-const findUserCalls = gather({
+const findUserCalls = batchLoad({
   keyOf: ({ hash, organization, teams: { project, anywhere } }: CallQuery) =>
     hash.toString('latin1') + JSON.stringify([organization, project, anywhere]),
-  find: async (db, questions) => {
-    const asked = questions.map(({ hash, organization, teams }, question) =>
-      ({ question, hash: hash.toString('hex'), organization, ...teams }))
-    return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map(({ hash, organization, teams }, query_index) =>
+      ({ query_index, hash: hash.toString('hex'), organization, ...teams }))
+    return groupByQuery(await byAccessToken(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: userCallOf
 })
 
-/**
- * The call that an access token makes, judged by the database's clock; undefined when the token counts for nothing any
- * more.
- */
+/** The caller with this access token; undefined when the token is not valid by the database's clock. */
 export async function findUserCall (
   db: Db, hash: Buffer, organization: string | undefined, teams: TeamQuery = {}
 ): Promise<UserCall | undefined> {
@@ -450,7 +452,8 @@ function userCallOf (
   if (first === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant } = first
   if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
-  // A slug may spell another organization's id: the one that the user belongs to is meant, and of two such, the id.
+  // A slug may equal another organization's id. Prefer the organization of which the user is a member; if both are,
+  // prefer the id.
   const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
@@ -461,7 +464,7 @@ function userCallOf (
         organization: { ...own.organization!, plan: own.plan! }
       }
     : undefined
-  // Never more than was granted, whatever the pair says.
+  // Scopes beyond the grant are ignored.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
   return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
 }

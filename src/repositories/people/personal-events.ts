@@ -7,7 +7,7 @@ import { makeId } from '../../db/rows/ids.ts'
 import { personal_events } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 
-/** What happened to a person's account, and from where; an operator has neither address nor browser. */
+/** An event of a person's account with its origin; an operator has neither address nor browser. */
 export interface PersonalEvent {
   user_id: number
   action: EventName
@@ -17,13 +17,13 @@ export interface PersonalEvent {
   details: Record<string, string | number | boolean | null> | null
 }
 
-// About as many bytes as an event with its index entries adds to the write-ahead log.
+// Approximate WAL bytes of an event with its index entries.
 const LOGGED_BYTES = 500
 
 /**
- * Records an event for its person alone. Without such an account the same statements run, and write a message of the
- * same size to the write-ahead log only. The commit then flushes the log in both cases, so its duration does not tell
- * whether an address has an account. Deletes some events that are older than a year.
+ * Records an event that only its person sees. For an unknown address, the same statements run and write a WAL message
+ * of the same size. The commit then flushes the WAL in both cases, so its duration does not tell whether an address has
+ * an account. Also deletes some events that are older than a year.
  */
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
   const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }

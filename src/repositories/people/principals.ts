@@ -7,12 +7,12 @@ import type { Caller } from '../../db/callers/caller.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Db } from '../../db/database.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
 
-/** The organization that a request is about, as the guard found it. */
+/** The organization of a request, as authorization found it. */
 export interface Organization {
   id: string
   name: string
@@ -21,40 +21,42 @@ export interface Organization {
   plan: Plan
   /** Wrapped by a master key. */
   storage_key: Buffer
-  /** Members act in it only when they have a second factor. */
+  /** Members need a second factor to act in the organization. */
   require_second_factor: boolean
   created_at: Date
   updated_at: Date
 }
 
-/** A person, and the grant through which something acts or was made for them. */
+/** A person with the grant through which a principal acts, or through which it was created. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**
- * Who acts in an organization: the holder of an API token of it, or a member through an application. What a person's
- * token may do is bounded by what the person may at that moment.
+ * The authorized caller in an organization: an API token, or a member through an application. The powers of a person's
+ * token are limited by the person's current powers.
  */
 export interface Principal extends Powers {
   type: 'api_token' | 'user'
   id: number
   name: string
-  /** What the guard asked for of the roles through teams. */
+  /** The roles through teams that authorization requested. */
   teams: TeamPowers
-  /** Parts of the hierarchy that the token is narrowed to; none: the whole organization. */
+  /** Restrictions of the token; empty: the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
-  /** What every change of it holds until it commits. */
+  /** The rows that every change locks until it commits. */
   caller: Caller
-  /** The person that it acts for, or whose token it is, and through which grant; null for a token of nobody's. */
+  /**
+   * The person whom the principal acts for, or who owns the token, with the grant; null for a token without an owner.
+   */
   person: Person | null
   organization: Organization
 }
 
-// By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
-// rows that it rests on come along. One that is nobody's costs no look-up of them: a key that is null is looked for
-// nowhere.
-const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_by_hash', ($) => sql`
-  SELECT asked.question,
+// Finds a token by its current value, or by its former value during the overlap after a rotation. Joins the membership,
+// user and grant of a person's token. For a token without an owner these joins cost nothing, because their keys are
+// null.
+const principalsByHash = preparedSql<TokenFound, { queries: string }>('principals_by_hash', ($) => sql`
+  SELECT queries.query_index,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
@@ -64,17 +66,18 @@ const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
         'members', to_jsonb(m),
-        'in_project', CASE WHEN asked.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = asked.project`)} END,
-        'anywhere', CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
-    CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
+        'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
+        'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
+    CASE WHEN api_tokens.token_hash <> decode(queries.hash, 'hex') THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
-        AND f.token_hash = decode(asked.hash, 'hex')) END AS former
-  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, hash text, project varchar, anywhere boolean)
+        AND f.token_hash = decode(queries.hash, 'hex')) END AS former
+  FROM jsonb_to_recordset(${$('queries')}::jsonb)
+    AS queries (query_index int, hash text, project varchar, anywhere boolean)
   CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
-      WHERE f.token_hash = decode(asked.hash, 'hex') AND f.expires_at > now()
-    ), decode(asked.hash, 'hex'))`)}
+      WHERE f.token_hash = decode(queries.hash, 'hex') AND f.expires_at > now()
+    ), decode(queries.hash, 'hex'))`)}
   CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)}
   LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
@@ -87,7 +90,7 @@ const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
 
 interface TokenFound {
-  question: number
+  query_index: number
   id: string
   organization_id: string
   name: string
@@ -124,21 +127,21 @@ type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Re
   anywhere: Role[] | null
 }
 
-const findPrincipals = gather({
+const findPrincipals = batchLoad({
   keyOf: ({ hash, teams: { project, anywhere } }: { hash: Buffer, teams: TeamQuery }) =>
     hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
-  find: async (db, questions) => {
-    const asked = questions.map(({ hash, teams }, question) => ({ question, hash: hash.toString('hex'), ...teams }))
-    return byQuestion(await principalsByHash(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map(({ hash, teams }, query_index) =>
+      ({ query_index, hash: hash.toString('hex'), ...teams }))
+    return groupByQuery(await principalsByHash(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) => row && principalOf(db, row)
 })
 
 /**
- * The principal of a token that lives, judged by the database's clock. Nothing is cached: a revoked token is dead at
- * once.
+ * The principal of a valid API token, by the database's clock. Nothing is cached, so a revocation takes effect at once.
  *
- * @param teams which roles through teams are looked up with it; none by default
+ * @param teams the roles through teams to load; none by default
  */
 export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
   return findPrincipals(db, { hash, teams })
@@ -202,7 +205,8 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
   }
 }
 
-// A token of nobody's holds its abilities; a person's, as much of them as the person, and `*` only where it was given.
+// A token without an owner has its own abilities. A person's token has those that the person has too, and `*` only if
+// it was granted explicitly.
 function powersOf (
   db: Db, support: Support | null,
   { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null },
@@ -225,8 +229,8 @@ function powersOf (
   }
 }
 
-// What rests on a person, a membership, a grant and its client lives no longer than these, and no better than what is
-// known of them.
+// A token with an owner is valid only while the user, the membership, the grant and the client are valid, and while
+// their MACs verify.
 function isSupported (
   db: Db, support: Support,
   { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }
@@ -245,7 +249,7 @@ function isSupported (
   return grant === null || (client !== null && isAuthentic(db, 'oauth_clients', client, about))
 }
 
-/** Remembers that the token was used, to the minute. */
+/** Records the last use of a token, with a resolution of one minute. */
 export async function updateTokenUse (db: Db, { id, organization }: Principal): Promise<void> {
   await db.update(api_tokens).set({ last_used_at: sql`now()` })
     .where(and(

@@ -6,22 +6,22 @@ import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
-// Second factors of people. Whoever changes one holds the account's row first (`lockUser`), as everything does that
-// ends something of a person.
+// Second factors of accounts. Every change locks the account first (`lockUser`), like all changes that end sessions or
+// tokens of a person.
 
-/** What makes the codes of a second factor; it counts when the account names its id. */
+/** The TOTP secret of a second factor; it takes effect when the account names its id. */
 export interface Factor {
   user_id: number
   id: number
-  /** Wrapped, for account and id. */
+  /** Wrapped; its context is the account and the id. */
   secret: Buffer
   last_step: number | null
   created_at: Date
 }
 
 /**
- * An id for a second factor of somebody, larger than that of everything that they granted before, by whichever instance
- * that was (`isOfFactor`). The caller holds the account.
+ * A new id for a second factor of a person, larger than the ids of all earlier grants, which any instance may have made
+ * (`isOfFactor`). The caller has locked the account.
  */
 export async function makeFactorId (db: Db, userId: number): Promise<number> {
   const [newest] = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(eq(oauth_grants.user_id, userId))
@@ -29,7 +29,7 @@ export async function makeFactorId (db: Db, userId: number): Promise<number> {
   return makeId(newest?.id)
 }
 
-/** Keeps what is being set up, in place of what was before; an account that has a second factor keeps that. */
+/** Stores a second factor during its setup, in place of an earlier setup. An active second factor is not replaced. */
 export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'id' | 'secret'>): Promise<void> {
   const row = { ...factor, last_step: null }
   const values = { ...row, mac: macOf(db, 'second_factors', row) }
@@ -37,7 +37,7 @@ export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'i
     .onConflictDoUpdate({ target: second_factors.user_id, set: { ...values, created_at: sql`now()` } })
 }
 
-/** What makes the codes of an account, in use or being set up. */
+/** The TOTP secret of an account, active or during setup. */
 export async function findFactor (db: Db, user_id: number): Promise<Factor | undefined> {
   const [row] = await db.select({
     ...authenticatedColumns('second_factors'), secret: second_factors.secret, created_at: second_factors.created_at
@@ -46,15 +46,15 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
 }
 
 /**
- * Makes what was being set up the account's second factor, under an id of now: what has a smaller one was made without
- * it. Every session that was begun without it ends. False, and nothing changed, when there is one already, or the
- * account is closed.
+ * Activates the prepared second factor under a new id; grants with smaller ids were made without it. Ends all sessions
+ * that began without it. Returns false without changes when there is an active factor already, or the account is
+ * closed.
  */
 export async function takeUpFactor (
   db: Db, from: Factor, { id, secret, last_step }: Pick<Factor, 'id' | 'secret' | 'last_step'>
 ): Promise<boolean> {
   const open = and(eq(users.id, from.user_id), isNull(users.second_factor_id), isNull(users.disabled_at))
-  // The account first: where it has one, nothing of that one changes.
+  // Update the account first: if it has a second factor already, that factor stays unchanged.
   if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
     return false
   }
@@ -64,7 +64,10 @@ export async function takeUpFactor (
   return true
 }
 
-/** Takes the second factor away with all that belongs to it. False when the account was changed outside the service. */
+/**
+ * Deletes the second factor with its recovery codes and pending sign-ins. False when the MAC of the account does not
+ * verify.
+ */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   const changed = await updateAuthentic(
     db, 'users', eq(users.id, user_id), { second_factor_id: null }, { updated_at: sql`now()` }
@@ -76,14 +79,14 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   return true
 }
 
-/** Uses the code of a time step up, and those before it: of two at once with the same code, one does. */
+/** Consumes the time step of a code and all earlier steps. Of two concurrent uses of a code, one succeeds. */
 export async function useStep (db: Db, { user_id, id }: Factor, step: number): Promise<boolean> {
   const { last_step } = second_factors
   const unused = and(matching(second_factors, { user_id, id }), or(isNull(last_step), lt(last_step, step)))
   return await updateAuthentic(db, 'second_factors', unused, { last_step: step }) !== undefined
 }
 
-/** Recovery codes in place of all from before. */
+/** Replaces all recovery codes. */
 export async function createRecoveryCodes (
   db: Db, { user_id, id: factor_id }: Pick<Factor, 'user_id' | 'id'>, hashes: readonly Buffer[]
 ): Promise<void> {
@@ -94,7 +97,7 @@ export async function createRecoveryCodes (
   }))
 }
 
-/** Uses a recovery code up: of two at once, one does. */
+/** Consumes a recovery code. Of two concurrent uses, one succeeds. */
 export async function takeRecoveryCode (
   db: Db, { user_id, id }: Pick<Factor, 'user_id' | 'id'>, code_hash: Buffer
 ): Promise<boolean> {
@@ -103,7 +106,7 @@ export async function takeRecoveryCode (
   return row !== undefined && isAuthentic(db, 'recovery_codes', row) && row.factor_id === id
 }
 
-/** How many recovery codes are left. */
+/** The number of unused recovery codes. */
 export async function countRecoveryCodes (db: Db, user_id: number): Promise<number> {
   return db.$count(recovery_codes, eq(recovery_codes.user_id, user_id))
 }
@@ -111,11 +114,11 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 // Sign-ins that wait for the second factor
 
 const MINUTE = 60_000
-const MOST_WRONG = 5
+const MAX_WRONG_CODES = 5
 
 /**
- * Remembers for ten minutes that somebody has given the right password. False when it was changed meanwhile, or the
- * account closed; whoever changes it then ends this, too.
+ * Records for ten minutes that the password was correct. False when the password was changed meanwhile, or the account
+ * closed. A later change of the password deletes the record too.
  */
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
@@ -131,7 +134,7 @@ export async function createSignInStep (
   return rows.length === 1
 }
 
-/** Who has given the right password and not yet a code. */
+/** The user of a sign-in that waits for the second factor. */
 export async function findSignInStep (db: Db, token_hash: Buffer): Promise<number | undefined> {
   const [row] = await db.select(authenticatedColumns('sign_in_steps')).from(sign_in_steps).where(and(
     eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`)
@@ -139,7 +142,7 @@ export async function findSignInStep (db: Db, token_hash: Buffer): Promise<numbe
   return row !== undefined && isAuthentic(db, 'sign_in_steps', row) ? row.user_id : undefined
 }
 
-/** Uses a sign-in up that waits for a code: of two at once, one goes on. */
+/** Consumes a sign-in that waits for a code. Of two concurrent attempts, one succeeds. */
 export async function takeSignInStep (db: Db, token_hash: Buffer): Promise<boolean> {
   const [row] = await db.delete(sign_in_steps).where(and(
     eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`)
@@ -147,12 +150,12 @@ export async function takeSignInStep (db: Db, token_hash: Buffer): Promise<boole
   return row !== undefined && isAuthentic(db, 'sign_in_steps', row)
 }
 
-/** Counts a wrong code: after five, the password has to be given again. False when that is so. */
+/** Counts a wrong code. Returns false after five wrong codes: the user has to sign in again. */
 export async function countWrongCode (db: Db, token_hash: Buffer): Promise<boolean> {
   const step = eq(sign_in_steps.token_hash, token_hash)
   const [row] = await db.update(sign_in_steps).set({ wrong_codes: sql`${sign_in_steps.wrong_codes} + 1` }).where(step)
     .returning({ wrong: sign_in_steps.wrong_codes })
-  if (row !== undefined && row.wrong < MOST_WRONG) return true
+  if (row !== undefined && row.wrong < MAX_WRONG_CODES) return true
   await db.delete(sign_in_steps).where(step)
   return false
 }

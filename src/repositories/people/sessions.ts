@@ -10,13 +10,13 @@ import type { User } from './users.ts'
 const DAY = 24 * 60 * 60 * 1000
 const IDLE = sql`now() - interval '12 hours'`
 const MINUTE = 60_000
-/** Sessions of one person: those that were used last. */
-const MOST_SESSIONS = 1_000
+/** Maximum sessions of a person; the ones used last are kept. */
+const MAX_SESSIONS = 1_000
 
 /**
- * A session of an open account whose password is still the one that was verified, and whose second factor is what was
- * asked for: false when either was changed meanwhile, or the account closed. The row is held, so that whoever changes
- * the password waits and then ends this session too (OA-63).
+ * Creates a session. Returns false when, since the verification, the password or the second factor was changed, or the
+ * account was closed. The account is locked, so that a concurrent change of the password waits and then ends this
+ * session too (OA-63).
  */
 export async function createSession (
   db: Db, token_hash: Buffer,
@@ -32,19 +32,19 @@ export async function createSession (
     FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
       AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
     RETURNING user_id`) as unknown as unknown[]
-  // After the user's lock, which everything takes first that ends sessions.
+  // After the lock of the user, which is the first lock of every transaction that ends sessions.
   await deleteExpired(
     db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
   )
-  // However often somebody signs in who knows the password.
+  // Bounds the number of sessions of a person who signs in very often.
   const own = and(eq(sessions.user_id, id), live)!
-  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MOST_SESSIONS })
+  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
   return rows.length === 1
 }
 
 const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
 
-/** The user of a session that lives: used within 12 hours, at most 7 days old, of an account that is open. */
+/** The user of a valid session: used within 12 hours, at most 7 days old, and of an open account. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns,
@@ -65,10 +65,10 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
   return user
 }
 
-/** A browser that somebody is signed in with. */
+/** A signed-in browser. */
 export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
 
-/** A page of the sessions of a person that live, the one used last first. */
+/** A page of a person's valid sessions, last used first. */
 export async function listSessions (db: Db, user_id: number, page = 1): Promise<HeldPage<Session>> {
   const { limit, offset } = heldFrom(page)
   const rows = await db.select({ ...authenticatedColumns('sessions'), created_at: sessions.created_at }).from(sessions)
@@ -78,7 +78,7 @@ export async function listSessions (db: Db, user_id: number, page = 1): Promise<
   return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
 }
 
-/** Ends a session; of this person alone, if one is named. False when there was none. */
+/** Deletes a session; with `user_id`, only if it belongs to this person. False when there was none. */
 export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
   const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
   const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))
@@ -86,7 +86,7 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id?: numbe
   return rows.length === 1
 }
 
-/** Signs a person out of every browser; applications and API tokens go on. */
+/** Deletes all sessions of a person; applications and API tokens stay valid. */
 export async function deleteSessions (db: Db, user_id: number): Promise<void> {
   await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, user_id))
 }

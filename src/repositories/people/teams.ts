@@ -32,7 +32,7 @@ const byName = preparedSql<Found, { organization_id: string, id: string, slug: s
   SELECT ${columns} ${ofOrganization($)} AND (t.id = ${$('id')}::text OR t.slug = ${$('slug')})
   ORDER BY t.id = ${$('id')}::text DESC LIMIT 1`)
 
-/** A team by its id, in either letter case, or its slug; where one's slug spells another's id, the id is meant. */
+/** A team by its id, in either letter case, or by its slug. The id takes precedence over an equal slug. */
 export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
   const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
   return row !== undefined && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
@@ -42,7 +42,7 @@ const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('
   SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
   ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/** Teams of an organization by slug. A row that the service did not write is left out, though the total counts it. */
+/** Teams of an organization by slug. A row whose MAC does not verify is left out, though the total counts it. */
 export async function listTeams (
   db: Db, organization_id: string, page: PageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
@@ -53,8 +53,8 @@ export async function listTeams (
 }
 
 /**
- * Who is in a team, in the order in which their accounts were made. A person whose place in the team or account the
- * service did not write as it is is left out.
+ * Members of a team, ordered by account creation. A person is left out if the MAC of the place in the team or of the
+ * account does not verify.
  */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
@@ -67,8 +67,8 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
 }
 
 /**
- * The projects of a team by their slugs, with its role in each. A role that the service did not write as it is is left
- * out. Throws TamperedRow for the row of a project.
+ * The projects of a team by slug, with the team's role in each. A role whose MAC does not verify is left out. Throws
+ * TamperedRow for the row of a project.
  */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
   const { organization_id, project_id } = team_projects
@@ -83,8 +83,8 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
   })
 }
 
-// Of each role so many rows are looked at, however many projects somebody's teams hold.
-const MOST_OF_ROLE = 100
+// Rows to read for each role, however many projects the teams have.
+const MAX_OF_ROLE = 100
 
 interface RoleFound {
   organization_id: string
@@ -97,9 +97,9 @@ interface RoleFound {
   member_mac: Buffer | null
 }
 
-// Each part has a limit of its own, so that it is read by its index and no further than it is needed.
+// Each part has its own limit, so that each stops reading its index early.
 const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
-  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS asked (role) CROSS JOIN LATERAL (
+  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS requested (role) CROSS JOIN LATERAL (
     SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
       its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
     FROM members CROSS JOIN LATERAL (
@@ -108,14 +108,14 @@ const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles
       LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
     ) its CROSS JOIN LATERAL (
       SELECT p.project_id, p.role, p.mac FROM team_projects p
-      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = asked.role
-      LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = requested.role
+      LIMIT ${sql.raw(String(MAX_OF_ROLE))}
     ) held
     WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'
-    LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+    LIMIT ${sql.raw(String(MAX_OF_ROLE))}
   ) found`)
 
-/** The roles that somebody has in projects through teams, in all organizations in which they are an active member. */
+/** The roles of a person in projects through teams, in all organizations with an active membership. */
 export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
   const rows = await byRole(db, { user_id, roles: JSON.stringify(ROLES) })
   const own = rows.filter(({ member_role, member_mac, in_team_mac, ...held }) => {
@@ -155,7 +155,8 @@ export async function updateTeam (
 }
 
 /**
- * Deletes a team. Who acts by it holds first their place in it and then what it holds, so these go in the same order.
+ * Deletes a team. Callers who act through the team lock their place in it first and then the team's role, so the
+ * deletion uses the same order.
  */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   await db.delete(team_members).where(matching(team_members, { organization_id: organizationId, team_id: id }))
@@ -167,7 +168,7 @@ interface InTeam { organization_id: string, team_id: string, user_id: number }
 const itsMember = ({ organization_id, team_id, user_id }: InTeam) =>
   matching(team_members, { organization_id, team_id, user_id })
 
-/** How many are in a team, how many teams somebody is in, and whether they are in this one. */
+/** The members of a team, the teams of a person, and whether the person is in this team. */
 export async function countTeamMembers (
   db: Db, { organization_id, team_id, user_id }: InTeam
 ): Promise<{ members: number, teams: number, is_in: boolean }> {
@@ -187,17 +188,17 @@ export async function createTeamMember (db: Db, row: InTeam): Promise<void> {
   await db.insert(team_members).values({ ...row, mac: macOf(db, 'team_members', row) })
 }
 
-/** False when they are not in it. */
+/** False when the person is not in the team. */
 export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
   return (await db.delete(team_members).where(itsMember(row)).returning({ id: team_members.user_id })).length === 1
 }
 
-interface Held { organization_id: string, team_id: string, project_id: string }
-const itsProject = ({ organization_id, team_id, project_id }: Held) =>
+interface TeamProjectKey { organization_id: string, team_id: string, project_id: string }
+const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
-/** Gives a team a role in a project, or another one; false when it holds as many projects as it can. */
-export async function setTeamProject (db: Db, row: Held & { role: Role }): Promise<boolean> {
+/** Sets the role of a team in a project; false when the team has reached its limit of projects. */
+export async function setTeamProject (db: Db, row: TeamProjectKey & { role: Role }): Promise<boolean> {
   const [known] = await db.select({ role: team_projects.role }).from(team_projects).where(itsProject(row))
   if (known !== undefined) {
     await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
@@ -210,8 +211,8 @@ export async function setTeamProject (db: Db, row: Held & { role: Role }): Promi
   return true
 }
 
-/** False when the team does not hold it. */
-export async function deleteTeamProject (db: Db, row: Held): Promise<boolean> {
+/** False when the team has no role in the project. */
+export async function deleteTeamProject (db: Db, row: TeamProjectKey): Promise<boolean> {
   const gone = await db.delete(team_projects).where(itsProject(row)).returning({ id: team_projects.project_id })
   return gone.length === 1
 }

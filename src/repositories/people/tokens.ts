@@ -25,7 +25,7 @@ export interface NewToken {
   abilities: Ability[]
   slices: Slice[]
   expires_at: Date | null
-  /** Who makes it; an operator, when it is left out. */
+  /** The creator; undefined for an operator. */
   made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
 }
 
@@ -45,19 +45,19 @@ const madeBy = (maker: NewToken['made_by']) => ({
   created_by_type: maker?.type ?? null,
   created_by_id: maker?.id ?? null,
   created_by_name: maker?.name ?? null,
-  // What a token makes belongs to whomever the token belongs to.
+  // A token that a token creates belongs to the same person.
   user_id: maker?.person?.user_id ?? null,
   grant_id: maker?.person?.grant_id ?? null
 })
 
 /**
- * Makes room for one API token more: answers the limit that those of an organization, or of one person in it, have
- * reached, as far as they have not expired; undefined when there is room. What has expired is shown for a while, but of
- * no more than that either. A token that is there already and becomes the person's, or is given another life, is one
- * more of theirs; of the organization's it is one more only if it had expired. The caller holds the organization, so
- * that of two who take what is left the second counts what the first made.
+ * Checks the limits for API tokens before a token is created, renewed or changes its owner. Returns the reached limit,
+ * of the organization or of the person in it; undefined when a token can be added. Only live tokens count. Expired
+ * tokens stay visible up to the same limit; beyond it, the oldest ones are deleted. `held` is an existing token that
+ * gets a new owner or a new expiry: it counts as new for the person, and for the organization only if it had expired.
+ * The caller has locked the organization, so that concurrent requests cannot exceed a limit.
  */
-export async function makeTokenRoom (
+export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
 ): Promise<number | undefined> {
   const { organization, person } = TOKEN_LIMITS
@@ -87,8 +87,8 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
 }
 
 /**
- * Tokens of the organization, newest first; to a narrowed caller only those that lie inside its part of the hierarchy.
- * A row that the service did not write is none, though the total counts it.
+ * Tokens of the organization, newest first. A restricted caller sees only tokens inside its own restrictions. A row
+ * whose MAC does not verify is left out, though the total counts it.
  */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
@@ -103,10 +103,9 @@ export async function listTokens (
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
 
-// `coversAll` as a condition, which the database evaluates without blocking the event loop: the token has slices, and
-// each of them, its target or its project is one of the caller's slices. The caller's slices are a query of their own,
-// so the database makes a hash table of them once for all tokens. A row whose slices have another form than the service
-// writes is left out.
+// `coversAll` as an SQL condition, so that the check does not block the event loop: the token has restrictions, and the
+// caller's restrictions include each of them, its target or its project. The caller's restrictions are a subquery, so
+// that PostgreSQL builds their hash table once. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
   const paths = JSON.stringify(slices.map(pathOf))
   const isCovered = (...ids: (keyof Slice)[]) => sql`${
@@ -119,17 +118,14 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
       OR ${isCovered('project_id')}) IS NOT TRUE)`
 }
 
-/** An API token that a person made, or that one of theirs made, as the person and the operator see it. */
+/** An API token that a person, or a token of that person, created, as the person and the operator see it. */
 export type OwnToken = Pick<ApiToken,
   'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
     id: number
     organization: { id: string, name: string, slug: string }
   }
 
-/**
- * A page of the tokens of a person in all organizations, newest first; those that have expired are over, and a row that
- * the service did not write is none.
- */
+/** A page of a person's live tokens in all organizations, newest first. A row whose MAC does not verify is left out. */
 export async function listTokensOfPerson (db: Db, userId: number, page = 1): Promise<HeldPage<OwnToken>> {
   const { limit, offset } = heldFrom(page)
   const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
@@ -149,8 +145,8 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
 }
 
 /**
- * The organization in which somebody has a token; undefined when there is none of theirs. It stays theirs until the end
- * of the transaction: what becomes somebody else's by a rotation is not theirs to end.
+ * The organization of a person's token; undefined when the person has no such token. Locks the token, because a
+ * rotation by another person would change its owner.
  */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
@@ -160,7 +156,7 @@ export async function lockOwnToken (db: Db, userId: number, id: number): Promise
   return row?.organization_id
 }
 
-/** The slices of a token of the organization; none when it acts in the whole organization. */
+/** The restrictions of a token of the organization; empty for a token of the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
   const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens)
     .where(matching(api_tokens, { organization_id: organizationId, id })).for('update')
@@ -171,11 +167,15 @@ const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
   matching(api_tokens, { organization_id: organizationId, id })
 
 /**
- * Gives a token another value, in place and at once. The one that it had lives on for so many seconds; one from an
- * earlier rotation ends. But one that calls for it itself with an `Idempotency-Key` (`isKeyed`) lives on, as long as it
- * would have, and the one in between ends: its answer may have got lost. Without a key nobody says so, and somebody may
- * be at work with it. The caller holds the token (`lockToken`). Where `rotater` is a person, or a token of theirs, it
- * is then that person's, as if they had made it: it ends with whoever has got the value.
+ * Replaces the value of a token. The former value stays valid for `overlapSeconds`; a value from an earlier rotation
+ * ends.
+ *
+ * An exception is a rotation by the former value with an `Idempotency-Key` (`isKeyed`), which is a retry after a lost
+ * response. The former value then keeps its expiry, and the value in between ends. Without the key, the value in
+ * between may be in use.
+ *
+ * If `rotater` is a person or a person's token, the token then belongs to that person, so that it ends with the person
+ * who knows its value. The caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -197,12 +197,15 @@ export async function rotateToken (
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
-/** Whether a token that somebody rotates ends with what they act through anyway, or they act for nobody. */
+/**
+ * Whether a rotated token already ends with the person and grant of the rotating principal, or the principal has no
+ * person.
+ */
 export const endsWith = (
   { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
 
-/** Changes a token, and answers it as it is then; undefined when it is not as the service wrote it. */
+/** Changes a token and returns it; undefined when its MAC does not verify. */
 export async function updateToken (
   db: Db, organizationId: string, id: number,
   changes: Partial<Pick<TokenRow,
@@ -218,13 +221,13 @@ export async function updateToken (
   return row && showToken(db, row)
 }
 
-/** A token of the organization; undefined when there is none, or none that the service wrote. */
+/** A token of the organization; undefined when there is none, or its MAC does not verify. */
 export async function findToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
   const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id))
   return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
 }
 
-/** The same, which stays as it is until the end of the transaction, and whether it has not expired. */
+/** The same, locked until the end of the transaction, with `is_live`. */
 export async function lockToken (db: Db, organizationId: string, id: number): Promise<LockedToken | undefined> {
   const [row] = await db.select({ ...columns, is_live: sql<boolean>`${isLive}` }).from(api_tokens)
     .where(ofOrganization(organizationId, id)).for('update')
@@ -232,13 +235,13 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
 }
 
 /**
- * Shares what a token rests on until the end of the transaction, its person's membership and its grant, and with them
- * those of whoever changes it (`by`): memberships by account, grants by id, before any token (0029). Answers when the
- * token ends at the latest: with its grant, or null where it has none. Undefined when there is no such token, or one of
- * these counts no more: then nothing gives it another value or a longer life. The caller holds the organization, so it
- * becomes nobody else's meanwhile.
+ * Locks the membership and the grant of a token's person, and those of the person who changes the token (`by`), until
+ * the end of the transaction (FOR SHARE). The order is memberships by account, grants by id, then tokens (0029).
+ * Returns the time at which the grant ends the token; null without a grant. Undefined when there is no such token, or
+ * its membership or grant is not valid any more: then the token must not be renewed. The caller has locked the
+ * organization, so the token's owner does not change meanwhile.
  */
-export async function holdGround (
+export async function lockTokenSupport (
   db: Db, organizationId: string, id: number, by: Principal['person']
 ): Promise<Date | null | undefined> {
   const [row] = await db.execute(sql`
@@ -273,7 +276,7 @@ export async function holdGround (
   return grant !== null && isAuthentic(db, 'oauth_grants', grant) ? grant.expires_at : undefined
 }
 
-/** The organization of a token that an operator names by its id, which is the installation's own. */
+/** The organization of a token, for operators, who pass only the id. */
 export async function findOrganizationOfToken (db: Db, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
@@ -281,7 +284,7 @@ export async function findOrganizationOfToken (db: Db, id: number): Promise<stri
   return row?.organization_id
 }
 
-/** A token as the API shows it. */
+/** A token as the API returns it. */
 export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
   return (await withRestrictions(db, row.organization_id, [row]))[0]!
 }
@@ -292,9 +295,9 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 }
 
 /**
- * Takes the tokens of the organization that were narrowed to what is gone now, and nothing else, so many at most, to be
- * deleted: without the slices that held them back they would read as tokens of the whole organization. What slices hold
- * is not verified here: a row that somebody else wrote, in whatever form, fails no deletion.
+ * Locks tokens whose restrictions all name deleted levels, `limit` at most, for deletion: without restrictions they
+ * would apply to the whole organization. MACs are not verified here, so that a manipulated row does not block a
+ * deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
   const rows = await db.execute(sql`
@@ -314,14 +317,14 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
 }
 
 /**
- * The slice that a restriction names, by ids; undefined when something in it does not exist. Its project stays until
- * the end of the transaction, and whatever is below it: a delete would not see the token that is about to be made.
+ * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project until the end of
+ * the transaction, because a concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
 ): Promise<Slice | undefined> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
-  // A statement of its own: the next one then sees what a delete took away that this one waited for.
+  // A separate statement: the next one then sees the result of a deletion that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const [row] = await db
     .select({
@@ -345,16 +348,16 @@ export async function findSlice (
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
-/** A token with what is authenticated of it. */
+/** The authenticated columns of a token, and its times. */
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
 
-/** A token that is held, and whether it has not expired, by the database's clock. */
+/** A locked token; `is_live`: it has not expired by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
 
-// Restrictions are stored by id and shown by slug. A restriction to a deleted level covers nothing and is left out; a
-// token ends with the last of its restrictions. A level whose row was changed ends the request: without that
-// restriction, the token would look like one for the whole organization.
+// Restrictions are stored by id and shown by slug. A restriction to a deleted level is left out; a token ends with its
+// last restriction. A level whose MAC does not verify ends the request: without that restriction, the token would look
+// like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>

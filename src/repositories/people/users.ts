@@ -20,7 +20,7 @@ export interface User {
   name: string
   is_verified: boolean
   disabled_at: Date | null
-  /** What is asked for beside the password; null: nothing is. */
+  /** The required second factor; null: none. */
   second_factor_id: number | null
   created_at: Date
   updated_at: Date
@@ -30,7 +30,7 @@ export interface Membership { id: string, name: string, slug: string, role: Role
 
 const NOW = { updated_at: sql`now()` }
 
-/** Makes an account; undefined when the address has one. */
+/** Creates an account; undefined when the address has one. */
 export async function createUser (
   db: Db, user: { email: string, name: string, password_hash: string | null }
 ): Promise<number | undefined> {
@@ -55,7 +55,7 @@ export async function findUserByEmail (db: Db, email: string): Promise<WithPassw
   return authentic(db, found)
 }
 
-/** The account of an address, also one that was changed outside the service: to close it. */
+/** The account of an address, even if its MAC does not verify, so that it can be closed. */
 export async function findAccount (db: Db, email: string): Promise<number | undefined> {
   const [found] = await db.select({ id: users.id }).from(users).where(isOf(email))
   return found?.id
@@ -76,7 +76,7 @@ function authentic (db: Db, found: Awaited<ReturnType<typeof readUsers>>[number]
 
 const isOf = (email: string): SQL => eq(users.email_normalized, canonicalEmail(email))
 
-/** Accounts in the order in which they were made: those that come after one, a hundred at most. */
+/** Accounts in creation order, after a given id; a hundred at most. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
   return db.select({
     ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL`
@@ -84,7 +84,7 @@ export async function listUsers (db: Db, after: number): Promise<(User & { has_p
 }
 
 /**
- * Today's parameters for the same password: ends nothing. False, and nothing changed, when another hash is there
+ * Rehashes the same password with the current parameters, without ending sessions. False when the hash was changed
  * meanwhile.
  */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
@@ -93,17 +93,17 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
 }
 
 /**
- * The first lock of everything that ends something of a user, so that two of them wait for one another and never both.
- * The caller's transaction holds it.
+ * Locks a user until the end of the transaction. It is the first lock of every transaction that ends something of the
+ * user, which prevents deadlocks.
  */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
 }
 
 /**
- * A new password ends every session, every grant and every link of the user (OA-63); answers the API tokens that ended
- * with them. Undefined, and nothing changed, when the account was closed meanwhile, or when the password that was
- * verified (`from`) is not its password any more. Who was invited says how they are called (`name`).
+ * Sets a new password, and ends all sessions, grants and links of the user (OA-63); returns the API tokens that ended.
+ * Undefined without changes when the account was closed, or when the verified password (`from`) is not current any
+ * more. An invited user also sets the name (`name`).
  */
 export async function changePassword (
   db: Db, id: number, password_hash: string, from?: string, name?: string
@@ -116,9 +116,9 @@ export async function changePassword (
 }
 
 /**
- * Closes an account, or opens it again. Both end everything of it: what slipped in while it closed does not come back.
- * Answers the API tokens that ended with it. One that was changed outside the service can be closed, but not opened:
- * then the answer is undefined.
+ * Closes or reopens an account, and ends all its sessions, grants and tokens: reopening also ends those that were
+ * created during the closing. Returns the API tokens that ended. An account whose MAC does not verify can be closed,
+ * but reopening it returns undefined.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
@@ -130,10 +130,7 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
   return marked || disabled ? ended : undefined
 }
 
-/**
- * Signs a user out everywhere: browsers, which are strangers from now on, applications and links. Answers the API
- * tokens that ended with them.
- */
+/** Ends all sessions, remembered browsers, grants and links of a user. Returns the API tokens that ended. */
 export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
   await lockUser(db, id)
   await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, id))
@@ -145,8 +142,8 @@ export async function endEverything (db: Db, id: number): Promise<EndedTokens[]>
 }
 
 /**
- * Makes a person a member. Returns the limit where the person is in, or owns, as many organizations as one person can:
- * then nothing was made. API tokens that the person left in the organization are not revived: see `endTokensOfBefore`.
+ * Makes a person a member. Returns the limit, without changes, when the person is in, or owns, the maximum number of
+ * organizations. API tokens of an earlier membership are not revived: see `endTokensOfBefore`.
  */
 export async function createMember (
   db: Db, member: { organization_id: string, user_id: number, role: Role }
@@ -158,7 +155,7 @@ export async function createMember (
   return undefined
 }
 
-/** Organizations of which the user is a member, by name. */
+/** Memberships of the user, by the name of the organization. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
   const { id, name, slug } = organizations
   const rows = await db.select({
@@ -173,9 +170,9 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
 
 const DAY = 24 * 60 * 60 * 1000
 
-/** A link with which the user sets a password once, within three days; an earlier one is void. */
+/** Creates a link for setting the password once within three days; an earlier link becomes invalid. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
-  // Of two that are made at once, the second voids the first.
+  // Of two concurrent links, the second invalidates the first.
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
@@ -183,7 +180,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
 
-/** Whose link it is, while it can be used. */
+/** The user of a valid link. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')
@@ -198,7 +195,7 @@ export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<Use
   return found.user
 }
 
-/** Uses a link up: of two at once, one gets the user. */
+/** Consumes a link. Of two concurrent uses, one gets the user. */
 export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
   const [row] = await db.delete(password_links).where(and(
     eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`)

@@ -8,7 +8,7 @@ import {
 import { type KeyRow, type KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-// Versions under older keys, and their way onto the active one.
+// Finds versions under former keys, and moves them to the active key.
 
 /** A version under an older key, with the key. */
 export interface OldVersion {
@@ -22,7 +22,7 @@ export interface OldVersion {
   key: KeyRow
 }
 
-/** How far a re-encryption is; `unreadable`: how many versions it left when it finished. */
+/** The progress of a re-encryption; `unreadable`: the versions that could not be decrypted. */
 export interface Progress {
   total: number
   moved: number
@@ -32,8 +32,9 @@ export interface Progress {
 }
 
 /**
- * What waits in a project: versions under an older key of whoever holds the active one. What a plan's retention has
- * locked is not given out, so it does not wait for a client (`retentionDays`); the server moves it like all the rest.
+ * Versions to re-encrypt: those under a former key with the same custody (server or client) as the active key. Versions
+ * outside the plan's retention (`retentionDays`) are not sent to a client, so they do not count for clients; the server
+ * moves them too.
  */
 const waiting = (project: KeyState, retentionDays: number | null) => and(
   eq(secrets.project_id, project.id),
@@ -47,9 +48,10 @@ const { organization_id, history_id, key_version } = secret_versions
 const itsSecret = matching(secrets, { organization_id, history_id })
 const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.project_id, version: key_version })
 
-// Numbers of the keys under which versions wait: one range of the index for each secret, however many keys there were.
-// A server that hands its key over has nothing left under older ones (`history_under_old_keys`). So in a project of a
-// client every older key is a client's, and in one of the server those behind the last key that a client had are.
+// The range of former key numbers: one index range for each secret, however many keys there were. A server that hands
+// its key over has no versions left under former keys (`history_under_old_keys`). So in a client-managed project all
+// former keys are the client's, and in a server-managed project those after the last client-managed key are the
+// server's.
 const underOldKeys = (
   project: KeyState
 ) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
@@ -61,7 +63,7 @@ const isOpen = (retentionDays: number | null) =>
   sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
 const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
 
-/** How much waits. Nothing but that is read, secret by secret. */
+/** Counts the versions to re-encrypt, by an index-only scan for each secret. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
   const [row] = await db.execute(sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
@@ -75,7 +77,7 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   return row!.count
 }
 
-/** Whether anything waits: one look into the index for each secret, until the first that has something. */
+/** Whether there are versions to re-encrypt: one index lookup for each secret, up to the first match. */
 export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const [row] = await db.execute(sql`
     SELECT EXISTS (
@@ -86,13 +88,13 @@ export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: nu
   return row!.found
 }
 
-/** Whether anything waits but so many versions, and if not, how many: no more than one of the others is looked at. */
+/** The number of versions left to re-encrypt, or `more` if there are more than `most`, without counting further. */
 export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
   const found = await listWaiting(db, project, START, most + 1)
   return found.length > most ? 'more' : { left: found.length }
 }
 
-/** A place among the versions of a project: of which secret, under which key, behind which version. */
+/** A cursor over the versions of a project. */
 export interface Cursor { secret_id: string, key_version: number, id: number }
 
 export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
@@ -100,9 +102,9 @@ export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
 type Listed = { secret_id: string, key_version: number, id: number, size_bytes: number }
 
 /**
- * Ids and sizes of what waits for the server behind a place, in the order of the index: what has moved already is not
- * read again. Each secret's versions are looked up by themselves: a list over the whole organization would read through
- * every version of its other projects, again and again.
+ * Ids and sizes of the server's versions to re-encrypt after a cursor, in index order, so that moved versions are not
+ * read again. Each secret is looked up separately: one query over the organization would read the versions of all its
+ * other projects each time.
  */
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   const isAfters = sql`s.id = ${after.secret_id}`
@@ -119,8 +121,8 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
 }
 
 /**
- * Ids and sizes of what waits for the client, oldest first; not what the plan's retention has locked. Its ids alone are
- * read to find the oldest: as much as it takes to count it.
+ * Ids and sizes of the client's versions to re-encrypt, oldest first, without those outside the plan's retention. Reads
+ * as many index entries as counting does.
  */
 export async function listOldestWaiting (
   db: Db, project: KeyState, {
@@ -138,12 +140,13 @@ export async function listOldestWaiting (
     ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`))
 }
 
-// The driver reads a bigint as text.
+// The driver returns bigint as text.
 const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
- * Those of the versions that wait, with their content. `lock` takes their rows until the end of the transaction: `wait`
- * with their secrets, in the order of a restore; `skip` leaves out what another instance or a restore is at.
+ * Those of the versions that are still to re-encrypt, with their content. `lock` locks their rows until the end of the
+ * transaction: `wait` locks the secrets too, in the order of a restore; `skip` leaves out rows that another instance or
+ * a restore has locked.
  */
 export async function findWaiting (
   db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
@@ -165,10 +168,10 @@ export async function findWaiting (
   }
 }
 
-/** A version as it becomes under another key. */
+/** A re-encrypted version. */
 export interface MovedVersion { id: number, sealed: Buffer, size_bytes: number }
 
-/** Puts versions under the active key; their ids, revisions and times stay. */
+/** Stores re-encrypted versions under the active key; ids, revisions and times stay the same. */
 export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
@@ -179,7 +182,7 @@ export async function moveVersions (db: Db, project: KeyState, versions: readonl
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
 
-/** Counts what versions of secrets became larger by; the caller holds these. */
+/** Adds the growth of versions to the sizes of their histories. The caller has locked the secrets. */
 export async function growHistories (
   db: Db, project: KeyState, grown: readonly { secret_id: string, growth: number }[]
 ): Promise<void> {
@@ -192,7 +195,9 @@ export async function growHistories (
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
-/** Writes down that the history of a locked project is to move. One that is under way goes on, onto the newest key. */
+/**
+ * Starts the re-encryption of the history of a locked project. A running re-encryption continues with the newest key.
+ */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
   await db.insert(re_encryptions).values({
     project_id: project.id, organization_id: project.organization_id, total
@@ -208,13 +213,13 @@ export async function startReEncryption (db: Db, project: KeyState, total: numbe
   })
 }
 
-/** The re-encryption that was asked for last. */
+/** The last requested re-encryption. */
 export async function findReEncryption (db: Db, project: KeyState): Promise<Progress | undefined> {
   const [row] = await db.select(progress).from(re_encryptions).where(ofProject(project))
   return row
 }
 
-/** Marks it as finished, with so many versions left; undefined when somebody else has. */
+/** Marks a re-encryption as finished, with the number of versions left; undefined when another instance has done so. */
 export async function finishReEncryption (
   db: Db, project: KeyState, unreadable: number
 ): Promise<Progress | undefined> {
@@ -225,10 +230,10 @@ export async function finishReEncryption (
 
 const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
 
-/** A project whose history is still to move. */
+/** A project with a running re-encryption. */
 export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
 
-/** The next server-managed projects whose history is still to move, behind one of them: the system's own list. */
+/** A page of server-managed projects with a running re-encryption. A query over all organizations. */
 export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): Promise<Waiting[]> {
   const { organization_id, project_id } = re_encryptions
   return db.select({
@@ -253,7 +258,7 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     ...emptied,
     version: null,
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
-    // Not now(), the begin of the transaction: it may have waited for writes that are later.
+    // Not now(), the start of the transaction, which may be earlier than writes that it waited for.
     updated_at: sql`clock_timestamp()`
   }).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, id)))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })

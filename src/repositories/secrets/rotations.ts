@@ -10,11 +10,11 @@ import { organization_counters, secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
 
-// What a rotation does to the documents of a project, and what brings a project back to a moment. The caller holds the
-// project's row for itself, so nothing else writes below it; documents come and go in pieces, so that a large project
-// does not have to fit into memory.
+// Changes all documents of a project, for rotations and restores to a moment. The caller has locked the project's row,
+// so there are no other writes below it. Documents are processed in batches, so that a large project need not fit into
+// memory.
 
-/** A secret of a project, whether it has a document or is deleted. */
+/** A secret of a project, with or without a document. */
 export interface Secret extends Authenticated<'secrets'> {
   sealed: Buffer | null
   recorded_revision: number | null
@@ -23,7 +23,7 @@ export interface Secret extends Authenticated<'secrets'> {
 /** A current document of a project. */
 export type Document = Secret & { sealed: Buffer }
 
-/** The ids and sizes of all current documents, locked, in one order for everybody. */
+/** The ids and sizes of all current documents, locked in a fixed order. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
     .where(and(
@@ -39,7 +39,8 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
 export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
 
 export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
-  // Spelt out: of a single table, Drizzle names a column without its table, which in here would be that of the version.
+  // Written as SQL: in a single-table select, Drizzle omits the table name, which in the subquery would refer to the
+  // version.
   const recorded_revision =
     sql<
       number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(
@@ -52,8 +53,8 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
 }
 
 /**
- * Replaces documents by others, or by none: the next revision of each, under the project's key. When that was is said
- * by their versions (`recordVersions`).
+ * Replaces or deletes documents: each gets the next revision, under the project's key. Its version has the time of the
+ * change (`recordVersions`).
  */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
@@ -71,10 +72,10 @@ export async function replaceDocuments (
     WHERE s.organization_id = r.organization_id AND s.id = r.id`)
 }
 
-/** The ids of versions that an operation is about to record, and the database's time under the counter. */
+/** The version ids reserved by an operation, and the database's time under the counter's lock. */
 export interface VersionIds { first_version: number, taken_at: Date }
 
-/** The bytes that an organization stores now. Other writes can change the number before the counter is taken. */
+/** The current stored bytes of an organization. Other writes can change the number until the counter is locked. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const [row] = await db.select({ stored_bytes: organization_counters.stored_bytes }).from(organization_counters)
     .where(eq(organization_counters.organization_id, organizationId))
@@ -82,8 +83,8 @@ export async function findStoredBytes (db: Db, organizationId: string): Promise<
 }
 
 /**
- * Takes so many version ids from the counter, which the transaction has locked. The event that the operation records
- * afterwards writes the counter back.
+ * Reserves version ids from the counter, which the transaction has locked. The event that the operation records
+ * afterwards saves the counter.
  */
 export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
   const [row] = await db.execute(
@@ -94,7 +95,7 @@ export async function takeVersionIds (db: Db, counter: Counter, versions: number
   return { first_version, taken_at: new Date(row!.taken_at) }
 }
 
-/** A version of what somebody did to a document, which is the document's newest, at its revision. */
+/** A new version: the newest of its document, at the document's revision. */
 export interface NewVersion {
   id: number
   document: Secret
@@ -106,9 +107,9 @@ export interface NewVersion {
 }
 
 /**
- * Records versions of documents, each of which is its document's newest. They are of the time at which the counter was
- * taken, not of when the transaction began: so times of versions grow with their ids, and none is from before a write
- * that the transaction has waited for.
+ * Records versions, each the newest of its document. Their time is the time at which the counter was locked, not the
+ * start of the transaction. So times grow with ids, and no version is older than a write that the transaction waited
+ * for.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]
@@ -131,7 +132,7 @@ export async function recordVersions (
     FROM r WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
 }
 
-/** Counts documents that a project and its targets gained, or lost. */
+/** Changes the document counts of a project and its targets. */
 export async function countDocuments (
   db: Db, project: KeyState, gained: readonly { target_id: string | null, documents: number }[]
 ): Promise<void> {

@@ -6,23 +6,24 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// All that is sealed or wrapped in an organization, for who opens all of it: so many rows or bytes at a time.
+// Pages through everything that is sealed or wrapped in an organization, for code that decrypts all of it. A page is
+// limited by rows and bytes.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
-/** An organization, with the key that seals what it stores. */
+/** An organization with its wrapped storage key. */
 export interface Owner { id: string, storage_key: Buffer }
 
-/** A version as it is stored, with its secret and its key where these are there. */
+/** A version with its secret and its key, if they exist. */
 export interface StoredVersion {
   version: { id: number, revision: number, key_version: number, sealed: Buffer }
   secret: { id: string, level_id: string } | null
-  /** Whether it waits for its removal: no secret has it any more. */
+  /** Whether the history is removed and the version waits for deletion. */
   isRemoved: boolean
   key: KeyRow | null
 }
 
-/** A secret as it is stored, without content where it was deleted, with its key where that is there. */
+/** A secret with its key, if it exists; without content if the secret is deleted. */
 export interface StoredCurrent {
   secret: { id: string, level_id: string, revision: number, key_version: number, sealed: Buffer | null }
   recorded_revision: number | null
@@ -33,13 +34,13 @@ export interface StoredCurrent {
 /** A wrapped secret of a second factor. */
 export interface WrappedFactor { user_id: number, id: number, secret: Buffer }
 
-/** The next organizations, by id. */
+/** A page of organizations, by id. */
 export async function listOwners (db: Db, after: string): Promise<Owner[]> {
   const { id, storage_key } = organizations
   return db.select({ id, storage_key }).from(organizations).where(gt(id, after)).orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** The next versions of an organization, by id. */
+/** A page of versions of an organization, by id. */
 export async function listStoredVersions (db: Db, organizationId: string, after: number): Promise<StoredVersion[]> {
   const { organization_id, id, revision, key_version, sealed, history_id } = secret_versions
   const last = await endOfPage(db, secret_versions, organizationId, after)
@@ -58,7 +59,7 @@ export async function listStoredVersions (db: Db, organizationId: string, after:
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, Number(last)))).orderBy(asc(id))
 }
 
-/** The next secrets of an organization, by id. */
+/** A page of secrets of an organization, by id. */
 export async function listStoredCurrents (db: Db, organizationId: string, after: string): Promise<StoredCurrent[]> {
   const { organization_id, id, level_id, revision, key_version, sealed, project_id, history_id } = secrets
   const last = await endOfPage(db, secrets, organizationId, after)
@@ -78,21 +79,21 @@ export async function listStoredCurrents (db: Db, organizationId: string, after:
     ({ ...row, recorded_revision: recorded_revision === null ? null : Number(recorded_revision) }))
 }
 
-/** The next keys of an organization's projects, by id. */
+/** A page of keys of an organization's projects, by id. */
 export async function listStoredKeys (db: Db, organizationId: string, after: number): Promise<KeyRow[]> {
   const { organization_id, id } = encryption_keys
   return db.select(keyColumns).from(encryption_keys).where(and(eq(organization_id, organizationId), gt(id, after)))
     .orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** The next second factors, by account. */
+/** A page of second factors, by account. */
 export async function listStoredFactors (db: Db, after: number): Promise<WrappedFactor[]> {
   const { user_id, id, secret } = second_factors
   return db.select({ user_id, id, secret }).from(second_factors).where(gt(user_id, after)).orderBy(asc(user_id))
     .limit(PAGE.rows)
 }
 
-// The id that the next page ends with: how much the rows hold is known without reading it.
+// The last id of the next page; the sizes are known without reading the content.
 async function endOfPage (
   db: Db, table: typeof secrets | typeof secret_versions, organizationId: string, after: string | number
 ): Promise<string | null> {

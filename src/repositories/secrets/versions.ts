@@ -4,7 +4,7 @@ import type { Level } from '../../../schemas/secrets.ts'
 import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
@@ -36,7 +36,7 @@ const columns = {
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => queries.retention_days), false)`
 }
 
 const { organization_id, history_id } = secret_versions
@@ -44,7 +44,7 @@ const itsSecret = matching(secrets, { organization_id, history_id })
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
-// Nearly all are under the key that the level's project has now, which is known.
+// Most versions are under the project's current key, which is already loaded.
 const listed = ($: Value) => sql`
   SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
     v.created_at,
@@ -58,19 +58,19 @@ const itsHistory = ($: Value) =>
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// So many rows before a page, at most, are read with it.
+// A page within this many rows of either end is read by OFFSET, together with the rows before it.
 const NEAR = 100
-// What was written since the look would push as much out at the other end.
+// The condition for `revision` excludes versions written since the snapshot, which would shift the page.
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
   ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
     ${ORDER[from]} ${part($)}`)
 
-// Where between the ends of a history no revision is missing, a page is known by its revisions, and found by halves:
-// between two versions are as many ids as revisions, at least. Where some are missing nothing is found, for how many of
-// these are before a page only counting tells. What was removed since the look at the old end moves none of the others;
-// where the newest that it saw is gone, the history may have become whole by that alone.
+// If a range of a history lacks no revision, the page follows from its revisions and is found by binary search: between
+// two versions there are at least as many ids as revisions. If revisions are missing, only counting tells the offset.
+// Deletions at the old end since the snapshot do not move other versions; if the newest version of the snapshot is
+// gone, only that deletion can have closed the gap.
 const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
   WITH RECURSIVE ends AS (
     SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
@@ -99,8 +99,7 @@ const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision',
     SELECT * FROM secret_versions WHERE ${itsHistory($)} AND id >= page.low ORDER BY id LIMIT ${$('limit')}::int
   ) AS v ORDER BY v.id DESC`)
 
-// Otherwise it is walked to. The rows are found in the index alone; what is behind more than so many is no page that is
-// surely short.
+// Otherwise the page is found by an index-only scan. A scan beyond this many rows may be slow.
 const FAR = 5_000
 const deep = (
   from: keyof typeof ORDER
@@ -114,7 +113,7 @@ const walks = {
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
 
-// The rows that lie before a page, counted from the end that is nearer.
+// The offset of a page, counted from the nearer end.
 function startOf ({ version_count }: SecretRow, request: PageRequest) {
   const offset = offsetOf(request)
   const left = Math.max(0, version_count - offset)
@@ -125,11 +124,11 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 }
 
 /**
- * Versions of a secret as it was seen, newest first; locked ones are listed too. There are fewer than were seen where
- * somebody has removed some since: whoever wants them as they are looks again. Of a page that is walked to from the
- * oldest, what is removed there meanwhile moves it by as many, and nothing tells.
+ * Versions of a secret as of its snapshot, newest first; locked ones are listed too. Returns fewer when versions were
+ * deleted since; the caller may then load the secret again. If the page is counted from the oldest version, deletions
+ * there move the page without notice.
  *
- * @param handles a page that takes long to walk to goes by `lists`, any other by `pages`
+ * @param handles pages with long scans use `lists`, others `pages`
  */
 export async function listVersions (
   handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
@@ -182,34 +181,34 @@ export interface FullVersion extends FoundVersion {
 }
 
 // Each row is looked up by its key, as by `lookUp`.
-const ASKED = sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
-  AS asked (question int, organization_id char(26), id bigint, retention_days int)`
+const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
+  AS queries (query_index int, organization_id char(26), id bigint, retention_days int)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
-  eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
+  eq(secret_versions.organization_id, sql`queries.organization_id`), eq(secret_versions.id, sql`queries.id`)
 )).limit(1).as('secret_versions')
 const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
 const itsKey = (db: Db) => db.select().from(encryption_keys).where(matching(encryption_keys, {
   organization_id, project_id: secrets.project_id, version: secret_versions.key_version
 })).limit(1).as('encryption_keys')
 const place = {
-  question: sql<number>`asked.question`.as('question'),
+  query_index: sql<number>`queries.query_index`.as('query_index'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
   secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` }
 }
-const byIds = prepared('versions_by_id', (db) => db.select(place).from(ASKED)
+const byIds = prepared('versions_by_id', (db) => db.select(place).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 const fullByIds = prepared('full_versions_by_id', (db) => db
-  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(ASKED)
+  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 
-interface Asked { organization_id: string, id: number, retention_days: number | null }
+interface VersionQuery { organization_id: string, id: number, retention_days: number | null }
 
-const rowsBy = <R extends { question: number }>(find: (db: Db, values: { asked: string }) => Promise<R[]>) =>
-  async (db: Db, questions: readonly Asked[]) => {
-    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
-    return byQuestion(await find(db, { asked }), questions.length)
+const rowsBy = <R extends { query_index: number }>(find: (db: Db, values: { queries: string }) => Promise<R[]>) =>
+  async (db: Db, batch: readonly VersionQuery[]) => {
+    const json = JSON.stringify(batch.map((one, query_index) => ({ query_index, ...one })))
+    return groupByQuery(await find(db, { queries: json }), batch.length)
   }
 const rowsOf = rowsBy(byIds)
 const fullRowsOf = rowsBy(fullByIds)
@@ -220,7 +219,7 @@ function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   if (row === undefined) return undefined
   requireAuthentic(db, 'secrets', row.secret)
   const { version, secret } = row
-  // A version names a key that its project never had.
+  // The project never had the version's key.
   if (version.managed === null) return tampered()
   return { version: { ...version, managed: version.managed }, secret }
 }
@@ -232,11 +231,11 @@ function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefin
   return { ...found, sealed, key: key ?? tampered() }
 }
 
-const keyOf = ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`
-const findVersions = gather({ keyOf, find: rowsOf, read: toVersion })
-const findFullVersions = gather({ keyOf, find: fullRowsOf, read: toFullVersion })
+const keyOf = ({ organization_id, id, retention_days }: VersionQuery) => `${organization_id} ${id} ${retention_days}`
+const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
+const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
-/** A version of the organization, reached through the secret that has it. */
+/** A version of the organization, through the secret that has it. */
 export async function findVersion (
   db: Db, organizationId: string, id: number, retentionDays: number | null
 ): Promise<FoundVersion | undefined> {
@@ -251,8 +250,8 @@ export async function findFullVersion (
 }
 
 /**
- * Versions by id, in one statement, each as a function, which throws `integrity_error` for a row that was changed, and
- * returns undefined for what is no version of the organization.
+ * Versions by id, in one statement, each as a function that throws `integrity_error` when a MAC does not verify, and
+ * returns undefined when the organization has no such version.
  */
 export async function findVersionsTogether (
   db: Db, some: readonly { organization_id: string, id: number, retention_days: number | null }[]
@@ -261,9 +260,9 @@ export async function findVersionsTogether (
 }
 
 /**
- * Deletes one version. `protected` when it is the newest one of a deleted secret (its restore snapshot) and `force` is
- * not given. Answers the bytes of one that is gone. The caller holds the project's row, so no write or other delete
- * comes between.
+ * Deletes one version; returns its bytes. Returns `protected`, unless `force` is given, when it is the newest version
+ * of a deleted secret, which a restore needs. The caller has locked the project's row, so there is no concurrent write
+ * or deletion.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean

@@ -3,7 +3,7 @@ import { findDurableHeads } from '../../repositories/audit/chains.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, type Background } from '../jobs/background.ts'
 
-/** Anchors are logged at the level `info`, whatever the level of the log is. */
+/** A log that can write at level `info` even if it is set to a higher level. */
 interface AnchorLog extends Pick<Log, 'warn'> {
   child (bindings: object, options: { level: 'info' }): Pick<Log, 'info'>
 }
@@ -11,16 +11,16 @@ interface AnchorLog extends Pick<Log, 'warn'> {
 const LOOK_EVERY = 5_000
 
 /**
- * Writes anchors to the log: where the chain of each organization ends, after a thousand events or ten minutes, and at
- * the end. Whoever keeps the log elsewhere can tell that the end of a chain was cut off, or an older state put back.
- * Each instance writes those of the organizations in which it recorded something.
+ * Writes anchors to the log: the end of each organization's chain, after a thousand events or ten minutes, and on
+ * shutdown. With a copy of the log elsewhere, operators can detect a truncated chain or a restored older state. Each
+ * instance writes anchors for the organizations whose events it recorded.
  */
 export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
-  // Whatever else is not to be logged: these lines are kept, not read.
+  // Anchors are archived, so they are written whatever the log level is.
   const out = log.child({}, { level: 'info' })
 
   async function anchor (all: boolean) {
-    // Without the keys, nothing was recorded.
+    // Without the keys, no event was recorded.
     const chain = findAuthority(db)?.chain
     const due = chain?.due(all) ?? []
     if (chain === undefined || due.length === 0) return

@@ -3,17 +3,17 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { hmacOf, random, takeKey } from '../../crypto/primitives.ts'
 import { backupContext } from '../keys/contexts.ts'
 
-/** Answers the MAC of the next frame of a backup, which goes over that of the frame before, too. */
+/** Returns the MAC of the next frame of a backup, which also covers the MAC of the previous frame. */
 export type FrameChain = (...frame: Buffer[]) => Buffer
 
-/** Begins the chain of a backup under a new key, and answers that in its wrapped form, which goes along. */
+/** Begins the MAC chain of a backup under a new key. Returns the wrapped key too, which the backup contains. */
 export function beginChain (keyring: Keyring, id: string): { next: FrameChain, wrapped: Buffer } {
   const bytes = random(32)
   const wrapped = keyring.wrap(bytes, backupContext(id))
   return { next: chainUnder(takeKey(bytes)), wrapped }
 }
 
-/** Begins the chain of a backup again, to compare. Throws MasterKeyMissing or IntegrityError. */
+/** Begins the MAC chain of an existing backup, to verify it. Throws MasterKeyMissing or IntegrityError. */
 export function openChain (keyring: Keyring, { id, wrapped }: { id: string, wrapped: Buffer }): FrameChain {
   return chainUnder(takeKey(keyring.unwrap(wrapped, backupContext(id))))
 }

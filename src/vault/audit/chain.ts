@@ -11,22 +11,22 @@ import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
-import { holdCanary } from '../keys/master-keys.ts'
+import { lockCurrentCanary } from '../keys/master-keys.ts'
 
-// Events of an organization that wait for an anchor at most, and milliseconds for which the first of them does.
+// Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Keys of chains that a process remembers. Any other is looked up first.
-const MOST_KEYS = 10_000
+// Maximum chain keys in the cache. Others are loaded on demand.
+const MAX_CACHED_KEYS = 10_000
 
-/** The name of the key of events among the keys of the service, and what events say which key made their MACs. */
+/** The name of the first chain key among the service keys, and its id in events. */
 export const FIRST_CHAIN_KEY = 'events'
 
 /** A column that the MAC of an event covers. */
 export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
 
-// Every column but the MAC itself. Their order is part of the MAC. A new order needs a new chain key; the key id of an
-// event then says which order applies.
+// Every column except the MAC. The order is part of the MAC. A new order needs a new chain key; the key id of an event
+// then says which order applies.
 const CHAINED = {
   organization_id: true,
   seq: true,
@@ -47,38 +47,41 @@ export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
 
 const encode = createRowEncoder('audit_events', { fields: CHAINED_COLUMNS })
 
-/** The MAC of an event behind the one with the MAC `previous`; null for the first one. */
+/** The MAC of an event after the event with the MAC `previous`; null for the first event. */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
 ): Buffer =>
   hmac(key, encode(event) + encodeField('previous', previous))
 
-/** The key that chains begin with, from its wrapped form. Throws MasterKeyMissing or IntegrityError. */
+/** Unwraps the first key of every chain. Throws MasterKeyMissing or IntegrityError. */
 export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
   keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
 
-/** A key that a chain was handed over to. Throws MasterKeyMissing or IntegrityError when it does not open. */
+/** Unwraps a later chain key. Throws MasterKeyMissing or IntegrityError. */
 export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * What the event that hands over says of the key: its MAC over its place, and over the MAC of the event before. With
- * the former key alone nobody makes it for a key of their own, or for another past.
+ * The proof in the event that hands a chain over: a MAC of the new key over the key's position and the MAC of the
+ * previous event. So the former key alone cannot hand over to a forged key, or from a forged past.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
 ): Buffer => rowMac(key, 'chain_keys', Object.entries({ organization_id, kid, from_seq, previous }))
 
-/** What the line of an export says of a chain: from which moment on, behind which event, and up to where. */
+/** The range of a chain in an export: since which moment, after which event, and up to which event. */
 export interface ExportedChain extends Head {
   organization_id: string
-  /** The one organization that was asked for. */
+  /** The organization of an export for one organization. */
   only: string | null
   since: string | null
   after: { seq: number, mac: Buffer } | null
 }
 
-/** The MAC of that under the key in force at its end: a part is none of a whole, and of no other moment. */
+/**
+ * The MAC of the range under the last key of the chain, so that a partial export cannot pass for a complete or a later
+ * one.
+ */
 export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
   return rowMac(key, 'audit_export', Object.entries({
@@ -87,8 +90,8 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
 }
 
 /**
- * Hands the chain of the actor's organization over to a new key, in a transaction that holds the canary. Undefined
- * where there is no counter: nothing was ever recorded.
+ * Hands the chain of the actor's organization over to a new key. The transaction has locked the canary. Undefined
+ * without a counter: no event was ever recorded.
  */
 export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
@@ -105,24 +108,24 @@ export async function rotateChainKey (
   handle: Db, keyring: Keyring, organizationId: string
 ): Promise<ChainKeyRow | undefined> {
   return transaction(handle, async (db) => {
-    await holdCanary(db, keyring)
+    await lockCurrentCanary(db, keyring)
     return handOverChain(db, keyring, operatorOf(organizationId))
   }, operatorOf(organizationId))
 }
 
 /**
- * Chains events under the key that every chain begins with, and those that were handed over to.
+ * Computes MACs under the first chain key, and under the keys to which chains were handed over.
  *
- * @param open a key that a chain was handed over to, as `openChainKey` does
- * @param clock milliseconds of a clock that nobody sets
+ * @param open unwraps a later chain key, as `openChainKey` does
+ * @param clock a monotonic clock in milliseconds
  */
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
-  const keys = new LRUCache<string, KeyObject>({ max: MOST_KEYS })
+  const keys = new LRUCache<string, KeyObject>({ max: MAX_CACHED_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
   const waiting = new Map<string, { first: number, last: number, since: number }>()
-  // From the process's own clock, which nobody sets, to the database's.
+  // The offset of the database's clock to the monotonic clock of the process.
   let offset: number | undefined
   let last: number | undefined
   return {
@@ -137,7 +140,7 @@ export function createChain (
     },
     mac (event, previous) {
       const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))
-      if (key === undefined) throw new Error('the key of the chain is not at hand')
+      if (key === undefined) throw new Error('the chain key is not loaded')
       return eventMac(key, event, previous)
     },
     recorded (id, head) {
@@ -161,10 +164,10 @@ export function createChain (
       else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
-    told (time, asked) {
-      // The answer was made between the question and now, and what is known already is changed no more than that asks.
+    recordClockSample (time, sentAt) {
+      // The response was created between sending and now. The offset changes only as far as these bounds require.
       const least = time - clock()
-      offset = Math.min(Math.max(offset ?? least, least), time - asked)
+      offset = Math.min(Math.max(offset ?? least, least), time - sentAt)
     }
   }
 }

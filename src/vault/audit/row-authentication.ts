@@ -23,12 +23,12 @@ import { serviceKeyContext } from '../keys/contexts.ts'
 
 const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
-/** The name of the row key among the keys of the service. */
+/** The name of the row key among the service keys. */
 const ROWS = 'rows'
 
 const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
 
-/** The key that authenticates rows is not the one that the canaries name: nothing can be told from a row any more. */
+/** The row key is not the one in the canaries, so no row can be verified. */
 export class RowKeyError extends Error {
   override readonly name = 'RowKeyError'
 }
@@ -39,13 +39,13 @@ const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprin
 const FINGERPRINT_BYTES = 32
 
 /**
- * Opens the keys of rows and events, so that the database's handles make and check MACs. The first start on an empty
- * database creates them.
+ * Unwraps the keys of rows and events, so that all handles make and verify MACs. The first start on an empty database
+ * creates the keys.
  *
- * @throws RowKeyError when a key is missing, does not open, or is not the key that the canaries name
+ * @throws RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<void> {
-  // Without a lock, a start that creates the keys at this moment may be seen half done: `createKeys` looks again.
+  // No lock is held here, so this may see keys that another start has created only partly. `createKeys` checks again.
   const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
@@ -55,7 +55,7 @@ export async function openRows (database: Database, keyring: Keyring): Promise<v
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
 }
 
-// The keys that the canaries name; undefined where there is no canary and no key.
+// The keys that the canaries name; undefined without canaries and keys.
 async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
   const named = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
   const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
@@ -66,13 +66,13 @@ async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
 }
 
 async function findKey (
-  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], told: (key: KeyObject) => Buffer
+  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], toFingerprint: (key: KeyObject) => Buffer
 ): Promise<KeyObject | undefined> {
   const wrapped = await findServiceKey(db, name)
   if (named.length === 0) {
     if (wrapped !== undefined) {
       throw new RowKeyError(
-        `There is a key of ${name} that no canary knows: the table master_key_canaries was changed, restore it from a backup`
+        `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
       )
     }
     return undefined
@@ -81,7 +81,7 @@ async function findKey (
     throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
   }
   const key = openServiceKey(keyring, wrapped)
-  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, told(key)))) {
+  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, toFingerprint(key)))) {
     throw new RowKeyError(
       `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
     )
@@ -114,16 +114,16 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   // Rows beside the seeded ones were not written by the service: they get no MAC, and the transaction is rolled back.
   if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
-      'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
+      'The database has rows, but no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
     )
   }
   return keys
 }
 
-// A row that stays as it is is reported once in a while, and no more in a minute than somebody can read.
+// Limits for reports: an unchanged row once in this time, and a maximum of reports per minute.
 const SAME_ROW = 10 * 60_000
 const MINUTE = 60_000
-const MOST_A_MINUTE = 600
+const MAX_PER_MINUTE = 600
 const AT_ONCE = 100
 
 const toStandardError: ViolationLog = {
@@ -132,7 +132,7 @@ const toStandardError: ViolationLog = {
   }
 }
 
-/** Makes and checks MACs under the keys; what does not verify is recorded through `db`. */
+/** Makes and verifies MACs under the keys. Violations are recorded through `db`. */
 function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
@@ -140,15 +140,14 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const lookupKey = deriveLookupKey(key)
   let waiting: Violation[] = []
   let recording: Promise<void> | undefined
-  // One transaction after the other, however many rows a look-up has refused: with a connection for each, none would be
-  // left for other requests.
+  // One transaction at a time, even if a query refused many rows: parallel transactions would use up the connections.
   async function recordAll () {
     while (waiting.length > 0) {
       try {
         await record(db, waiting.splice(0, AT_ONCE), unrecorded)
       } catch (error) {
         unrecorded(error)
-        // The database is away: each of the others would find that out by a deadline of its own.
+        // The database is unavailable: each of the others would wait for its own deadline.
         waiting = []
       }
     }
@@ -167,7 +166,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
       `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
     if (reported.has(seen)) return false
     if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
-    if (++minute.reports > MOST_A_MINUTE) return false
+    if (++minute.reports > MAX_PER_MINUTE) return false
     reported.set(seen, true)
     return true
   }
@@ -192,14 +191,14 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   return authority
 }
 
-// What it is about, without hashes and whatever else somebody put into it.
+// Identifies the row, without hashes or injected values.
 function describe ({ table, row, about }: Violation) {
   const { id, organization_id, user_id, grant_id } = row
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Each in the organization that it concerns, or in those of the user. What is about neither, as a client, is in the log
-// alone. Of an organization in which nothing can be recorded, the others know nothing.
+// Recorded in the organization of the row, or in all organizations of its user. A row without either, such as an OAuth
+// client, is only logged. A failure in one organization does not affect the others.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

@@ -3,33 +3,33 @@ import { HAND_OVER, type Head } from '../../db/events.ts'
 import type { ChainRow } from '../../repositories/audit/chains.ts'
 import { eventMac, handOverProof } from './chain.ts'
 
-// Tells whether chains of events are what the service recorded, wherever the events come from: the database or a file.
-// Nothing of them is trusted but their MACs, and the anchors that were kept elsewhere.
+// Verifies chains of events from the database or from an export file. Only MACs and separately archived anchors are
+// trusted.
 
-/** A chain whose events follow: what is said of it. */
+/** A chain to verify, before its events. */
 export interface Chain extends Head {
   organization_id: string
-  /** The event before the first that follows; null where that is the very first one. */
+  /** The event before the first event of the chain; null if the chain is complete. */
   after: { seq: number, mac: Buffer } | null
-  /** Whether somebody without the keys may have written all of this. */
+  /** Whether the data could have been written without the keys. */
   isForged?: boolean
 }
 
-/** Where a chain was seen to end. */
+/** An archived end of a chain. */
 export interface Anchor { organization: string, sequence: number, mac: Buffer }
 
-/** Where a chain is broken first. */
+/** The first break of a chain. */
 export interface Broken {
   organization: string
-  /** The first event that is not what the service recorded, or is not there. */
+  /** The first event that is missing or not authentic. */
   sequence: number
   reason: string
-  /** MACs in hexadecimal: of what should be there, as far as that can be told, and of what is. */
+  /** MACs in hexadecimal: the expected one, if it can be computed, and the actual one. */
   expected: string | null
   actual: string | null
 }
 
-/** What of an organization was looked through: events up to one, behind one that was taken as it is if any. */
+/** The verified events of an organization: up to one event, and after an unverified starting event if there is one. */
 export interface Verified {
   organization: string
   after: number | null
@@ -39,13 +39,13 @@ export interface Verified {
   broken: Broken | null
 }
 
-/** A key of a chain, and the first event under it. */
+/** A chain key, and the number of its first event. */
 export interface ChainKey { kid: string, from_seq: number, key: KeyObject }
 
-/** The keys of a chain that open, in their order. The first is the one that every chain begins with. */
+/** The unwrapped keys of a chain in order, beginning with the first key of every chain. */
 export type ChainKeys = readonly [ChainKey, ...ChainKey[]]
 
-/** Anchors by organization and sequence: several of one event, where more than one was ever seen. */
+/** Anchors by organization and sequence; contradicting anchors of one event are all kept. */
 export class Anchors {
   readonly #all = new Map<string, Map<number, string[]>>()
 
@@ -62,13 +62,13 @@ export class Anchors {
     return [...this.#all.keys()]
   }
 
-  /** A MAC that was seen of this event and is not this one. */
+  /** An anchored MAC of this event that differs from `mac`. */
   contradiction (organization: string, sequence: number, mac: Buffer): string | undefined {
     const other = this.#all.get(organization)?.get(sequence)?.find((text) => text !== mac.toString('latin1'))
     return other && Buffer.from(other, 'latin1').toString('hex')
   }
 
-  /** The last event of the organization that was seen. */
+  /** The last anchored event of the organization. */
   last (organization: string): { sequence: number, mac: string } | undefined {
     let last: { sequence: number, mac: string } | undefined
     for (const [sequence, [mac]] of this.#all.get(organization) ?? []) {
@@ -80,12 +80,12 @@ export class Anchors {
   }
 }
 
-/** Goes through the events of one chain, in the order of their numbers; of what is behind a break it says nothing. */
+/** Verifies the events of one chain in order, up to the first break. */
 export class ChainVerifier {
   readonly #chain: Chain
   readonly #keys: ChainKeys
   readonly #anchors: Anchors
-  // Which of the keys is in force.
+  // The index of the current key.
   #at = 0
   #previous: Buffer | null
   #last: number
@@ -105,7 +105,7 @@ export class ChainVerifier {
     return this.#broken !== null
   }
 
-  /** The next event. Answers whether the chain holds so far. */
+  /** Verifies the next event. Returns whether the chain is intact so far. */
   add (event: ChainRow): boolean {
     if (this.#broken !== null) return false
     const { seq, mac, chain_kid } = event
@@ -135,7 +135,7 @@ export class ChainVerifier {
     return this.#compare(seq, mac)
   }
 
-  /** What should be the next event cannot be read. */
+  /** Reports an event that cannot be parsed. */
   addUnreadable (): void {
     if (this.#broken === null) this.#break(this.#last + 1, 'cannot be read', null, null)
   }
@@ -182,7 +182,7 @@ export class ChainVerifier {
     return this.#keys[this.#at]!
   }
 
-  // Under another organization, the same event is another one.
+  // The organization is part of the MAC, so a copied event of another organization does not verify.
   #own (event: ChainRow): ChainRow {
     const { organization_id } = this.#chain
     return event.organization_id === organization_id ? event : { ...event, organization_id }
@@ -199,7 +199,7 @@ export class ChainVerifier {
   }
 }
 
-// What has no encoding, the service has not recorded.
+// Undefined for values that cannot be encoded; the service never records those.
 function macOf (key: KeyObject, event: ChainRow, previous: Buffer | null): Buffer | undefined {
   try {
     return eventMac(key, event, previous)

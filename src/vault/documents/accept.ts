@@ -10,15 +10,16 @@ import { fail, refuse } from '../../rules/errors.ts'
 import { planRestore } from '../../rules/restore.ts'
 import { openVersion } from './documents.ts'
 import { dataKeyOf } from '../keys/keys.ts'
-import { judgeProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { validateProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 
 interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof'> }
 
-/** What a write stores. `revealed`: its proof gives the client's key away, which the operator allows. */
+/** The content to store. `revealed`: its proof reveals the client's key, which the operator allows. */
 export interface Accepted { blob: string, revealed: boolean }
 
 /**
- * What may be stored in a level, as it was sent: by its client's key and proof, or under the key that the server holds.
+ * Validates the content of a write: against the proof of a client-managed key, or by decrypting it with the
+ * server-managed key.
  */
 export function acceptContent (
   vault: Vault, state: LevelState,
@@ -29,11 +30,12 @@ export function acceptContent (
     : { blob: forServer(dataKeyOf(vault.keyring, activeKeyOf(state)), sent), revealed: false }
 }
 
-/** A project with its active key, as a level's state has it. */
+/** A project with its active key, from the state of a level. */
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
 /**
- * What a restore stores (S-5.8): the version's content, or what its client sent instead, judged as any write.
+ * The content that a restore stores (S-5.8): that of the version, or the client's new content, validated as for any
+ * write.
  */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
@@ -48,7 +50,7 @@ export function acceptRestored (
     underActiveKey: found.version.key_version === state.project.key_version,
     heldBy: found.key.managed,
     content: content !== undefined,
-    proof: managed === 'client' ? judgeProof(keyring, key, key_proof) : 'absent'
+    proof: managed === 'client' ? validateProof(keyring, key, key_proof) : 'absent'
   })
   if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
   if (plan === 'as_sent') {
@@ -58,7 +60,7 @@ export function acceptRestored (
   }
   const stored = openVersion(storageKey, state.organization_id, found)
   if (managed === 'client') return { blob: stored, revealed: false }
-  // A client that held the key may have stored what nobody can open.
+  // A client that had the key may have stored content that cannot be decrypted.
   const { blob, plain } = readable(dataKeyOf(keyring, plan === 'as_stored' ? key : found.key), stored)
   return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(keyring, key), plain), revealed: false }
 }
@@ -70,7 +72,7 @@ function ofClient (
   requireBlob(content)
   const key = activeKeyOf(state)
   if (key.key_check === null) return fail('key_proof_required')
-  if (judgeProof(keyring, key, key_proof) !== 'right') fail('key_proof_mismatch')
+  if (validateProof(keyring, key, key_proof) !== 'right') fail('key_proof_mismatch')
   return { blob: content, revealed: refuseRevealing(config, revealsKey(key_proof, content)) }
 }
 
@@ -87,7 +89,7 @@ function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1
   if (!isBlobText(text)) refuse('content', sentence)
 }
 
-// What a server-managed project stores can always be read back.
+// In a server-managed project, only content that can be decrypted is stored.
 function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
   return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
 }

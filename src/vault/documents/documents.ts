@@ -8,19 +8,19 @@ import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
 import { currentContext, versionContext, type SecretContext } from '../keys/contexts.ts'
 
-/** Refuses a row that was put back whole to an earlier state: it is older than the newest version of its secret. */
+/** Rejects a document that is older than the newest version of its secret: the row was rolled back. */
 function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
   if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
 }
 
-/** A current document, in its level's state or in a project that is rotated. */
+/** A current document, from the state of a level or from a rotation. */
 export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & {
   sealed: Buffer
 }
 
 /**
- * The blob of a current document; throws IntegrityError when the row is not what the service wrote, or not under the
- * project's active key (S-6.6).
+ * The blob of a current document. Throws IntegrityError when it does not decrypt, or is not under the project's active
+ * key (S-6.6).
  */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
@@ -46,7 +46,7 @@ export function openVersion (storageKey: KeyObject, organizationId: string, {
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
-/** The blob of a document as it was at a moment: the current one, or a version. */
+/** The blob of a document at a moment, from the current row or a version. */
 export function openPast (storageKey: KeyObject, document: PastDocument): string {
   const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
   if (sealed === null) throw new Error('the document is not known')
@@ -71,13 +71,13 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// Characters of what the ETags of an organization were made of that are remembered: of what is read again and again.
-const MOST_REMEMBERED = 64 * 1024
+// Size of the ETag cache of an organization in characters.
+const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
 /**
- * A strong ETag over the writes of some levels and what else shapes the answer; keyed, so that it tells nothing of a
- * document.
+ * A strong ETag over the revisions of documents and the parameters of the response. It is keyed, so that it reveals
+ * nothing about a document.
  */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
@@ -86,7 +86,7 @@ export function etagOf (
   if (etags === undefined) {
     etags = {
       key: deriveKey(storageKey, ETAG_SALT, 'etag'),
-      made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 })
+      made: new LRUCache({ maxSize: MAX_CACHED_CHARACTERS, sizeCalculation: (_etag, name) => name.length + 200 })
     }
     etagsOf.set(storageKey, etags)
   }
@@ -97,7 +97,7 @@ export function etagOf (
   return etag
 }
 
-/** Size of a blob when decoded, in bytes. */
+/** The decoded size of a blob in bytes. */
 export function sizeOf (blob: string): number {
   const padding = blob.endsWith('==') ? 2 : blob.endsWith('=') ? 1 : 0
   return Math.floor((blob.length - padding) * 3 / 4)

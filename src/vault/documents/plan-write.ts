@@ -8,35 +8,38 @@ import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 
-/** What a write does to a level: the blob becomes the level's document (null: the level has no document any more). */
+/** The effect of a write on a level: the new document; null deletes it. */
 export interface Change {
   blob: string | null
-  /** The version to record and what the version holds; null with `no_backup`. */
+  /** The version to record, with its content; null with `no_backup`. */
   record: { action: VersionAction, blob: string, restored_from?: number } | null
   event: AuditEvent['action']
-  /** The proof gave the client's key away, and the operator allows that: the event says so. */
+  /** The proof revealed the client's key, which the operator allows. The event records this. */
   revealed?: boolean
 }
 
-/** What a write has made: the level as it was decided on, and the new row of its document. */
+/** The result of a write: the level before the write, and the new row of its document. */
 export interface Written { state: LevelState, secret: SecretRow }
 
 /** A write with its sealed rows and its event. */
 export interface Planned extends SecretWrite, Written {
   event: AuditEvent
-  /** By how many bytes the organization stores more; negative when it stores less. */
+  /** The change of the organization's stored bytes. */
   growth: number
 }
 
-/** The level with the document that an earlier write of the transaction has made. A level to write has only its own. */
+/**
+ * The level with the document from an earlier write of the same transaction. A level to write contains only its own
+ * document.
+ */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
 /**
- * Seals a write under the version id and the revision that it gets. The counter says the next version id and how many
- * bytes the organization stores, with the writes before this one. Throws `plan_limit_reached`.
+ * Seals a write with its version id and revision. The counter has the next version id and the stored bytes, including
+ * the writes before this one. Throws `plan_limit_reached`.
  */
 export function planOf (
   { actor, storageKey, plan }: { actor: Planned['actor'], storageKey: KeyObject, plan: Plan }, state: LevelState,

@@ -17,38 +17,35 @@ import { dataKeyOf } from '../keys/keys.ts'
 
 type StoredSecret = SecretRow & { sealed: Buffer }
 
-/** What a read of a level asks for. */
+/** The parameters of a read of a level. */
 export interface Reading {
   action: string
   decrypt: boolean
   merge: Merge
   raw: boolean
   filters?: RetrieveBody['filters'] | undefined
-  /** The documents as they were at a moment. */
+  /** Read the documents as of this moment. */
   at?: Date | undefined
-  /** Asked for by a body, which answers values too. */
+  /** A retrieve request with a body. Its response includes values. */
   isRetrieve: boolean
-  /** The path that was called, without its query. */
+  /** The path of the request, without its query. */
   path: string
 }
 
-/**
- * The documents on the way to a level that somebody may see: those that are there, and inside their part of the
- * hierarchy.
- */
+/** The existing documents on the path to a level that a restricted caller may see. */
 export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
-/** What an answer says of a document beside its content. */
+/** The columns of a document that a response contains besides the content. */
 type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
 
-/** The ETag of an answer: of the documents in it, and of everything that shapes it. */
+/** The ETag of a response: over its documents and its parameters. */
 export function readingEtag (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
 ): string {
   const { decrypt, merge, raw, filters, isRetrieve, at } = reading
-  // A version may be under another key by now, at the revision that it always had.
+  // A re-encrypted version has another key version at the same revision.
   const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
   return etagOf(storageKey, visible, isRetrieve
     ? 'retrieve'
@@ -56,10 +53,10 @@ export function readingEtag (
   state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '', ...past)
 }
 
-/** What documents hold: blobs, or the documents themselves when they are decrypted. */
+/** Contents by level: blobs, or decrypted documents. */
 export type Contents = ReadonlyMap<Level, string>
 
-/** What current documents hold. */
+/** The contents of current documents. */
 export async function currentContents (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
 ): Promise<Contents> {
@@ -68,7 +65,7 @@ export async function currentContents (
     contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
-/** What documents held at a moment, each under the key that it is under; 422 for those of a client's key. */
+/** The contents of past documents, each decrypted with the key of its time; 422 for documents under a client's key. */
 export async function pastContents (
   keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
 ): Promise<Contents> {
@@ -77,10 +74,10 @@ export async function pastContents (
     contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
 }
 
-/** Characters of a document from which on it takes milliseconds to open. */
+/** Documents from this length on take milliseconds to decrypt. */
 const LARGE_DOCUMENT = 64 * 1024
 
-// Other requests are served between large documents.
+// Yields to other requests between large documents.
 async function contentsOf<D extends Pick<Shown, 'level'>> (
   documents: readonly D[], open: (document: D) => string
 ): Promise<Contents> {
@@ -93,7 +90,7 @@ async function contentsOf<D extends Pick<Shown, 'level'>> (
   return contents
 }
 
-/** What a read answers: with `raw` one object of values, else the documents as they were asked for. */
+/** The response to a read: with `raw` one object of values, else the documents in the requested form. */
 export async function answerReading (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
@@ -103,16 +100,16 @@ export async function answerReading (
     : toAnswer(state, reading, visible, documents, storageKey)
 }
 
-// The document itself with a data key, else the blob.
+// The decrypted document with a data key, else the blob.
 function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   if (dataKey === undefined) return blob
-  // What was stored could be opened then, so a blob that does not open now was tampered with.
+  // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
   const plain = openBlob(dataKey, blob)
   if (plain === undefined) throw new IntegrityError()
   return plain.toString('utf8')
 }
 
-// Deeper levels override, whatever order they are named in.
+// Deeper levels override, whatever the requested order is.
 async function valuesOf (
   state: LevelState, documents: Contents, levels: readonly Level[]
 ): Promise<Entries> {
@@ -174,7 +171,7 @@ function levelsOf (
   return levels
 }
 
-// A document that does not parse is still returned as it is; only its values cannot be told.
+// A document that cannot be parsed is returned unchanged, without values.
 async function readableValues (
   { project }: LevelState, documents: Contents
 ): Promise<Entries | undefined> {
@@ -192,11 +189,11 @@ function filterValues (values: Entries, filters: Reading['filters']): Entries {
   const { names = [], tags = [], search } = filters ?? {}
   if (names.length === 0 && tags.length === 0 && search === undefined) return values
   const kept = emptyEntries()
-  // No document has tags.
+  // Documents have no tags.
   if (tags.length > 0) return kept
   const wanted = search?.toLowerCase()
   const listed = new Set(names)
-  // The values have no prototype, so these are their own names.
+  // The values have no prototype, so `in` sees only own properties.
   for (const name in values) {
     const isListed = listed.size === 0 || listed.has(name)
     if (isListed && (wanted === undefined || name.toLowerCase().includes(wanted))) kept[name] = values[name]!

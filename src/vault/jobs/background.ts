@@ -1,20 +1,17 @@
-/**
- * Work that nobody waits for. What there is to do stands in the database alone, so a restart or another instance goes
- * on.
- */
+/** A background job. Its work list is in the database, so that a restart or another instance continues the work. */
 export interface Background {
-  /** Begins at once, and looks again every half minute for what another instance left. */
+  /** Starts at once, and then checks every half minute for work that another instance left. */
   start (): void
-  /** Looks now: a request has just left something to do. */
+  /** Checks for work now, because a request has just created some. */
   wake (): void
-  /** Ends after the piece that is under way. */
+  /** Stops after the current batch. */
   stop (): Promise<void>
 }
 
 const LOOK_EVERY = 30_000
 const SHORTEST_REST = 5
 
-/** Runs `work` whenever somebody wakes it, one at a time. It asks `isStopped` before each piece and rests after it. */
+/** Runs `work` on each wake-up, one run at a time. `work` calls `isStopped` before each batch and pauses after it. */
 export function createBackground (
   work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY
 ): Background {
@@ -53,7 +50,7 @@ export function createBackground (
   }
 }
 
-/** Several kinds of work as one: each goes on by itself, and none waits for another. */
+/** Combines jobs that run independently of each other. */
 export function sideBySide (...all: readonly Background[]): Background {
   return {
     start () { for (const one of all) one.start() },
@@ -62,7 +59,7 @@ export function sideBySide (...all: readonly Background[]): Background {
   }
 }
 
-/** A pause as long as the piece before it took, and `least`: requests come first. */
+/** Pauses for as long as the last batch took, and at least `least` milliseconds, so that requests have priority. */
 export async function rest (began: number, least = SHORTEST_REST): Promise<void> {
   await new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })
 }

@@ -18,22 +18,25 @@ import type { Log } from '../../telemetry/log.ts'
 import { expireInvitations } from './memberships.ts'
 import { createBackground, sideBySide, type Background } from './background.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from '../operations/long-operations.ts'
-import { byTurns } from './round-robin.ts'
+import { roundRobin } from './round-robin.ts'
 
 const START: Removal = { history_id: '', id: 0 }
 
-/** A deletion of a level, as the caller of `deletionRunner` describes it. */
+/** A deletion of a level, for `deletionRunner`. */
 export interface Deletion {
   organization: { id: string }
   actor: Actor
   below: Below
-  /** Called in the transaction of a long operation, before its effect. A deletion of one level is none. */
+  /**
+   * Called in the transaction of a long operation, before its effect. The deletion of a single level is not a long
+   * operation.
+   */
   countLongOperation?: () => Promise<void>
 }
 
 /**
- * How a deletion of a level is run: in a transaction that has locked the organization, whose API tokens it may end, and
- * then the project (0029). With more than 1,000 levels it is a long operation.
+ * Returns a runner for the deletion of a level. The transaction locks the organization, because API tokens may end, and
+ * then the project (0029). A deletion of more than 1,000 levels is a long operation.
  */
 export function deletionRunner (
   { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
@@ -56,8 +59,8 @@ export function deletionRunner (
 }
 
 /**
- * Deletes a project, target or environment with what is below it, in the transaction of a `deletionRunner`. Its slug is
- * free at once; tokens that were restricted to it end with it.
+ * Deletes a project, target or environment with everything below it, in the transaction of a `deletionRunner`. Its slug
+ * is free at once. Tokens that were restricted to it end.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: {
@@ -65,23 +68,23 @@ export async function deleteLevel (
   }) => Promise<void>
 ): Promise<void> {
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
-  // Before the tokens, one of which can be the caller's, and before a team's role in the project, which ends with it.
+  // Before the tokens, one of which can be the caller's, and before the roles of teams in the project.
   await lockCounterLast(db, actor)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
   await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
-  // After the events: the caller may be one of them.
+  // After the events, because the caller may be one of the tokens.
   await deleteTokens(db, actor.organization_id, tokens)
-  // Any others reach nothing, as what they were narrowed to is gone, and end in the background.
+  // More tokens than one batch: the others give no access without the level, and end in the background.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
 const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
 
 /**
- * Ends the next API tokens of an organization that are narrowed to nothing that there still is, in the caller's
- * transaction, which holds the organization; answers how many. The service itself does, with this cause.
+ * Ends the next API tokens of an organization that are restricted to deleted levels only, in the caller's transaction,
+ * which has locked the organization; returns their number. The events name the service as actor, with this cause.
  */
 async function endTokensOfNothing (db: Db, organizationId: string, cause: string): Promise<number> {
   const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
@@ -90,40 +93,40 @@ async function endTokensOfNothing (db: Db, organizationId: string, cause: string
   return tokens.length
 }
 
-// The events of tokens that end with something.
+// Events of tokens that end with a level.
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) =>
     eventOf('api-token.delete', id, { with: cause }))
 
 /**
- * Takes away some of what was just removed, in the same transaction: all of it where it is little. The worker does the
- * rest.
+ * Deletes a first batch of the rows that were just marked as removed, in the same transaction: all of them if they are
+ * few. The worker deletes the rest.
  */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
-/** Takes away a piece, and answers where its kind goes on; undefined when there is nothing left of it. */
+/** Deletes a batch; returns where to continue, or undefined when nothing is left. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
-/** What is removed in one organization, step by step. */
+/** A kind of cleanup in one organization, in steps. */
 interface Kind {
   list (db: Db, after: string, limit: number): Promise<string[]>
   steps: Step[]
   end? (organization: string): Promise<void>
 }
 
-/** What is to be removed in an organization: which of the kinds. */
+/** A kind of cleanup (by its index) that is due in an organization. */
 interface Removing { kind: number, organization: string }
 
-/** At which of its steps that is, and where. */
+/** The current step, and its cursor. */
 interface Place { step: number, at: Removal }
 
 /**
- * Takes away the rows of what was purged or deleted, whole organizations too, of answers that are kept no longer, and
- * of API tokens that expired long ago, or ended with many others: by turns, a piece of each. Nobody needs them any
- * more. For tokens that ended somebody waits who was invited again: so they wait for nothing else.
+ * Deletes in the background, in batches and round robin: the rows of purged and deleted levels and of deleted
+ * organizations, expired responses, expired invitations, and API tokens that expired or ended. API tokens from the work
+ * list have a worker of their own, because a person who was invited again may be waiting for their deletion.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
@@ -134,7 +137,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
 
   const kinds: Kind[] = [
     {
-      // Of an organization that was deleted: nobody is let into it any more. Its audit stays.
+      // A deleted organization is not accessible any more. Its audit stays.
       list: listRemovedOrganizations,
       steps: [
         inPieces(deleteSecretsOfRemoved), versions, histories,
@@ -142,7 +145,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
           deleteLeftBehind(db, table, organization, limit)))
       ],
       async end (organization) {
-        if (await endRemoval(db, organization)) log.info({ organization }, 'a deleted organization is gone')
+        if (await endRemoval(db, organization)) log.info({ organization }, 'deleted organization removed')
       }
     },
     {
@@ -172,21 +175,21 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     }, removal)
   }
 
-  const interrupted = (error: unknown, organization?: string) => {
+  const logFailure = (error: unknown, organization?: string) => {
     log.warn(
       { err: databaseError(error), ...(organization !== undefined && { organization }) },
-      'the removal of what counts no more was interrupted'
+      'cleanup failed; will retry'
     )
   }
 
-  const endedTokens = createBackground(byTurns<TokenRemoval, true>({
+  const endedTokens = createBackground(roundRobin<TokenRemoval, true>({
     list: (after, limit) => listTokenRemovals(db, after, limit),
     nameOf: ({ organization_id, ended, ended_id }) => `${organization_id} ${ended} ${ended_id}`,
-    take: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
-    interrupted: (error, removal) => { interrupted(error, removal?.organization_id) }
+    step: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
+    onFailure: (error, removal) => { logFailure(error, removal?.organization_id) }
   }))
 
-  const others = createBackground(byTurns<Removing, Place>({
+  const others = createBackground(roundRobin<Removing, Place>({
     async list (after = { kind: 0, organization: '' }, limit) {
       const found: Removing[] = []
       for (let { kind, organization: last } = after; kind < kinds.length && found.length < limit; kind++, last = '') {
@@ -196,7 +199,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       return found
     },
     nameOf: ({ kind, organization }) => `${kind} ${organization}`,
-    async take ({ kind, organization }, { step, at } = { step: 0, at: START }) {
+    async step ({ kind, organization }, { step, at } = { step: 0, at: START }) {
       const { steps, end } = kinds[kind]!
       const next = await steps[step]!(organization, at)
       if (next !== undefined) return { more: { step, at: next } }
@@ -204,7 +207,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       await end?.(organization)
       return 'nothing'
     },
-    interrupted: (error, removing) => { interrupted(error, removing?.organization) }
+    onFailure: (error, removing) => { logFailure(error, removing?.organization) }
   }))
   return sideBySide(endedTokens, others)
 }

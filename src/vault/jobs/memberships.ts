@@ -12,8 +12,8 @@ import { createMember } from '../../repositories/people/users.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 
-// How a person enters and leaves an organization. Each function runs in the caller's transaction, and locks the
-// organization before the account (decision 0029).
+// Joining and leaving an organization. Each function runs in the caller's transaction, and locks the organization
+// before the account (decision 0029).
 
 /** The person who accepts or declines an invitation. */
 export interface Invitee { id: number, name: string, email: string }
@@ -28,8 +28,8 @@ export interface Invitee { id: number, name: string, email: string }
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
 /**
- * Makes a person a member by the invitation that they accept, and records that they joined. Nothing of the person is
- * known to the organization before.
+ * Accepts an invitation: makes the person a member, and records the event. Before that, the organization knows nothing
+ * about the person.
  *
  * @param actorOf the person as the actor in this organization, with this role
  */
@@ -44,7 +44,7 @@ export async function acceptInvitation (
   const member = await findMember(db, organizationId, person.id)
   if (member === undefined) {
     if (reachedLimit(memberships, role) !== undefined) return 'memberships_full'
-    // The invitation has a seat already.
+    // The open invitation is already counted as a member.
     if (await findFull(db, organizationId, plan, 'members', 0) !== undefined) return 'organization_full'
     if (!await endTokensOfBefore(db, organizationId, person.id)) return 'tokens_left'
     await createMember(db, { organization_id: organizationId, user_id: person.id, role })
@@ -88,15 +88,15 @@ async function lockInvitationTo (
 }
 
 /**
- * Ends a membership with everything that the person made in the organization, and returns the member as seen before:
- * undefined where the MAC of the account does not verify. `judge` sees the locked membership, and may throw; without
- * another owner who can act, the last owner stays. When a person leaves, it is recorded for the person too.
+ * Ends a membership with everything that the person made in the organization; returns the member as before, or
+ * undefined when the MAC of the account does not verify. `judge` validates the locked membership and may throw. The
+ * last owner who can act stays. When a person leaves, the event is also recorded for the person.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
   const { organization_id } = actor
-  // Of two owners who remove each other, the second waits here and then sees what the first did.
+  // If two owners remove each other, the second waits here and then sees the first removal.
   if (await lockPlan(db, organization_id) === undefined) return 'none'
   const otherOwners = await lockOtherOwners(db, organization_id, userId)
   const member = await lockMember(db, organization_id, userId)
@@ -119,6 +119,6 @@ export async function endMembership (
   return { member: seen }
 }
 
-/** Whether an organization has no owner who can act beside this member. */
+/** Whether a member is the only owner who can act. */
 export const isLastOwner = ({ role }: { role: Role }, otherOwners: number): boolean =>
   role === 'owner' && otherOwners === 0

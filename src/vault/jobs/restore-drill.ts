@@ -12,21 +12,23 @@ import { secondFactorContext } from '../keys/contexts.ts'
 import { openCurrent, openVersion } from '../documents/documents.ts'
 import { dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf } from '../keys/keys.ts'
 
-// Opens all that a database holds, as the service would for who asks for it: what a rehearsal of a restore has to show.
+// Decrypts everything in a database, as the service would on request, to show that a restored backup works.
 
-/** What was found to open, or to be authentic. */
+/** The numbers of decrypted values and authentic rows. */
 export interface Rehearsed {
-  /** Versions and current documents that opened; of these, those that their clients encrypted, as far as they sent. */
+  /** Versions and current documents that were decrypted. For client-managed ones, only the outer encryption at rest. */
   versions: number
   documents: number
   of_clients: number
-  /** Versions that nothing has any more, and that wait for their removal. */
+  /** Versions of removed histories that wait for deletion. */
   removed: number
   keys: number
   rows: number
 }
 
-/** Opens everything. Tells of each value that does not, and each row that is not authentic, in a line. */
+/**
+ * Decrypts everything. Reports each value that cannot be decrypted, and each row that is not authentic, in one line.
+ */
 export async function openEverything (
   db: Db, keyring: Keyring, tell: (line: string) => void
 ): Promise<Rehearsed> {
@@ -87,7 +89,8 @@ async function openOrganization (
   }
 }
 
-// What its client encrypted stays closed here. What the server forgot was handed over to a client.
+// Content under a client-managed key is not decrypted. A missing data key means that the key was handed over to the
+// client.
 const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
 
 function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {
@@ -111,7 +114,7 @@ const opening = (tell: (line: string) => void): Opens => (what, open) => {
 
 const shown = (value: unknown) => Buffer.isBuffer(value) ? value.toString('hex').slice(0, 16) : String(value)
 
-// One after the other, a page at a time.
+// One page at a time.
 async function * all<T, K> (first: K, next: (after: K) => Promise<T[]>, idOf: (row: T) => K): AsyncGenerator<T> {
   for (let after = first; ;) {
     const page = await next(after)

@@ -5,8 +5,8 @@ import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
 /**
- * What a client needs to find and recognise a key. `key_check` is given out for rotated keys only: it passes for
- * knowing the key.
+ * The fields that a client needs to identify and derive a key. `key_check` is included for rotated keys only, because
+ * it would prove knowledge of the active key.
  */
 export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   const { version, managed, is_active, created_at, rotated_at, iterations } = key
@@ -23,7 +23,7 @@ export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   }
 }
 
-/** The key as its holder may have it: with the key string when the server holds it, never for a client's key. */
+/** The key as its manager may see it, with the key string if the key is server-managed. */
 export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
   const { id, version, managed, iterations, is_active, created_at } = key
   const keyString = keyStringOf(keyring, key)
@@ -45,6 +45,6 @@ export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
   }
 }
 
-/** The event of a key that somebody is shown: recorded before they are. */
+/** The event of a key retrieval; it is recorded before the response is sent. */
 export const retrievalOf = ({ id, version }: KeyRow): AuditEvent =>
   ({ action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(id), details: { version } })

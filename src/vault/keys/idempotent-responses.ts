@@ -4,7 +4,7 @@ import type { AnswerSeal } from '../../repositories/operations/idempotency.ts'
 import { answerContext } from './contexts.ts'
 import { storageKeyOf } from './keys.ts'
 
-/** Answers are sealed under the storage key of their organization, as everything else that it stores. */
+/** Seals stored responses under the storage key of their organization. */
 export function createAnswerSeal (keyring: Keyring): AnswerSeal {
   return {
     seal: (organization, answer, text) =>

@@ -9,19 +9,19 @@ import { checkContext, keyContext, storageKeyContext } from './contexts.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
-/** A new storage key of an organization, wrapped. */
+/** A new wrapped storage key for an organization. */
 export function makeStorageKey (keyring: Keyring, organizationId: string): Buffer {
   return keyring.wrap(random(32), storageKeyContext(organizationId))
 }
 
-/** The key that seals what the organization stores. */
+/** Unwraps the storage key of an organization. */
 export function storageKeyOf (keyring: Keyring, organization: { id: string, storage_key: Buffer }): KeyObject {
   return keyring.unwrapKey(organization.storage_key, storageKeyContext(organization.id))
 }
 
 /**
  * A server-managed key, wrapped: the given key string or a new one of 256 bits. The data key is derived once here, so
- * that reading costs no derivation. Call it before a transaction begins.
+ * that reads need no derivation. Derivation is slow, so call this before a transaction begins.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: {
@@ -34,15 +34,15 @@ export async function makeServerKey (
   const dataKey = await deriveDataKey(keyString, salt, iterations)
   return {
     version: id.version,
-    ...heldByServer(keyring, id, keyString, dataKey),
+    ...serverKeyColumns(keyring, id, keyString, dataKey),
     salt: keyring.wrap(salt, keyContext(id, 'salt')),
     iterations,
     hint: given?.hint ?? null
   }
 }
 
-/** What the server keeps of a key that it holds. */
-export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
+/** The stored columns of a server-managed key. */
+export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
   return {
     managed: 'server' as const,
     key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyContext(id, 'key_string')),
@@ -52,8 +52,8 @@ export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, da
   }
 }
 
-/** What the server keeps of a key that its client holds: what proves it; never the key. */
-export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
+/** The stored columns of a client-managed key: only its proof. */
+export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,
     key_string: null,
@@ -64,8 +64,8 @@ export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId
 }
 
 /**
- * By what a proof is found among all keys of its project: one look-up, where each stored proof would have to be
- * unwrapped.
+ * The hash that finds a proof among all keys of its project with one lookup. Without it, each stored proof would have
+ * to be unwrapped.
  */
 export function checkHashOf (
   storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer
@@ -73,16 +73,16 @@ export function checkHashOf (
   return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 }
 
-/** What a client says of its key: the proof, and how it was derived. */
+/** A client's proof of its key, with the derivation parameters. */
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
 
-/** A client's key: what proves it, wrapped; never the key. */
+/** The columns of a new client-managed key: its wrapped proof, never the key. */
 export function registerClientKey (
   keyring: Keyring, storageKey: KeyObject, id: KeyId, triple: ProofTriple & { hint?: string | undefined }
 ): NewKey {
   return {
     version: id.version,
-    ...heldByClient(keyring, storageKey, id, triple.check),
+    ...clientKeyColumns(keyring, storageKey, id, triple.check),
     salt: keyring.wrap(triple.salt, keyContext(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null
@@ -90,13 +90,13 @@ export function registerClientKey (
 }
 
 /**
- * The data key of a server-managed key. It was derived once and lies wrapped beside the key, so no process keeps it:
- * once its row is rotated, forgotten or gone, no instance can open anything with it any more.
+ * Unwraps the data key of a server-managed key. It was derived once and is stored with the key, so no process caches
+ * it: after the key material is deleted from the row, no instance can decrypt with it.
  */
 export function dataKeyOf (
   keyring: Keyring, key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'>
 ): KeyObject {
-  if (key.data_key === null) throw new Error('there is no data key here')
+  if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }
 

@@ -9,16 +9,14 @@ import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
 
-/** Compares a proof with the active key's, in constant time. A guard against the wrong key, never an authorization. */
-export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
+/** Compares a proof with that of the active key, in constant time. Detects a wrong key; it is not an authorization. */
+export function validateProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
   const [sent, check] = [decodeProof(proof), keyCheckOf(keyring, key)]
   return sent !== undefined && check !== undefined && proofMatches(sent, check) ? 'right' : 'wrong'
 }
 
-/**
- * Whether a proof is that of a client's key which the locked project has or had: one look-up, however many there were.
- */
+/** Whether a proof belongs to any current or former client-managed key of the locked project, with one lookup. */
 export async function provesAnyKey (
   db: Db, storageKey: KeyObject, { organization_id, id }: KeyState, proof: string
 ): Promise<boolean> {
@@ -27,15 +25,15 @@ export async function provesAnyKey (
     hasCheckHash(db, { organization_id, id }, checkHashOf(storageKey, { organization_id, project_id: id }, sent))
 }
 
-/** Whether the proof itself opens the content, which means that the client has just sent its data key (S-8.7). */
+/** Whether the proof itself decrypts the content, which means that the client has sent its data key (S-8.7). */
 export function revealsKey (proof: string | undefined, content: string): boolean {
   const sent = proof === undefined ? undefined : decodeProof(proof)
   return sent !== undefined && proofOpens(sent, content)
 }
 
 /**
- * What became of a look whether a proof gives its key away: `key_proof_reveals_key` (422) when it does, unless the
- * operator allows that, which the event of the change then says.
+ * Throws `key_proof_reveals_key` (422) if a proof reveals its key, unless the operator allows it. If it is allowed,
+ * returns true, and the event of the change records it.
  */
 export function refuseRevealing (
   { allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean

@@ -7,30 +7,30 @@ import {
   createRecoveryCodes, findFactor, makeFactorId, prepareFactor, takeRecoveryCode, takeUpFactor, useStep
 } from '../../repositories/people/second-factors.ts'
 import { secondFactorContext } from './contexts.ts'
-import { holdCanary } from './master-keys.ts'
+import { lockCurrentCanary } from './master-keys.ts'
 
 const RECOVERY_CODES = 10
 
-/** Whose second factor it is; null: none is asked for. */
+/** An account with its active second factor; null: none. */
 export interface Holder { id: number, second_factor_id: number | null }
 
-/** Begins to set a second factor up, in place of what was begun before; answers its secret. */
+/** Begins the setup of a second factor, in place of an earlier setup; returns its secret. */
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
   const factor = { user_id, id: await makeFactorId(db, user_id) }
-  await holdCanary(db, keyring)
+  await lockCurrentCanary(db, keyring)
   await prepareFactor(db, { ...factor, secret: keyring.wrap(secret, secondFactorContext(factor)) })
   return secret
 }
 
 /**
- * Takes up what was begun, if the code is of it; answers the recovery codes. Undefined when the code is wrong, or
- * nothing was begun, or there is a second factor already.
+ * Completes the setup if the code is correct; returns the recovery codes. Undefined when the code is wrong, no setup
+ * was begun, or there is an active second factor.
  */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
-  await holdCanary(db, keyring)
+  await lockCurrentCanary(db, keyring)
   const begun = await findFactor(db, user_id)
   if (begun === undefined) return undefined
   const secret = keyring.unwrap(begun.secret, secondFactorContext(begun))
@@ -43,7 +43,7 @@ export async function confirmFactor (
   return taken ? renewRecoveryCodes(db, factor) : undefined
 }
 
-/** Makes new recovery codes in place of those from before, and answers them: they are shown once. */
+/** Replaces all recovery codes and returns the new ones, which are shown only once. */
 export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id: number }): Promise<string[]> {
   const codes = Array.from({ length: RECOVERY_CODES }, mintRecoveryCode)
   await createRecoveryCodes(db, factor, codes.map(hashRecoveryCode))
@@ -51,8 +51,8 @@ export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id:
 }
 
 /**
- * Uses a code up, of the authenticator or for recovery; undefined when it is wrong or was used. An account whose second
- * factor is not what the service wrote lets nobody in: it is no account without one.
+ * Consumes a TOTP or recovery code; undefined when the code is wrong or was used. If the MAC of the second factor does
+ * not verify, every code is rejected: the account does not fall back to no second factor.
  */
 export async function useCode (
   db: Db, keyring: Keyring, { id: user_id, second_factor_id }: Holder, code: string

@@ -11,44 +11,44 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
+  dataKeyOf, clientKeyColumns, serverKeyColumns, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
 } from '../keys/keys.ts'
 import { inPieces } from './rotate.ts'
 
-// A change of custody derives keys as slowly as its client once chose: one at a time for an organization, so that it
-// never holds all the places that there are for derivations.
+// Derivation uses the iterations that the client once chose, which may be slow. An organization derives one key at a
+// time, so that it cannot occupy all slots for derivation.
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
-/** A change of custody that was judged and is ready to be made. */
+/** A validated change of custody. */
 export interface Handover {
-  /** With the project locked: makes it, or ends with an error and nothing changed. */
+  /** Applies the change to the locked project, or throws without changes. */
   make: (db: Db, project: KeyState) => Promise<void>
   /** The proof is the data key itself. */
   revealed: boolean
 }
 
-/** What of a client's triple is not that of the key which the server holds. */
+/** The first parameter of a client's triple that differs from the server-managed key. */
 export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple): 'salt' | 'iterations' | undefined {
   if (!sameBytes(triple.salt, saltOf(keyring, key))) return 'salt'
   return triple.iterations === key.iterations ? undefined : 'iterations'
 }
 
 /**
- * From server to client. The key stays, so the client's triple has to be that of the key which the server holds
- * (`differenceOf`), and the proof shows that the caller has it: else nobody could open the documents afterwards. The
- * server then forgets the key string and the data key, and those of its earlier keys, under which nothing may be left.
+ * From server to client. The key stays the same, so the client's triple must match the server-managed key
+ * (`differenceOf`), and the proof shows that the client knows the key; otherwise the documents would be lost. The
+ * server then deletes the key string and data key of this key and of its former keys, which must have no versions left.
  */
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
-  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the triple is that of another key')
+  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the proof belongs to another key')
   const expected = decodeProof(await gateOf(organization.id)(() =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) {
     fail('key_proof_mismatch')
   }
-  const held = heldByClient(keyring, storageKeyOf(keyring, organization), key, triple.check)
+  const columns = clientKeyColumns(keyring, storageKeyOf(keyring, organization), key, triple.check)
   return {
     revealed: sameBytes(expected, dataKeyOf(keyring, key).export()),
     make: async (db, project) => {
@@ -56,14 +56,14 @@ export async function handToClient (
       if (remaining > 0) fail('history_under_old_keys', { remaining })
       await finishReEncryption(db, project, 0)
       await forgetRotatedKeys(db, project)
-      await changeCustody(db, project, held)
+      await changeCustody(db, project, columns)
     }
   }
 }
 
 /**
- * From client to server. The key string has to match the stored proof and to open every current document: a proof alone
- * says nothing of what lies behind its first 32 bytes.
+ * From client to server. The key string must match the stored proof and decrypt every current document, because the
+ * proof alone covers only the key's derivation.
  */
 export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
@@ -74,7 +74,7 @@ export async function handToServer (
     if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
     return deriveDataKey(keyString, salt, key.iterations)
   })
-  const held = heldByServer(keyring, key, keyString, dataKey)
+  const columns = serverKeyColumns(keyring, key, keyString, dataKey)
   return {
     revealed: false,
     make: async (db, project) => {
@@ -85,9 +85,9 @@ export async function handToServer (
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
         }
       })
-      // What the client has not re-encrypted by now, the server cannot.
+      // Versions that the client has not re-encrypted by now cannot be re-encrypted by the server.
       await finishReEncryption(db, project, 0)
-      await changeCustody(db, project, held)
+      await changeCustody(db, project, columns)
     }
   }
 }

@@ -7,28 +7,28 @@ import { lockLongOperations } from '../../repositories/operations/long-operation
 import { lockProject } from '../../repositories/levels/projects.ts'
 import { fail } from '../../rules/errors.ts'
 
-// Long operations may write every document of a project: a rotation by the server or by the client, a change of
-// custody, `restore-to`, and a deletion of many levels. An organization runs one at a time, over all instances, so the
-// connections for long transactions are shared by organizations in the order in which they ask.
+// Long operations may write every document of a project: rotations by server or client, changes of custody,
+// `restore-to`, and deletions of many levels. An organization runs one at a time across all instances, so organizations
+// share the connections for long transactions in FIFO order.
 
 /** Levels below a project or target beyond which its deletion is a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
 
-/** Too many long operations of one organization are waiting. */
+/** Too many long operations of one organization are queued. */
 class LongOperationOverloaded extends WorkOverloaded {
   override readonly name = 'LongOperationOverloaded'
 }
 
-// In this process the operations of an organization wait here, and take no connection while they wait.
+// Operations of an organization queue here in the process, without using a connection.
 const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
   atWaitTime(waitNow() + milliseconds, late))
 
-/** What 409 says when the project, or the organization's turn, cannot be had in time. */
+/** The error code for 409 when the project or the organization's slot is not available in time. */
 type InUse = 'rotation_in_progress' | 'conflict'
 
 export interface LongOperation<T> {
   organization: { id: string }
-  /** The project, which is locked exclusively until the transaction ends. */
+  /** The project to lock exclusively until the end of the transaction. */
   projectId: string
   actor: Pick<Actor, 'answering'>
   inUse?: InUse
@@ -36,9 +36,9 @@ export interface LongOperation<T> {
 }
 
 /**
- * Runs a long operation in one transaction of up to a minute. 409 (`inUse`) when another request works at the project,
- * or an operation of the organization on another instance does not end within the lock timeout. Throws
- * LongOperationOverloaded (503) when the organization's own operations before this one take too long.
+ * Runs a long operation in one transaction of up to a minute. 409 (`inUse`) when another request works on the project,
+ * or when an operation of the organization on another instance does not end within the lock timeout. Throws
+ * LongOperationOverloaded (503) when the organization's queue in this process takes too long.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
@@ -53,12 +53,12 @@ export async function runLongOperation<T> (
     gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
 }
 
-// Milliseconds that an operation waits at most between two pieces, with its transaction open.
+// Maximum pause in milliseconds between two batches, while the transaction is open.
 const LONGEST_REST = 1_000
 
 /**
- * Waits as long as a piece of a long operation took that began then (`performance.now`), so that the operation uses
- * half of the process and of the disk. With the only connection it does not wait, since that would hold up all others.
+ * Pauses for as long as the batch since `began` (`performance.now`) took, so that the operation uses at most half of
+ * the process and the disk. Does not pause on the only connection, since that would delay all other requests.
  */
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return
@@ -68,7 +68,7 @@ export async function leaveHalf (began: number): Promise<void> {
 
 const projectsInUse = new Map<string, Actor['answering']>()
 
-// 409 at once when this process works at the same project already: for a repeated request, or for another operation.
+// 409 at once when this process already works on the same project, for a repeated request or another operation.
 async function oncePerProject<T> (
   projectId: string, answering: Actor['answering'], inUse: InUse, work: () => Promise<T>
 ): Promise<T> {
@@ -81,7 +81,7 @@ async function oncePerProject<T> (
   }
 }
 
-/** Answers 409 instead of 503 when a lock of the transaction cannot be had in time: another request has it. */
+/** Converts a lock timeout of the transaction into 409 instead of 503: another request has the lock. */
 export async function conflictOnLockTimeout<T> (
   work: () => Promise<T>, inUse: InUse = 'rotation_in_progress'
 ): Promise<T> {

@@ -14,27 +14,28 @@ import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
-import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 import { conflictOnLockTimeout } from './long-operations.ts'
 
 interface Vault { db: Db, keyring: Keyring }
 type Owner = Pick<Organization, 'id' | 'storage_key'>
 
-// A batch is short, so that whoever wants one of its rows, or the processor, waits for milliseconds.
+// A batch is small, so that it blocks other requests for milliseconds only.
 const BATCH = { versions: 25, bytes: 256 * 1024 }
 
-// What a client takes home at once still fits into the request that brings it back.
-const MOST_PENDING_BYTES = 1024 * 1024
+// Maximum bytes of a response, so that the client can send all versions back in one request.
+const MAX_PENDING_BYTES = 1024 * 1024
 
 /**
- * What became of one batch: where to go on, how many versions moved, were held by somebody else or do not open; `end`
- * when nothing was left behind `after`.
+ * The result of a batch: the cursor, the numbers of moved and locked versions, the ids of unreadable ones, and whether
+ * `after` was the end.
  */
 export interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Moves the next versions of a server-managed project onto its active key, in one short transaction. Each is moved
- * exactly once, whoever else is at it: its row is locked, and then no longer under an old key.
+ * Re-encrypts the next versions of a server-managed project under its active key, in one short transaction. Each
+ * version moves exactly once, even with several instances: its row is locked, and afterwards it is not under a former
+ * key any more.
  */
 export async function moveBatch (
   { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
@@ -57,7 +58,7 @@ export async function moveBatch (
         unreadable.push(version.id)
         return []
       }
-      // As large as it was: the same plaintext, encrypted in the same form.
+      // The size does not change: the same plaintext in the same format.
       const blob = sealBlob(dataKey, plain)
       plain.fill(0)
       return sealed(storageKey, project, version, blob)
@@ -68,7 +69,8 @@ export async function moveBatch (
 }
 
 /**
- * Ends a re-encryption when nothing waits any more but what does not open; undefined when more waits or it has ended.
+ * Ends a re-encryption when only unreadable versions are left. Undefined when other versions are left, or it has
+ * already ended.
  */
 export async function endReEncryption (
   { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
@@ -91,8 +93,8 @@ export async function endReEncryption (
 }
 
 /**
- * Versions behind `after` that wait for their client to re-encrypt them, oldest first, and how many there are in all.
- * What was tampered with is left out.
+ * A page of versions that a client has to re-encrypt, oldest first, after `after`, and their total. Versions whose MAC
+ * does not verify are left out.
  */
 export async function listPending (
   { db, keyring }: Vault, organization: Organization, project: KeyState, {
@@ -105,7 +107,7 @@ export async function listPending (
 }> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
-  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
+  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MAX_PENDING_BYTES)
   const found = await findWaiting(db, project, batch.map(({ id }) => id), retentionDays)
   const versions = found.flatMap((version) => {
     const content = unlessTampered(() => blobOf(storageKey, project, version))
@@ -117,8 +119,8 @@ export async function listPending (
 }
 
 /**
- * Takes versions that a client has re-encrypted under its active key: all of them, or nothing. A proof of an earlier
- * key tells that a rotation came between; it is never accepted.
+ * Stores versions that a client has re-encrypted under its active key: all or none. A proof of a former key is
+ * rejected: it shows that the key was rotated meanwhile.
  */
 export async function submitVersions (
   { db: handle, keyring, config }: Vault & {
@@ -132,7 +134,7 @@ export async function submitVersions (
   return conflictOnLockTimeout(() => transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
-    if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+    if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
       fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
         ? 'key_version_conflict'
         : 'key_proof_mismatch')
@@ -167,7 +169,7 @@ export async function submitVersions (
   }, actor))
 }
 
-// A version that was tampered with, or that a client once stored without being able to open it, stays as it is.
+// Undefined for a version that was manipulated, or that a client stored with invalid encryption: it stays as it is.
 function plainOf (
   keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion
 ): Buffer | undefined {
@@ -178,7 +180,7 @@ function unlessTampered<T> (open: () => T): T | undefined {
   try {
     return open()
   } catch (error) {
-    // A row that names a master key nobody has was not written by the service, either.
+    // A row that names an unknown master key was not written by the service.
     if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
     throw error
   }
@@ -199,7 +201,7 @@ function sealed (
   return { id, sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }
 
-// The first of them that go into so many bytes, and one at least.
+// The first versions up to a total size, and at least one.
 function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {
   let bytes = 0
   for (const [i, { size_bytes }] of versions.entries()) {

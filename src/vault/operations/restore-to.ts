@@ -22,8 +22,8 @@ import { contextOf, inPieces } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
-/** A locked project, and what its documents are opened and sealed with. */
-interface Held {
+/** A locked project, with the keys for its documents. */
+interface LockedProject {
   vault: Vault
   db: Db
   actor: Actor
@@ -33,16 +33,15 @@ interface Held {
   storageKey: KeyObject
 }
 
-/** A level that gets the content of a version, or none. */
+/** A level whose document is restored from a version. */
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 export interface RestoredTo { restored: number, emptied: number }
 
 /**
- * Brings every document of a project back to what it was at a moment, in one transaction, or nothing of it: a level
- * whose content was another gets the version of that time as a new one, and the document of a level that had none is
- * deleted, with its snapshot. What is as it was gets no version. Each is judged as a restore of that version by itself:
- * retention first, then what is not kept any more, then the key.
+ * Restores all documents of a project to a moment, in one transaction. A level with other content gets the content of
+ * the version as a new version. A level that had no document at that moment loses it, with a snapshot. Unchanged levels
+ * get no version. Each level follows the rules of a single restore: retention, missing versions, then the key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -53,7 +52,7 @@ export async function restoreTo (
   async function restore (db: Db, project: KeyState): Promise<RestoredTo> {
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
-    const held: Held = { vault, db, actor, organization, project, key, storageKey }
+    const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
     const { toRestore, toEmpty } = judge(levels, held)
     await beforeEffect()
@@ -63,7 +62,7 @@ export async function restoreTo (
     if (changed.length > 0) {
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = (await lockCounterLast(db, actor))!
-      // The snapshot of a document that goes takes the place of it.
+      // The snapshot takes the space of the deleted document.
       requireBytes(organization.plan, counter.stored_bytes, growth)
       const ids = await takeVersionIds(db, counter, changed.length)
       await record(held, changed, ids)
@@ -81,7 +80,7 @@ export async function restoreTo (
   }
 }
 
-function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: Held) {
+function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: LockedProject) {
   if (changed === undefined) return fail('not_found')
   if (changed === 'future') return refuse('at', 'Lies in the future')
   const toRestore = changed.filter((level): level is Restored => level.held === 'version')
@@ -89,8 +88,9 @@ function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organi
   return { toRestore, toEmpty: changed.filter(({ held }) => held === 'none') }
 }
 
-// Of those whose content is another one; by how many bytes the organization stores more with them and their versions.
-async function replaceContents (held: Held, levels: readonly Restored[]) {
+// Replaces the documents with other content. Returns these levels, and the growth of the stored bytes with the new
+// versions.
+async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
   const restored: Restored[] = []
@@ -119,9 +119,9 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
   return { restored, growth }
 }
 
-// What a restore of the version stores; undefined where the level holds that already.
+// The content to restore; undefined when the level already has it.
 function contentOf (
-  { vault, organization, project, key, storageKey }: Held, document: Secret, version: FullVersion
+  { vault, organization, project, key, storageKey }: LockedProject, document: Secret, version: FullVersion
 ): string | undefined {
   const state = { organization_id: organization.id, project, key }
   const { blob } = acceptRestored(vault, storageKey, state, version, {})
@@ -134,9 +134,10 @@ function contentOf (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
 }
 
-// A restored document is there already, as its version will have it; what goes is opened for its snapshot first.
+// A restored document already has the revision of its version. A document to delete is decrypted for its snapshot
+// first.
 async function record (
-  { db, actor, organization, project, storageKey }: Held, levels: readonly ChangedLevel[],
+  { db, actor, organization, project, storageKey }: LockedProject, levels: readonly ChangedLevel[],
   { first_version, taken_at }: VersionIds
 ) {
   const state = { organization_id: organization.id, project }
@@ -168,7 +169,7 @@ async function record (
   })
 }
 
-// By target: null is the project's own.
+// By target; null: the project's own document.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()
   for (const { target_id, held, is_stored } of changed) {

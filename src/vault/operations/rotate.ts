@@ -19,32 +19,29 @@ import { requireBytes } from '../../rules/plan-bytes.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
-import { holdCanary } from '../keys/master-keys.ts'
+import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
-// A piece of a project's documents that is in memory at once. Each step of it holds up everybody else, so it is no more
-// than the largest document, or as many small ones as take that long.
+// A batch of documents in memory. It blocks the event loop, so it is limited to one large document or the equivalent in
+// small ones.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
 export interface SeenKey { id: string, version: number, managed: Managed }
 
-/**
- * What one rotation does: to which project as its caller saw it, with which new key, and how each document gets under
- * it.
- */
+/** A rotation: the project as the caller saw it, the new key, and the conversion of documents. */
 export interface Rotation {
   seen: SeenKey
   key: NewKey
   policy: HistoryPolicy | undefined
-  /** With the project locked: judges the request against it and the ids of all its current documents. */
+  /** Validates the request against the locked project and the ids of all its current documents. */
   judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
-  /** Called when nothing but a concurrent change can refuse the rotation, before its first write. */
+  /** Called before the first write, when only a concurrent change can still reject the rotation. */
   beforeEffect: () => Promise<void>
-  /** The document's blob under the new key, given the one under the old key. */
+  /** Re-encrypts a document's blob from the old to the new key. */
   convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
-  /** How large a document will be, where that is not the size it has. */
+  /** The new size of a document, if it changes. */
   sizeOf?: (id: string) => number
   details?: Record<string, boolean>
 }
@@ -52,8 +49,8 @@ export interface Rotation {
 export interface Rotated { key: KeyRow, documents: number, waiting: number }
 
 /**
- * Replaces a project's key and re-encrypts every current document, with one `rotate` version each: all of it in one
- * transaction, or nothing. Of two at once, one gets 409. With `re_encrypt` it is written down that the history follows.
+ * Replaces a project's key and re-encrypts every current document, with one `rotate` version each, in one transaction.
+ * A concurrent rotation gets 409. With `re_encrypt`, the history is queued for re-encryption.
  */
 export async function rotate (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
@@ -65,7 +62,7 @@ export async function rotate (
     const documents = found.map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
     await judge?.(db, project, documents.map(({ id }) => id))
-    // Each document is stored twice: as the current one, in place of the one before, and as a version.
+    // Each document is stored twice: as the current document, replacing the former one, and as a version.
     const expected = found.reduce((sum, { id, size_bytes }) =>
       sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
     requireBytes(organization.plan, await findStoredBytes(db, organization.id), expected)
@@ -76,14 +73,14 @@ export async function rotate (
     const under = { ...project, key_version: key.version }
     const storageKey = storageKeyOf(keyring, organization)
     const state = { organization_id: organization.id, project }
-    // A piece is read in one turn, opened and sealed in another, and written down in a third.
+    // A batch is read, re-encrypted and written in separate turns of the event loop.
     const read = async (ids: string[]) => {
       const found = await findDocuments(db, organization.id, ids)
       await rest()
       return found
     }
 
-    // Of each document as it becomes, and of its version.
+    // Growth of the stored bytes, by documents and versions.
     let growth = 0
     await inPieces(documents, async (ids) => {
       const began = performance.now()
@@ -145,7 +142,7 @@ export async function rotate (
   })
 }
 
-/** Turns a server-managed document over to the new key. */
+/** Re-encrypts a server-managed document under the new key. */
 export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['convert'] {
   let old: KeyObject | undefined
   return (_document, blob, oldKey) => {
@@ -159,8 +156,8 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 }
 
 /**
- * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's
- * key, or who holds it, is not what the caller saw.
+ * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's key
+ * or custody is not the one that the caller saw.
  */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
@@ -168,13 +165,13 @@ export async function changeKey<T> (
 ): Promise<T> {
   const run = async (db: Db, project: KeyState) => {
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
-    await holdCanary(db, keyring)
+    await lockCurrentCanary(db, keyring)
     return change(db, project)
   }
   return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
 }
 
-/** Calls `work` for the ids of a project's documents, as many at a time as memory should hold. */
+/** Calls `work` with the ids of a project's documents in batches that fit into memory. */
 export async function inPieces (
   documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>
 ): Promise<void> {
@@ -192,12 +189,12 @@ export async function inPieces (
   if (piece.length > 0) await work(piece)
 }
 
-// What is not finished and has something left to do, judged by the key that is being replaced.
+// Whether a re-encryption is unfinished and has versions left, relative to the key that is being replaced.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const progress = await findReEncryption(db, project)
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
 }
 
-/** What a document is sealed for, under the key that its project has. */
+/** The encryption context of a document, under its project's key. */
 export const contextOf = (project: KeyState, { id, level_id }: Pick<StoredDocument, 'id' | 'level_id'>) =>
   ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })
