@@ -211,7 +211,7 @@ t.test('with an account, the link leads to the account page: it signs nobody in 
   t.notOk(await isMember(o, rosa))
   const other = await (await signedIn(theo)).open(link)
   t.equal(other.status, 403)
-  t.match(other.text, /This invitation is to another address/)
+  t.match(other.text, /This invitation is for another address/)
   const browser = await signedIn(rosa)
   t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by Person \d+, until /)
 })
@@ -520,7 +520,7 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
   const accept = (id: string) => call('POST', `/user/invitations/${id}/accept`)
 
   const leave = await crowd(service, rosa, 'owner', MOST_OWNED)
-  t.match(told(await press(browser, 'invitations/accept', ids[0]!)), [422, /as many organizations as one person can/])
+  t.match(told(await press(browser, 'invitations/accept', ids[0]!)), [422, /the limit of organizations/])
   t.strictSame(failing(await accept(ids[0]!)), [422, 'memberships_full'])
   await leave()
   t.equal((await accept(ids[0]!)).status, 200)
@@ -537,7 +537,7 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
     SELECT '${left.o}', 'Before', sha256(('${left.o}/' || n)::bytea), 'dotenv_', '{}', ${rosa.id}
     FROM generate_series(1, 1500) n`)
   t.strictSame(failing(await accept(ids[2]!)), [409, 'conflict'])
-  t.match(told(await press(browser, 'invitations/accept', ids[2]!)), [422, /are still being removed/])
+  t.match(told(await press(browser, 'invitations/accept', ids[2]!)), [422, /are still being deleted/])
   for (const { o } of [full, left]) t.notOk(await isMember(o, rosa))
   t.notMatch(JSON.stringify(await eventsOf(full.o)), String(rosa.id), 'the organization learns nothing of it')
   t.equal((await call('GET', '/user/invitations')).body.meta.total, 2)

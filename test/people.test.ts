@@ -619,7 +619,7 @@ t.test('CR-42: the password that a change asks for is counted by the session alo
   for (let i = 0; i < 5; i++) {
     t.match(
       (await visit.send(form, { current: 'wrong password', password: 'another password' })).text,
-      /current password is not right/
+      /current password is wrong/
     )
   }
   const locked = await visit.send(form, { current: person.password, password: 'another password' })
