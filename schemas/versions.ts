@@ -151,7 +151,7 @@ export const RestoreToAnswer = Type.Object({
     data: {
       type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 0, emptied: 0
     },
-    message: 'Every document is as it was: nothing was changed.'
+    message: 'All documents are already in this state. Nothing was changed.'
   }]
 })
 

@@ -49,15 +49,15 @@ export const authorize: Domain = async (app) => {
       const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
       const pending = mintSecret()
       const { client_id, redirect_uri, state, code_challenge } = judged.request
-      const kept = await createRequest(
+      const isCreated = await createRequest(
         app.db, hashToken(pending), session.hash,
         { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
       )
-      if (!kept) {
+      if (!isCreated) {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       }
       return sendPage(reply, consentPage({
-        ...asking(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
+        ...consentOf(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
       }))
 
       function goBack (error: OAuthErrorCode, to: ReturnAddress) {
@@ -99,7 +99,7 @@ export const authorize: Domain = async (app) => {
         return client === undefined
           ? stale()
           : sendPage(reply, consentPage({
-            ...asking(session, pending, client, shown.redirect_uri),
+            ...consentOf(session, pending, client, shown.redirect_uri),
             memberships: await listMemberships(app.db, session.user.id),
             scopes: shown.scopes as Scope[],
             chosen: allowedOf(shown, chosen),
@@ -115,27 +115,27 @@ export const authorize: Domain = async (app) => {
 
       async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
         await lockUser(db, session.user.id)
-        const asked = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
+        const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
         // No redirect to a client that was disabled meanwhile.
-        if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
-        const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }
+        if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
+        const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
         if (form.get('decision') !== 'allow') return { to }
         // Only offered scopes that are ticked; other scopes in the form are ignored.
-        const scopes = allowedOf(asked, chosen)
-        const its = { user_id: session.user.id, client_id: asked.client_id }
-        const { revoked, ended } = await makeGrantRoom(db, its)
-        const grant_id = await createGrant(db, { ...its, scopes })
+        const scopes = allowedOf(taken, chosen)
+        const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
+        const { revoked, ended } = await makeGrantRoom(db, grantOwner)
+        const grant_id = await createGrant(db, { ...grantOwner, scopes })
         await createCode(db, {
-          code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge
+          code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
         })
         if (revoked.length > 0) {
           await recordForUser(db, request, session.user, 'oauth.revoke', {
-            client: asked.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
+            client: taken.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
           }, ended)
         }
         await recordForUser(
           db, request, session.user, 'oauth.grant',
-          { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
+          { grant: grant_id, client: taken.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
         )
         return { to, issued: code }
       }
@@ -147,7 +147,7 @@ const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
   scopes.filter((scope) => chosen.has(scope)) as Scope[]
 
 /** The part of a consent page about the user and the client. */
-const asking = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
+const consentOf = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
   session,
   request,
   client: { name: client.name, isFirstParty: client.is_first_party },
