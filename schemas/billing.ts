@@ -158,7 +158,7 @@ export type BillingDetails = Static<typeof BillingDetails>
 const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
 export const CreateSubscriptionBody = Body({
   plan: PlanName,
-  interval: Type.Optional(Described(IntervalName, { description: 'month when left out' })),
+  interval: Type.Optional(Described(IntervalName, { description: 'default: `month`' })),
   currency: Type.Optional(Currency),
   billing_details: Type.Optional(BillingDetails)
 }, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: buyer }] })
