@@ -2,22 +2,22 @@ import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath, Plan } from './organizations.ts'
 import { Body, Described, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
 
-/** How long a period of a subscription is. */
+/** The length of a billing period. */
 export const INTERVALS = ['month', 'year'] as const
 export type Interval = (typeof INTERVALS)[number]
 
-/** An invoice is open until what it asks for was received; a void one asks for nothing any more. */
+/** An invoice is open until it is paid. A void invoice is no longer payable. */
 export const INVOICE_STATUSES = ['open', 'paid', 'void'] as const
 export type InvoiceStatus = (typeof INVOICE_STATUSES)[number]
 
-/** What became of money that was asked for, or is to go back. */
+/** Statuses of charges and refunds. */
 export const PAYMENT_STATUSES = ['pending', 'succeeded', 'failed'] as const
 export type PaymentStatus = (typeof PAYMENT_STATUSES)[number]
 
-/** Kinds of payment methods: `manual` is a wire transfer that the operator notes down. */
+/** Kinds of payment methods: `manual` is a wire transfer that the operator records. */
 export const PAYMENT_METHOD_KINDS = ['manual'] as const
 
-/** Currencies in use (ISO 4217), by how many digits their minor unit has. */
+/** Currencies (ISO 4217) by the number of decimal digits. */
 export const CURRENCIES = {
   0: ['BIF', 'CLP', 'DJF', 'GNF', 'ISK', 'JPY', 'KMF', 'KRW', 'PYG', 'RWF', 'UGX', 'VND', 'VUV', 'XAF', 'XOF', 'XPF'],
   2: [
@@ -42,32 +42,32 @@ export const LABEL_LENGTH = 255
 export const ADDRESS_LENGTH = 1000
 export const TAX_ID_LENGTH = 64
 export const NOTE_LENGTH = 1000
-/** In minor units: what stays exact, also when it is multiplied by a hundred. */
+/** In minor units; a hundred times this is still a safe integer. */
 export const MOST_AMOUNT = 999_999_999_999
 
 const IntervalName = OneOf(INTERVALS, { title: 'Interval' })
 const StatusOfPayment = OneOf(PAYMENT_STATUSES, { title: 'PaymentStatus' })
 const StatusOfInvoice = OneOf(INVOICE_STATUSES, { title: 'InvoiceStatus' })
 const Currency = OneOf(CURRENCY_CODES, { title: 'Currency', description: 'ISO 4217', examples: ['EUR'] })
-/** In minor units: cents of a euro, whole yen. */
+/** In minor units: cents for euros, whole yen. */
 const Amount = Type.Integer({
   minimum: 1, maximum: MOST_AMOUNT, title: 'Amount', description: 'in minor units of the currency', examples: [2900]
 })
 const Money = Type.Integer({ title: 'Money', description: 'in minor units of the currency' })
-// Nothing of these is shown, or stored: control characters, but for the ends of lines.
+// Control characters are rejected, except for line feeds in `LINES`.
 const LINE = '^[^\\u0000-\\u001f\\u007f]*$'
 const LINES = '^[^\\u0000-\\u001f\\u007f]*(\\n[^\\u0000-\\u001f\\u007f]*){0,9}$'
 const Label = Type.String({
   minLength: 1, maxLength: LABEL_LENGTH, pattern: '^[^\\S\\u0000-\\u001f]*[^\\s\\u0000-\\u001f\\u007f][^\\u0000-\\u001f\\u007f]*$'
 })
 
-/** Who sells, or who buys, as an invoice names them. */
+/** The seller or the buyer of an invoice. */
 export const Party = Type.Object(
   { name: Type.String(), address: Type.String(), tax_id: Type.String() }, { title: 'Party' }
 )
 export type Party = Static<typeof Party>
 
-/** A line of an invoice. What is negative is taken off. */
+/** A line of an invoice. Negative amounts are discounts or credits. */
 export const InvoiceLine = Type.Object({
   description: Type.String(),
   amount: Money,
@@ -93,7 +93,7 @@ export const PlanPrice = Type.Object({ interval: IntervalName, currency: Type.St
 })
 export type PlanPrice = Static<typeof PlanPrice>
 
-/** A plan of the catalogue; without a price it is free of charge, and nobody subscribes to it. */
+/** A plan of the catalogue. A plan without prices is free and needs no subscription. */
 export const CataloguePlan = Resource('plans', Type.Object({
   ...Plan.properties, prices: Type.Array(PlanPrice)
 }, { title: 'PlanAttributes' }), {
@@ -118,7 +118,7 @@ const SubscriptionAttributes = Type.Object({
   interval: IntervalName,
   currency: Type.String(),
   amount: Money,
-  status: OneOf(['active', 'ending'], { description: 'ending: cancelled, and over at the end of the period' }),
+  status: OneOf(['active', 'ending'], { description: '`ending`: cancelled, ends with the current period' }),
   cancel_at_period_end: Type.Boolean(),
   current_period_start: Timestamp,
   current_period_end: Timestamp,
@@ -158,7 +158,7 @@ export type BillingDetails = Static<typeof BillingDetails>
 const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
 export const CreateSubscriptionBody = Body({
   plan: PlanName,
-  interval: Type.Optional(Described(IntervalName, { description: 'month when left out' })),
+  interval: Type.Optional(Described(IntervalName, { description: 'default: `month`' })),
   currency: Type.Optional(Currency),
   billing_details: Type.Optional(BillingDetails)
 }, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: buyer }] })
@@ -177,13 +177,13 @@ export const Usage = Resource('usage', Type.Object({
   period_start: Timestamp,
   period_end: Timestamp,
   api_calls: Type.Object({
-    used: Type.Integer({ description: 'up to ten seconds late' }),
-    limit_per_minute: Nullable(Type.Integer({ description: 'what is in force; null where nothing limits them' }))
+    used: Type.Integer({ description: 'may lag by up to ten seconds' }),
+    limit_per_minute: Nullable(Type.Integer({ description: 'the effective limit; null: unlimited' }))
   }),
   projects: Used,
   members: Used,
   bytes: Described(Used, {
-    description: 'What is stored: the size_bytes of every current document and of every version, together'
+    description: 'stored bytes: the sum of `size_bytes` of all current documents and all versions'
   })
 }, { title: 'UsageAttributes' }), {
   title: 'Usage',
@@ -216,12 +216,12 @@ export const PaymentMethod = Resource('payment-methods', PaymentMethodAttributes
 })
 
 export const CreatePaymentMethodBody = Body({
-  kind: OneOf(PAYMENT_METHOD_KINDS, { description: 'manual: a wire transfer, which the operator notes down' }),
+  kind: OneOf(PAYMENT_METHOD_KINDS, { description: '`manual`: a wire transfer that the operator records' }),
   label: Label,
   reference: Type.Optional(Type.String({
-    maxLength: LABEL_LENGTH, pattern: LINE, description: 'what the buyer wants to read on the invoice; never a number of a card'
+    maxLength: LABEL_LENGTH, pattern: LINE, description: 'a reference of the buyer, printed on the invoice; never a card number'
   })),
-  is_default: Type.Optional(Type.Boolean({ description: 'the first one always is' })),
+  is_default: Type.Optional(Type.Boolean({ description: 'the first payment method is always the default' })),
   billing_details: Type.Optional(BillingDetails)
 }, {
   title: 'CreatePaymentMethodBody', examples: [{ kind: 'manual', label: 'Wire transfer', reference: 'PO 2026-114' }]
@@ -256,7 +256,7 @@ export const CreateChargeBody = Body({
   currency: Currency,
   description: Label,
   payment_method_id: Type.Optional(Type.String({
-    maxLength: 26, pattern: '^[0-9A-Za-z]*$', description: 'the default one when left out'
+    maxLength: 26, pattern: '^[0-9A-Za-z]*$', description: 'default: the default payment method'
   }))
 }, { title: 'CreateChargeBody', examples: [{ amount: 12000, currency: 'EUR', description: 'Onboarding, one day' }] })
 
@@ -296,11 +296,11 @@ export const Coupon = Resource('coupons', CouponAttributes, {
 })
 
 export const RedeemCouponBody = Body({
-  code: Type.String({ minLength: 1, maxLength: COUPON_LENGTH, description: 'in either letter case' })
+  code: Type.String({ minLength: 1, maxLength: COUPON_LENGTH, description: 'not case-sensitive' })
 }, { title: 'RedeemCouponBody', examples: [{ code: 'WELCOME-10' }] })
 
 const summary = {
-  number: Type.String({ description: 'counted per organization, without a gap' }),
+  number: Type.String({ description: 'consecutive in the organization, without gaps' }),
   status: StatusOfInvoice,
   currency: Type.String(),
   subtotal: Money,
@@ -317,8 +317,8 @@ const detail = {
   lines: Type.Array(InvoiceLine),
   seller: Party,
   buyer: Party,
-  reference: Nullable(Type.String({ description: 'that of the payment method, when the invoice was made' })),
-  note: Type.String({ description: "the operator's, as it was when the invoice was made; may be empty" })
+  reference: Nullable(Type.String({ description: 'the reference of the payment method when the invoice was created' })),
+  note: Type.String({ description: 'the note of the operator when the invoice was created; may be empty' })
 }
 const InvoiceSummary = Type.Object(summary, { title: 'InvoiceSummary' })
 export type InvoiceSummary = Static<typeof InvoiceSummary>

@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 
-/** Tools that send how they are used are answered, and nothing of it is kept. */
+/** The response to usage telemetry of command-line tools. The telemetry is discarded. */
 export const TelemetryAnswer = Type.Object({ success: Type.Boolean() }, {
   title: 'TelemetryAnswer', examples: [{ success: true }]
 })

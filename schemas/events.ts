@@ -1,4 +1,4 @@
-/** Every audit event: what was done, named `<resource>.<verb>`. A published name is never changed. */
+/** Names of all audit events: `<resource>.<verb>`. A published name never changes. */
 export const EVENTS = [
   'organization.create', 'organization.update', 'organization.delete',
   'project.create', 'project.update', 'project.delete', 'project.restore',

@@ -3,10 +3,10 @@ import { OrganizationInPath } from './organizations.ts'
 import { Body, OneOf, PageMeta, Nullable, Resource, Slug, Timestamp, Ulid } from './shapes.ts'
 import { RoleName } from './users.ts'
 
-/** How long an invitation can be accepted after it was made or sent again. */
+/** Days until an invitation expires after it was created or sent again. */
 export const INVITATION_DAYS = 7
 
-/** Open invitations of an organization at most, whatever its plan allows. */
+/** Maximum number of open invitations of an organization, on every plan. */
 export const MAX_OPEN_INVITATIONS = 100
 
 const ID = '01JQZ6VHTB4N7P0R3S6V9W2X5Y'
@@ -14,7 +14,7 @@ const InvitationInPath = Type.String({ maxLength: 128, examples: [ID] })
 export const InvitationParams = Type.Object({ organization: OrganizationInPath, invitation: InvitationInPath })
 export const OwnInvitationParams = Type.Object({ invitation: InvitationInPath })
 
-/** Who invited: a person, an API token, or null for the operator. */
+/** The inviter: a user or an API token; null for the operator. */
 const Inviter = Nullable(Type.Object({
   type: OneOf(['user', 'api_token']), id: Type.String(), name: Type.String()
 }, { title: 'Inviter' }))
@@ -44,17 +44,17 @@ const example = {
  */
 export const Invitation = Resource('invitations', InvitationAttributes, { title: 'Invitation', id: ID, example })
 
-/** Nothing: the path says which invitation. */
+/** Empty: the path identifies the invitation. */
 export const SendInvitationBody = Body({}, { title: 'SendInvitationBody', examples: [{}] })
 export const AcceptInvitationBody = Body({}, { title: 'AcceptInvitationBody', examples: [{}] })
 
-/** An invitation that was made or sent again, and how the person can accept it. */
+/** A new or re-sent invitation; `message` says how the invited person can accept it. */
 export const SentInvitation = Type.Object({ data: Invitation.item, message: Type.String() }, {
   title: 'SentInvitation',
   examples: [{
     data: { type: 'invitations', id: ID, attributes: example },
     message:
-      'This service sends no e-mail: tell the person to accept the invitation on https://secrets.example.com/account. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS'
+      'This service sends no e-mail. Tell the person to accept the invitation on https://secrets.example.com/account. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS'
   }]
 })
 
@@ -79,13 +79,13 @@ const ownItem = Type.Object({
   type: Type.Literal('invitations'), id: Type.String(), attributes: OwnInvitationAttributes
 }, { title: 'OwnInvitation', examples: [{ type: 'invitations', id: ID, attributes: ownExample }] })
 
-/** Open invitations of the person who calls, of all organizations, the newest first. */
+/** Open invitations of the calling user in all organizations, newest first. */
 export const OwnInvitationList = Type.Object({ data: Type.Array(ownItem), meta: PageMeta }, {
   title: 'OwnInvitationList',
   examples: [{ data: [{ type: 'invitations', id: ID, attributes: ownExample }], meta: PageMeta.examples[0] }]
 })
 
-/** The membership that an accepted invitation made. */
+/** The membership created by accepting an invitation. */
 export const AcceptedInvitation = Type.Object({
   data: Type.Object({
     type: Type.Literal('organizations'),

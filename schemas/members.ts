@@ -3,11 +3,11 @@ import { OrganizationInPath } from './organizations.ts'
 import { Body, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
 import { EMAIL_LENGTH, MEMBER_STATUSES, RoleName, ROLES } from './users.ts'
 
-/** The number of a member's account, in a path. */
+/** The user id of a member, in a path. */
 export const MemberInPath = Type.String({ maxLength: 128, examples: ['17'] })
 export const MemberParams = Type.Object({ organization: OrganizationInPath, member: MemberInPath })
 
-/** A role as a request may spell it. */
+/** A role in a request; `admin` is accepted as `administrator`. */
 export const RoleInBody = PublishedAs(OneOf([...ROLES, 'admin']), RoleName)
 
 const MemberAttributes = Type.Object({

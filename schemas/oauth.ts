@@ -1,9 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OneOf } from './shapes.ts'
 
-// Names and lengths are those of RFC 6749, 7636, 8414, 9207 and 9728; nothing here is our own invention.
+// Names and lengths come from RFC 6749, 7636, 8414, 9207 and 9728.
 
-/** The error codes of RFC 6749 (4.1.2.1, 5.2), RFC 6750 aside, with what a client reads beside them. */
+/** The error codes of RFC 6749 (4.1.2.1, 5.2) with their status and description. */
 export const OAUTH_ERRORS = {
   invalid_request: { status: 400, description: 'The request is missing a parameter, repeats one, or is malformed' },
   invalid_client: { status: 400, description: 'The client is unknown or may not be used' },
@@ -14,32 +14,32 @@ export const OAUTH_ERRORS = {
   invalid_scope: { status: 400, description: 'A scope is unknown or exceeds what was granted' },
   unsupported_response_type: { status: 400, description: 'Only the response type code is supported' },
   access_denied: { status: 403, description: 'The request was denied' },
-  consent_required: { status: 400, description: 'A person has to agree' },
+  consent_required: { status: 400, description: 'The user must consent' },
   request_not_supported: { status: 400, description: 'Request objects are not supported' },
   request_uri_not_supported: { status: 400, description: 'Request objects are not supported' },
   unsupported_media_type: {
     status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8'
   },
   payload_too_large: { status: 413, description: 'The body is larger than the limit' },
-  method_not_allowed: { status: 405, description: 'This path does not take that method' },
+  method_not_allowed: { status: 405, description: 'This path does not support the method' },
   rate_limit_exceeded: { status: 429, description: 'Too many requests' },
-  server_error: { status: 500, description: 'Something failed on our side' },
-  temporarily_unavailable: { status: 503, description: 'The service cannot answer right now' }
+  server_error: { status: 500, description: 'Internal error. Try again later' },
+  temporarily_unavailable: { status: 503, description: 'The service is temporarily unavailable' }
 } as const
 export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
 
-/** Seconds and days that codes and tokens live. */
+/** Lifetimes: codes and access tokens in seconds, refresh tokens and grants in days. */
 export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDays: 90 } as const
 
-/** How many grants of one person an application can have that count: one more ends the oldest of them. */
+/** Maximum number of live grants per user and application. A new grant revokes the oldest. */
 export const MOST_GRANTS = 100
 
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048
 
-/** The error body of a status: RFC 6749, 5.2, with `message` as every error of this API has it. */
+/** The error body of a status: RFC 6749, 5.2, with the `message` of all errors of this API. */
 export function OAuthErrorBody (status: number) {
-  // 401 is for clients that name themselves by HTTP Basic, and for nothing else.
+  // 401 is only for clients that use HTTP Basic authentication.
   const codes = status === 401
     ? ['invalid_client' as const]
     : (Object.keys(OAUTH_ERRORS) as OAuthErrorCode[]).filter((one) => OAUTH_ERRORS[one].status === status)
@@ -55,13 +55,13 @@ export function OAuthErrorBody (status: number) {
 const code = Type.String({ description: 'authorization_code: the code' })
 const verifier = Type.String({ description: 'authorization_code: 43 to 128 characters (RFC 7636)' })
 
-/** Published, and judged by the handler: RFC 6749 has its own errors. */
+/** Only for the document: the handler validates, because RFC 6749 defines its own errors. */
 export const TokenBody = Type.Object({
   grant_type: Type.Union([Type.Literal('authorization_code'), Type.Literal('refresh_token')]),
   client_id: Type.Optional(Type.String()),
   code: Type.Optional(code),
   code_verifier: Type.Optional(verifier),
-  redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: as in the authorization request' })),
+  redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: the `redirect_uri` of the authorization request' })),
   refresh_token: Type.Optional(Type.String({ description: 'refresh_token: the newest one' })),
   scope: Type.Optional(Type.String({ description: 'refresh_token: the same scopes or fewer' }))
 }, {
@@ -97,7 +97,7 @@ export type TokenAnswer = Static<typeof TokenAnswer>
 /** RFC 7009, 2.1. */
 export const RevokeBody = Type.Object({
   token: Type.String({ description: 'the refresh token, or the access token' }),
-  client_id: Type.Optional(Type.String({ description: 'needed, here or as the name of HTTP Basic' })),
+  client_id: Type.Optional(Type.String({ description: 'required, here or as the user name of HTTP Basic' })),
   token_type_hint: Type.Optional(Type.String())
 }, { title: 'RevokeBody', examples: [{ token: 'dotenv_rt_…', client_id: 'dotenv-cli' }] })
 

@@ -7,7 +7,7 @@ export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
 export const PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
 export type PlanName = (typeof PLANS)[number]
 
-/** What the first start makes. The examples are about it: what they show works there. */
+/** The organization created at the first start. The examples use it, so that they work on a new installation. */
 export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organization' } as const
 
 /** An organization in a path: its ULID in either letter case, or its slug. */
@@ -39,7 +39,7 @@ const example = {
 export const OrganizationAttributes = Type.Object(attributes, { title: 'OrganizationAttributes', examples: [example] })
 export type OrganizationAttributes = Static<typeof OrganizationAttributes>
 
-/** An organization carries `name`, `slug` and `status` flat beside `attributes`, as clients in the field read them. */
+/** `name`, `slug` and `status` are also at the top level: existing clients read them there. */
 const Organization = Type.Object({
   type: Type.Literal('organizations'),
   id: Ulid,
@@ -60,13 +60,13 @@ export const OrganizationList = Type.Object({ data: Type.Array(Organization), me
 })
 export type OrganizationAnswer = Static<typeof OrganizationAnswer>
 
-/** How many organizations one person may own. */
+/** Maximum number of organizations that one user may own. */
 export const MOST_OWNED = 100
 
-/** For how long a former slug stays reserved for the organization that had it. */
+/** Days for which a former slug stays reserved for its organization. */
 export const FORMER_SLUG_DAYS = 90
 
-/** How many former slugs an organization may have reserved before it is renamed once more. */
+/** Maximum number of reserved former slugs of an organization. */
 export const MAX_FORMER_SLUGS = 20
 
 export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(NewSlug) }, {
@@ -77,10 +77,10 @@ export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>
 export const UpdateOrganizationBody = Body({
   name: Type.Optional(Name),
   slug: Type.Optional(Described(Slug, {
-    description: `what paths call it; its former slug is 404 in paths, and reserved for it for ${FORMER_SLUG_DAYS} days`
+    description: `the name in paths; the former slug is 404, and stays reserved for ${FORMER_SLUG_DAYS} days`
   })),
   require_second_factor: Type.Optional(Type.Boolean({
-    description: 'Members act in it only when they have a second factor; whoever changes this needs one'
+    description: 'members need a second factor to access the organization; changing this requires one, too'
   }))
 }, {
   title: 'UpdateOrganizationBody', examples: [{ name: 'Nimbus Weather' }]
@@ -92,7 +92,7 @@ export const DeleteOrganizationBody = Body({ confirmed: Type.Literal(true, { des
 })
 export type DeleteOrganizationBody = Static<typeof DeleteOrganizationBody>
 
-/** What a plan allows; null is without limit. */
+/** The limits of a plan; null: unlimited. */
 export const Plan = Type.Object({
   name: Type.String(),
   retention_days: Nullable(Type.Integer()),

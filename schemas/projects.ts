@@ -5,30 +5,30 @@ import {
   Timestamp, Ulid
 } from './shapes.ts'
 
-/** How a document is read when the server opens it. */
+/** Formats in which the server parses a decrypted document. */
 export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
 export type SecretFormat = (typeof SECRET_FORMATS)[number]
 const SecretFormat = OneOf(SECRET_FORMATS, {
   title: 'SecretFormat',
-  description: 'how documents are read for `decrypt` with `merge`, `raw` or `filters`: `env` lines of NAME=value, a `json` or `yaml` object; `text` is not read'
+  description: 'the format in which `decrypt` with `merge`, `raw` or `filters` parses documents: `env` (lines of NAME=value), a `json` or `yaml` object; `text` is not parsed'
 })
 
-/** Who holds the key of a project: the service, or its clients (the service never sees it). */
+/** The key of a project is held by the server, or by the clients only. */
 export const MANAGED = ['server', 'client'] as const
 export type Managed = (typeof MANAGED)[number]
-// Without a name: with one, oapi-codegen makes a constant `Client` of it, beside the type that it calls so.
+// No title: oapi-codegen would generate a constant `Client` that conflicts with its type `Client`.
 export const Custody = OneOf(MANAGED)
-const CUSTODY = 'who holds the key: `server`, which can decrypt, or `client`: the service never sees it'
+const CUSTODY = '`server`: the server holds the key and can decrypt; `client`: the server never sees the key'
 
 /** What a key rotation does with versions under older keys. */
 export const HISTORY_POLICIES = ['keep', 're_encrypt'] as const
 export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
 export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
   title: 'HistoryPolicy',
-  description: 'what a rotation does with versions under older keys: `keep` leaves them and those keys, `re_encrypt` moves them onto the new key'
+  description: 'what a rotation does with versions under older keys: `keep` keeps these versions and keys, `re_encrypt` re-encrypts the versions with the new key'
 })
 
-/** Words that a path uses in a project's place. */
+/** Path segments of the API, which projects cannot have as their slug. */
 export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
 
 export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: ProjectInPath })
@@ -74,7 +74,7 @@ export const Project = Resource('projects', ProjectAttributes, {
 
 export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
 
-/** What registers a client's key: the proof to compare with, and how it was derived. */
+/** Fields that register a client-managed key: its proof and the parameters of the derivation. */
 export const keyCheckFields = {
   key_check: Type.String({
     minLength: 44, maxLength: 44, pattern: '^[A-Za-z0-9+/]{43}=$', description: 'base64 of the 32-byte key proof'
@@ -85,7 +85,7 @@ export const keyCheckFields = {
   key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })
 }
 
-/** The same where `storage_mode` decides: the handler asks for all three. */
+/** Optional in the schema; the handler requires all three if `storage_mode` is `client`. */
 const keyCheckMembers = {
   key_check: Type.Optional(keyCheckFields.key_check),
   key_check_salt: Type.Optional(keyCheckFields.key_check_salt),
@@ -114,12 +114,12 @@ export const UpdateProjectBody = Body({
   secret_format: Type.Optional(SecretFormat),
   history_policy: Type.Optional(HistoryPolicyName),
   storage_mode: Type.Optional(OneOf(
-    MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' }
+    MANAGED, { description: 'changes who holds the key; the key stays the same, so no document is re-encrypted' }
   )),
   encryption_key: Type.Optional(Type.String({
     minLength: 1,
     maxLength: 1024,
-    description: 'to `server`: the current key string, which the server keeps from now on'
+    description: 'only for a change to `server`: the current key string, which the server stores'
   })),
   ...keyCheckMembers,
   key_proof: Type.Optional(KeyProof)

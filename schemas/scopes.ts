@@ -1,6 +1,6 @@
 import { OneOf } from './shapes.ts'
 
-/** Every scope (S-2.6), with the sentence that says what it grants. */
+/** All scopes (S-2.6) with their descriptions. */
 export const SCOPES = {
   'secret:read': 'Read encrypted secrets',
   'secret:write': 'Create, update, delete secrets',
@@ -43,12 +43,12 @@ export const SCOPES = {
 } as const
 
 export type Scope = keyof typeof SCOPES
-/** What a token can hold: a scope, or `*` for all of them. */
+/** A scope, or `*` for all scopes. */
 export type Ability = Scope | '*'
 
 export const SCOPE_NAMES = Object.keys(SCOPES) as Scope[]
 
-/** An ability as answers say it. */
+/** An ability in a response. */
 export const AbilityName = OneOf(['*', ...SCOPE_NAMES], { title: 'Ability' })
 
 const ALIASES: Record<string, readonly Scope[]> = {
@@ -71,8 +71,8 @@ for (const [alias, noun] of [['apikeys', 'api-token'], ['env', 'environment']] a
 }
 
 /**
- * The canonical abilities a spelling stands for, or undefined when it is none. Exact strings only: no case folding, no
- * patterns.
+ * Resolves a spelling (scope, alias or `*`) to canonical abilities; undefined if it is unknown. Exact match: no case
+ * folding, no patterns.
  */
 export function canonicalAbilities (spelling: string): readonly Ability[] | undefined {
   if (spelling === '*') return ['*']

@@ -5,32 +5,32 @@ import {
   Ulid
 } from './shapes.ts'
 
-/** Where a document is kept: the deepest slug that names it. */
+/** The levels of the hierarchy that can have a document. */
 export const LEVELS = ['project', 'target', 'environment'] as const
 export type Level = (typeof LEVELS)[number]
 export const LevelName = OneOf(LEVELS, { title: 'Level' })
 
-/** How `merge` answers: level by level, merged only, or both. */
+/** Values of `merge`: separate levels, merged only, or both. */
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
-/** What `raw=true` answers, as a media type of its own: the values alone. */
+/** Media type of responses to `raw=true`: only the values. */
 export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
-/** What else a read answers. Without a charset: where there are two types, generated clients compare whole headers. */
+/** Media type of other reads. No charset: with two media types, generated clients compare the whole header. */
 export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
-  decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
+  decrypt: Type.Optional(Flag({ description: 'return decrypted documents; needs secret:decrypt' })),
   merge: Type.Optional(OneOf(
-    MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' }
+    MERGES, { default: 'false', description: 'merge the levels: environment overrides target, target overrides project; needs decrypt=true' }
   )),
-  raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` })),
+  raw: Type.Optional(Flag({ description: `return only the object {KEY: value}, as ${RAW_TYPE}` })),
   at: Type.Optional(Moment({
     description:
-      'as it was then, writes of that millisecond included; needs secret:history. 404 for a level made later; ' +
-      '422 `version_gone` where a version that was needed is missing. A version that a write with `no_backup` ' +
-      'overwrote is read until the next write; then every moment from that version to the next recorded one, or to ' +
-      'the last write, is `version_gone`'
+      'the state at this time, including writes of that millisecond; needs secret:history. 404 if the level was ' +
+      'created later; 422 `version_gone` if a needed version is missing. After a write with `no_backup`, reads ' +
+      'return the version before it until the next write; then, every time from that version to the next recorded ' +
+      'version, or to the last write, is `version_gone`'
   }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
@@ -40,11 +40,11 @@ const Values = Type.Record(Type.String(), Type.String())
 const LevelDocument = Type.Object({
   id: Ulid,
   encrypted: Type.Boolean(),
-  content: Type.String({ description: 'the blob, or the plain document when decrypted' }),
+  content: Type.String({ description: 'the blob, or the document if decrypted' }),
   source: Slug,
   version: Nullable(Type.String()),
-  key_version: Type.String({ description: 'the key that the content is under' }),
-  etag: Type.String({ description: 'send it in If-Match to write only if nobody else has' })
+  key_version: Type.String({ description: 'the version of the key that encrypts the content' }),
+  etag: Type.String({ description: 'send it in If-Match to write only if the document has not changed' })
 }, { title: 'LevelDocument' })
 export type LevelDocument = Static<typeof LevelDocument>
 
@@ -105,12 +105,12 @@ const RawSecrets = Type.Record(
   Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
 )
 
-/** Two types of answer, so that each has one shape. */
+/** Two media types, so that each has one schema. */
 const orRaw = (answer: TSchema) => ({
   content: { [READ_TYPE]: { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
 })
 
-/** A read answers the documents, and with `raw=true` the values alone. */
+/** The documents; with `raw=true` only the values. */
 export const ReadAnswer = orRaw(SecretsAnswer)
 
 const RETRIEVED = {
@@ -127,7 +127,7 @@ const RETRIEVED = {
   }
 }
 
-/** A retrieve answers what a read does, or the key: `data.type` tells, which a discriminator has to stand beside. */
+/** The response of a read, or the key. The discriminator is `data.type`, so the published schema puts it on `data`. */
 export const RetrieveAnswer = orRaw(PublishedAs(
   Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: [RETRIEVED] }),
   Type.Object({
@@ -136,7 +136,7 @@ export const RetrieveAnswer = orRaw(PublishedAs(
   }, { title: 'RetrieveAnswer', examples: [RETRIEVED] })
 ))
 
-/** Names a level in a body: the deepest slug given is the level. */
+/** Names a level in a body: the deepest slug decides. */
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
 export interface LevelNames { project: string, target?: string | undefined, environment?: string | undefined }
 
@@ -145,7 +145,7 @@ export const RETRIEVE_ACTIONS = ['read', 'decrypt', 'key:retrieve'] as const
 export const RetrieveBody = Body({
   ...level,
   action: Type.Optional(OneOf(RETRIEVE_ACTIONS, {
-    default: 'read', description: '`read` answers documents as they are stored, `decrypt` plain, `key:retrieve` the key'
+    default: 'read', description: '`read` returns documents as stored, `decrypt` decrypted documents, `key:retrieve` the key'
   })),
   filters: Type.Optional(Type.Object({
     names: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 1000 })),
@@ -153,7 +153,7 @@ export const RetrieveBody = Body({
     search: Type.Optional(Type.String({ maxLength: 255 }))
   }, {
     additionalProperties: false,
-    description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing'
+    description: 'filters `data.secrets`; documents have no tags, so `tags` matches nothing'
   })),
   merge: Type.Optional(PublishedAs(
     Type.Union([OneOf(MERGES), Type.Boolean()]), OneOf(MERGES, { default: 'false', description: 'needs action decrypt' })
@@ -165,11 +165,11 @@ export const RetrieveBody = Body({
 })
 export type RetrieveBody = Static<typeof RetrieveBody>
 
-const ONE_OF_BOTH = 'exactly one of `content` and `plaintext` is sent'
+const ONE_OF_BOTH = 'send either `content` or `plaintext`'
 
 export const StoreBody = Body({
   ...level,
-  // Whether it may be a blob is for the vault to say, in the words that the project's custody asks for.
+  // The vault validates the blob, because the error depends on who holds the project's key.
   content: Type.Optional(Type.String({
     maxLength: BLOB_LENGTH, description: `${Blob.description}; ${ONE_OF_BOTH}`, examples: Blob.examples
   })),
@@ -177,7 +177,7 @@ export const StoreBody = Body({
     maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; ${ONE_OF_BOTH}`
   })),
   key_proof: Type.Optional(KeyProof),
-  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'record no version of this write' }))
+  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'do not record a version of this write' }))
 }, {
   title: 'StoreBody',
   examples: [{ project: 'orbit', target: 'backend', environment: 'live', plaintext: 'HELLO=world\nFOO=bar\n' }]
@@ -191,7 +191,7 @@ export const StoreAnswer = Type.Object({
     source: Slug,
     bytes: Type.Integer({ description: 'size of the blob, decoded' }),
     secret_id: Ulid,
-    version: Nullable(Type.String({ description: 'the version recorded; null with no_backup' }))
+    version: Nullable(Type.String({ description: 'the recorded version; null with no_backup' }))
   }),
   message: Type.String()
 }, {
@@ -212,7 +212,7 @@ export const StoreAnswer = Type.Object({
 export const DeleteBody = Body({
   ...level,
   no_backup: Type.Optional(Type.Boolean({
-    default: false, description: 'keep no restore snapshot and purge the history of the level'
+    default: false, description: 'do not keep a restore snapshot, and purge the history of the level'
   })),
   confirmed: Type.Optional(Type.Boolean({ description: 'must be true with no_backup' }))
 }, { title: 'DeleteBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live' }] })

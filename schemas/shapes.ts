@@ -5,27 +5,27 @@ import {
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
 
-/** One of a fixed list of words. The list itself is exported by its owner, so that a column can use the same list. */
+/** A string enumeration. Modules export the list of values too, so that database columns can use it. */
 export function OneOf<const T extends readonly string[]> (values: T, options: SchemaOptions = {}) {
   return Type.Union(values.map((value) => Type.Literal(value)), options) as unknown as TUnion<Literals<T>>
 }
 
 /**
- * Judged as the one schema and published as the other: what clients from before send is taken as well, and no generator
- * is troubled with it.
+ * Validates with `schema`, documents `published`. The API accepts spellings of older clients that the OpenAPI document
+ * (and thus code generators) does not show.
  */
 export function PublishedAs<T extends TSchema> (schema: T, published: TSchema): T {
   return { ...schema, 'x-published': published }
 }
 
-/** A schema that has a name, with words or a default of its own where it stands. */
+/** A named schema with another description or default in this place. */
 export function Described<T extends TSchema> (
   schema: T, { description, ...rest }: { description?: string, default?: string }
 ): T {
   return { ...schema, ...rest, ...(description !== undefined && { 'x-here': description }) }
 }
 
-/** One of several objects with names, which the word that `member` has in each tells apart. */
+/** A union of named object schemas; the property `member` is the discriminator. */
 export function ToldApart<T extends TObject> (member: string, choices: readonly T[], options: SchemaOptions) {
   const wordsOf = (schema: TSchema) =>
     (schema.anyOf as TSchema[] | undefined ?? [schema]).map((one) => one.const as string)
@@ -34,29 +34,29 @@ export function ToldApart<T extends TObject> (member: string, choices: readonly 
   return Type.Unsafe<Static<T>>({ ...options, oneOf: choices, discriminator: { propertyName: member, mapping } })
 }
 
-/** The value or null, in answers only: `type: [T, "null"]`, which serializes without trying alternatives. */
+/** The value or null, for responses only: `type: [T, "null"]` serializes faster than `anyOf`. */
 export function Nullable<T extends TSchema> (schema: T) {
   return Type.Unsafe<Static<T> | null>({ ...schema, type: [schema.type, 'null'] })
 }
 
-/** A request body: an object that refuses members it does not know, so that a misspelt `no_backup` is never ignored. */
+/** A request body. It rejects unknown fields, so that a misspelt `no_backup` is not ignored. */
 export function Body<T extends TProperties> (
   properties: T, options: ObjectOptions & { title: string, examples: unknown[] }
 ) {
   return Type.Object(properties, { additionalProperties: false, ...options })
 }
 
-/** A moment: a Date in our code, RFC 3339 in UTC on the wire. */
+/** A time: a `Date` in the code, RFC 3339 in UTC in responses. */
 export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', examples: ['2026-03-01T12:00:00.000Z'] }))
 
-/** The longest timestamp that a request or a command line may have. */
+/** Maximum length of a timestamp in a request or on a command line. */
 export const TIMESTAMP_LENGTH = 64
 
-/** A time in a request, of any offset. The format `date-time` is `src/rules/formats/timestamps.ts`. */
+/** A time in a request, with any UTC offset. `src/rules/formats/timestamps.ts` validates the format `date-time`. */
 export const Moment = (options: SchemaOptions = {}) =>
   Type.String({ format: 'date-time', maxLength: TIMESTAMP_LENGTH, ...options })
 
-/** ULIDs are emitted in upper case: Crockford base32, 26 characters. */
+/** ULIDs in responses: Crockford base32, 26 characters, upper case. */
 export const ULID_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Z]{25}$'
 export const Ulid = Type.String({ title: 'Ulid', pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
 
@@ -67,13 +67,12 @@ export const Slug = Type.String({
   minLength: 1,
   maxLength: SLUG_LENGTH,
   pattern: SLUG_PATTERN,
-  description: 'a name in paths: words of lower-case letters and digits, with a hyphen between two'
+  description: 'the name in paths: lower-case letters and digits, with single hyphens between them'
 })
-/** The slug of what is made. */
-export const NewSlug = Described(Slug, { description: 'what paths call it; made of the name when left out' })
+/** The slug of a new resource. */
+export const NewSlug = Described(Slug, { description: 'the name in paths; default: derived from `name`' })
 
-// A slug in a path. It is not validated as one: what is no slug names nothing, and that is 404. The examples are the
-// slugs that the examples of bodies make.
+// A slug in a path. The pattern is not checked: an invalid slug is 404. The examples match the examples of the bodies.
 const slugInPath = (example: string) => Type.String({ maxLength: 128, examples: [example] })
 export const ProjectInPath = slugInPath('orbit')
 export const TargetInPath = slugInPath('backend')
@@ -86,7 +85,7 @@ export const DESCRIPTION_LENGTH = 2000
 export const Description = Type.String({ maxLength: DESCRIPTION_LENGTH })
 export const NullableDescription = Nullable(Type.String())
 
-/** Largest blob, decoded (1 MiB), and the base64 text that it takes. */
+/** Maximum size of a blob: decoded (1 MiB), and the length of its base64 text. */
 export const BLOB_BYTES = 1024 * 1024
 export const BLOB_LENGTH = Math.ceil(BLOB_BYTES / 3) * 4
 
@@ -101,7 +100,7 @@ export const Blob = Type.String({
   examples: ['AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=']
 })
 
-/** What a client computes from its key string and the server compares: base64 of 32 bytes (S-8.5). */
+/** A proof that the client knows the key string: base64 of 32 bytes (S-8.5). */
 export const KeyProof = Type.String({
   minLength: 1,
   maxLength: 128,
@@ -111,16 +110,16 @@ export const KeyProof = Type.String({
 
 export const PAGE_SIZE = { default: 25, maximum: 100 } as const
 const page = { minimum: 1, maximum: 1_000_000_000 }
-const perPage = { minimum: 1, maximum: PAGE_SIZE.maximum, description: 'rows of a page' }
-export const Page = Type.Integer({ ...page, default: 1, description: 'counted from 1' })
+const perPage = { minimum: 1, maximum: PAGE_SIZE.maximum, description: 'rows per page' }
+export const Page = Type.Integer({ ...page, default: 1, description: 'the first page is 1' })
 export const PerPage = Type.Integer({ ...perPage, default: PAGE_SIZE.default })
 
-/** Resource lists come back whole, up to this many rows, to a caller that names no page. */
+/** Without `page` and `per_page`, lists return up to this number of rows. */
 export const WHOLE_LIST = 1000
 export const ListQuery = Type.Object({
   page: Type.Optional(Type.Integer({
     ...page,
-    description: `counted from 1; without this and \`per_page\` the list comes whole, up to ${WHOLE_LIST} rows`,
+    description: `the first page is 1; without \`page\` and \`per_page\`: the first ${WHOLE_LIST} rows`,
     'x-named': 'page_of_list'
   })),
   per_page: Type.Optional(Type.Integer({ ...perPage, 'x-named': 'per_page_of_list' }))
@@ -138,7 +137,7 @@ export const PageMeta = Type.Object({
 export type PageMeta = Static<typeof PageMeta>
 export const PAGED = { ...PageMeta.examples[0], per_page: PAGE_SIZE.default }
 
-/** `{data: {type, id, attributes}}`: the answer for a single resource. A list that is paged never comes whole. */
+/** `{data: {type, id, attributes}}` and the list of it. With `isPaged`, a list is always paged. */
 export function Resource<T extends TSchema> (
   type: string, attributes: T, options: { title: string, id: string, example: object, isPaged?: boolean }
 ) {
@@ -157,31 +156,31 @@ export function Resource<T extends TSchema> (
 }
 
 /** 204: no body. */
-export const NoContent = Type.Null({ description: 'Done; no body' })
+export const NoContent = Type.Null({ description: 'Success, no body' })
 
-/** Of a read: 304 when nothing changed since. */
+/** Headers of a conditional read. */
 export const ReadHeaders = Type.Object({
   'if-none-match': Type.Optional(
-    Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })
+    Type.String({ description: 'the ETag of an earlier response; 304 if nothing has changed' })
   )
 })
 
 const ETAG = '(?:W/)?"[^"]*"'
-/** RFC 9110, 13.1: `*` alone, or ETags. What is none of these guards nothing, and so is refused. */
+/** RFC 9110, 13.1: `*` or a list of ETags. Other values are rejected, because they would protect nothing. */
 export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
 
-/** Of a write: 412 when what it changes is not as expected. */
+/** Headers of a conditional write. */
 export const WriteHeaders = Type.Object({
   'if-match': Type.Optional(Type.String({
     pattern: PRECONDITION,
-    description: 'the ETag of what is changed, of a document the `etag` of its level: 412 when it has moved on'
+    description: 'the ETag of the resource (of a document: the `etag` of its level); 412 if it has changed since'
   })),
   'if-none-match': Type.Optional(Type.String({
     pattern: PRECONDITION,
-    description: '`*`: 412 when there is one already',
+    description: '`*`: 412 if the resource exists',
     'x-named': 'if-none-match_of_write'
   }))
 })
 
-/** A flag in a query: `true` only when it says so; everything else that is not `false` is refused. */
+/** A flag in a query: `true` or `false`; other values are rejected. */
 export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })

@@ -4,7 +4,7 @@ import {
   Body, Description, Name, NewSlug, NullableDescription, ProjectInPath, Resource, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
-/** Words that a path uses in a target's place. */
+/** Path segments of the API, which targets cannot have as their slug. */
 export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key', 'restore-to'] as const
 
 export const TargetParams = Type.Object({

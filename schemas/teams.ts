@@ -7,7 +7,7 @@ import {
 } from './shapes.ts'
 import { RoleName, ROLES } from './users.ts'
 
-/** How many there can be: a list of projects by teams reads at most `teamsOfMember` × `projects` roles. */
+/** Limits of teams. Listing the projects of a member reads at most `teamsOfMember` × `projects` roles. */
 export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
 
 /** A team in a path: its ULID in either letter case, or its slug. */
@@ -54,7 +54,7 @@ const TeamProject = Type.Object({
 export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>
 
-/** A team by itself, with who is in it and what it holds. */
+/** A team with its members and its roles in projects. */
 export const WholeTeam = Resource('teams', Type.Object({
   ...attributes, members: Type.Array(TeamMember), projects: Type.Array(TeamProject)
 }, { title: 'WholeTeamAttributes' }), {
@@ -82,10 +82,10 @@ export const UpdateTeamBody = Body({
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }] })
 
-/** Nothing: the path says who it is. */
+/** Empty: the path identifies the member. */
 export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })
 
-/** The roles that give something in a project, as `scopesInProject` has it. */
+/** Roles that grant scopes in a project (see `scopesInProject`). */
 export const PROJECT_ROLES = ROLES.filter((role) => role !== 'billing_manager')
 const ProjectRole = OneOf(PROJECT_ROLES, { title: 'ProjectRole' })
 

@@ -3,28 +3,27 @@ import { FIRST_ORGANIZATION } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
 import { Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart, Ulid } from './shapes.ts'
 
-/** What a member is in an organization; `admin` is read as `administrator`. */
+/** Roles of members of an organization. Requests may say `admin` for `administrator`. */
 export const ROLES = [
   'owner', 'administrator', 'developer', 'member', 'auditor', 'billing_manager', 'api_user'
 ] as const
 export type Role = (typeof ROLES)[number]
 export const RoleName = OneOf(ROLES, { title: 'Role' })
 
-/** Every member is active: who has not accepted yet has an invitation (`schemas/invitations.ts`). */
+/** Every member is active; before acceptance there is only an invitation (`schemas/invitations.ts`). */
 export const MEMBER_STATUSES = ['active'] as const
 export type MemberStatus = (typeof MEMBER_STATUSES)[number]
 
 export const EMAIL_LENGTH = 320
 /**
- * One `@`; before it no space and none of the signs that mean something to whoever reads an address (RFC 5322, 3.2.3);
- * after it letters, digits and hyphens of any script, between full stops of ASCII alone (others: RFC 3490, 3.1);
- * nowhere what is not seen, which a domain is looked up without (RFC 5892, 2.6). So that no second spelling reaches the
- * same address. Whether it reaches anybody, only a message tells.
+ * Exactly one `@`. The local part has no space and no special character of RFC 5322, 3.2.3. The domain has letters,
+ * digits and hyphens of any script, separated by ASCII full stops (RFC 3490, 3.1 lists others). Default-ignorable
+ * characters are excluded: a DNS look-up drops them (RFC 5892, 2.6). Thus each address has one spelling.
  */
 export const EMAIL_PATTERN =
   /^(?!.*\p{DI})[^\s@\p{C}()<>[\]:;,\\"]+@(?:[\p{L}\p{M}\p{Nd}-]+\.)*[\p{L}\p{M}\p{Nd}-]+$/u
 
-/** Characters and bytes of a password (NIST SP 800-63B, 5.1.1.2). */
+/** Minimum characters and maximum bytes of a password (NIST SP 800-63B, 5.1.1.2). */
 export const PASSWORD = { minCharacters: 8, maxBytes: 128 } as const
 
 const OrganizationLinkage = Type.Object({ type: Type.Literal('organizations'), id: Ulid })
@@ -113,7 +112,7 @@ export const TokenPrincipalAnswer = Type.Object({ data: TokenPrincipal, included
 })
 export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>
 
-/** Whoever calls: `data.type` tells which it is, which a discriminator has to stand beside. */
+/** The caller. The discriminator is `data.type`, so the published schema puts it on `data`. */
 export const PrincipalAnswer = PublishedAs(
   Type.Union([UserAnswer, TokenPrincipalAnswer], { examples: TokenPrincipalAnswer.examples }),
   Type.Object({

@@ -282,7 +282,7 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
   t.notMatch(server.mails.at(-1)!.headers, /^Bcc/im)
 })
 
-const ON_ITS_WAY = /^The person can accept the invitation on \S+\/account, or with the link that they get by e-mail/
+const ON_ITS_WAY = /^The person can accept the invitation on \S+\/account or with the link in the e-mail\./
 const inviter = (on: TestApp, token: string, organization: string) => {
   const send = (method: 'POST' | 'DELETE', path: string, payload?: object): Promise<Answer> => on.inject({
     method,
@@ -306,7 +306,7 @@ const until = async (condition: () => boolean) => {
   while (!condition()) await new Promise((resolve) => { setTimeout(resolve, 5) })
 }
 const isCutOff = (t: Test, message: string) =>
-  t.match(message, /^Too many e-mails are waiting, so none is sent: .*user add --email ADDRESS(?: \(with the embedded database, stop the service first\))?$/)
+  t.match(message, /^The e-mail queue is full, so no e-mail is sent\. .*user add --email ADDRESS(?: \(with the embedded database, stop the service first\))?$/)
 
 t.test('mails take turns; whoever fills their share, through two organizations, is told, and takes nothing from others', async (t) => {
   const server = await startMailServer(t)

@@ -1,14 +1,14 @@
 import { TelemetryAnswer } from '../../schemas/cli.ts'
 import type { Domain } from '../http/routes/types.ts'
 
-/** What command line tools in the field send beside their work. */
+/** Usage telemetry of existing command-line tools. */
 export const cli: Domain = async (app) => {
   app.post('/cli/telemetry', {
     config: { access: 'public', audit: 'none' },
     schema: {
       operationId: 'sendTelemetry',
       tags: ['operations'],
-      summary: 'Take note of how a command line tool is used: whatever is sent is not looked at, and nothing is kept',
+      summary: 'Accept and discard usage telemetry of command-line tools',
       response: { 200: TelemetryAnswer }
     },
     handler: async () => ({ success: true })

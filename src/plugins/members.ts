@@ -29,14 +29,14 @@ async function findItem (db: Db, organizationId: string, id: string) {
   return row && toItem(row)
 }
 
-/** The members of an organization and their roles. They join by an invitation (`invitations.ts`). */
+/** The members of an organization and their roles. They join through invitations (`invitations.ts`). */
 export const members: Domain = async (app) => {
   app.get('/organizations/:organization/members', {
     config: { access: 'member:read', at: 'organization' },
     schema: {
       operationId: 'listMembers',
       tags: ['members'],
-      summary: 'List the members of an organization; open invitations are listed apart',
+      summary: 'List the members of an organization, without open invitations',
       params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Member.list }
@@ -73,7 +73,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'updateMember',
       tags: ['members'],
-      summary: 'Give a member another role',
+      summary: 'Change the role of a member',
       params: MemberParams,
       body: UpdateMemberBody,
       response: { 200: Member.one }
@@ -86,7 +86,7 @@ export const members: Domain = async (app) => {
       await app.countEffect(request, reply)
       const updated = await transaction(app.db, async (db) => {
         await lockPlan(db, organization.id) ?? fail('not_found')
-        // Accounts are locked before memberships (0029): of the new owner, or of the owners who remain.
+        // Lock order: accounts before memberships (decision 0029), of the new owner or of the remaining owners.
         const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
         const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organization.id, id)
         const member = await lockMember(db, organization.id, id) ?? fail('not_found')
@@ -95,7 +95,7 @@ export const members: Domain = async (app) => {
         requireRole(principal, role)
         if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
         if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
-        // Before the change: the caller may change their own role, and has to be found with the present one.
+        // Recorded before the change: callers who change their own role must be locked with their current role.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organization.id, id, role)
         return await findMember(db, organization.id, id) ?? tampered()
@@ -107,7 +107,7 @@ export const members: Domain = async (app) => {
 
   app.delete('/organizations/:organization/members/:member', {
     config: {
-      // To leave, a person needs no role that may remove members: it is enough that the application was granted it.
+      // Members can leave with any role, if the application was granted `member:delete`.
       access: 'authenticated',
       at: 'organization',
       mayNeed: ['member:delete'],
@@ -119,7 +119,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'removeMember',
       tags: ['members'],
-      summary: 'Remove a member, or leave; API tokens that they made in the organization end',
+      summary: 'Remove a member, or leave; API tokens created by the member in the organization end',
       params: MemberParams,
       response: { 204: NoContent }
     },
@@ -128,7 +128,7 @@ export const members: Domain = async (app) => {
       const { organization } = principal
       const id = parseId(request.params.member)
       const isOwn = request.user?.user.id === id
-      // A person without a second factor may leave, though they can do nothing else there.
+      // A member without the required second factor can still leave.
       if (!isOwn && organization.require_second_factor) requireSecondFactor(app, principal)
       if (!isOwn || !grants(principal.granted, 'member:delete')) requireScope(request, 'member:delete')
       if (id === undefined) fail('not_found')
@@ -146,7 +146,7 @@ export const members: Domain = async (app) => {
     }
   })
 
-  // Without a mail server, or with too many mails, the person is not told.
+  // No notification without a mail server or if the e-mail queue is full.
   function tell ({ organization, person }: Principal, { user_id, email, name }: MemberAttributes, role: Role | null) {
     const room = app.outbox.reserve(
       { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)

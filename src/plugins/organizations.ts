@@ -64,12 +64,12 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'createOrganization',
       tags: ['organizations'],
-      summary: 'Create an organization; whoever asks owns it, and has to be a person',
+      summary: 'Create an organization; the caller must be a user and becomes its owner',
       body: CreateOrganizationBody,
       response: { 201: OrganizationAnswer }
     },
     handler: async (request, reply) => {
-      // An API token belongs to one organization, and would own nothing in another.
+      // An API token belongs to one organization and cannot own another.
       const { id: access_token, user } = request.user ?? fail('user_required')
       const { body } = request
       refuseReserved('organization', body.slug)
@@ -79,7 +79,7 @@ export const organizations: Domain = async (app) => {
         const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
         const limit = await foundOrganization(db, app.keyring, organization, user.id)
         if (limit !== undefined) fail('organization_limit_reached', { limit })
-        // As its owner, which they have just become, and for as long as the access token lives.
+        // The audit event needs the caller as the new owner, with the access token locked.
         const caller = { access_token, user_id: user.id, role: 'owner' } as const
         await recordEvent(
           db, { ...personOf(request, id, user), caller, answering: request.answering },
@@ -97,14 +97,14 @@ export const organizations: Domain = async (app) => {
       at: 'organization',
       put: true,
       tagged: true,
-      changes: holdItem,
+      changes: lockItem,
       audit: 'organization.update',
       errors: ['slug_taken', 'limit_reached']
     },
     schema: {
       operationId: 'updateOrganization',
       tags: ['organizations'],
-      summary: 'Change an organization; what is left out stays',
+      summary: 'Change an organization; omitted fields stay unchanged',
       params: OrganizationParams,
       body: UpdateOrganizationBody,
       response: { 200: OrganizationAnswer }
@@ -113,7 +113,7 @@ export const organizations: Domain = async (app) => {
       const { id } = principalOf(request).organization
       const { body } = request
       refuseReserved('organization', body.slug)
-      // Nobody locks themselves out, or lets others in with less than they have.
+      // A user without a second factor must not lock themselves out, or lift the requirement.
       if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
         const { name, slug, require_second_factor } = body
@@ -131,14 +131,14 @@ export const organizations: Domain = async (app) => {
     config: {
       access: 'organization:delete',
       at: 'organization',
-      changes: holdItem,
+      changes: lockItem,
       audit: 'organization.delete',
       errors: ['confirmation_required']
     },
     schema: {
       operationId: 'deleteOrganization',
       tags: ['organizations'],
-      summary: 'Delete an organization with everything in it; its audit stays, and its slug is reserved for ' +
+      summary: 'Delete an organization with everything in it; its audit log is kept, and its slug stays reserved for ' +
         `${FORMER_SLUG_DAYS} days`,
       params: OrganizationParams,
       body: DeleteOrganizationBody,
@@ -151,7 +151,7 @@ export const organizations: Domain = async (app) => {
         const { members, tokens } = await lockEverybody(db, id)
         await requireCurrent(db, request, id)
         await endUntoldCharges(db, id)
-        // Before the delete: whoever asks for it is one of those who go.
+        // Recorded before the deletion, because the caller's membership is deleted, too.
         await recordEvent(db, actorOf(request), eventOf('organization.delete', id, { members, tokens }))
         await deleteOrganization(db, id, principalOf(request).person?.user_id)
       }, actorOf(request))
@@ -173,8 +173,8 @@ export const organizations: Domain = async (app) => {
   })
 }
 
-// Held only where something depends on it: a change takes the row itself.
-async function holdItem (db: Db, id: string) {
+// Locks the organization for the precondition check; without a precondition, the update locks the row itself.
+async function lockItem (db: Db, id: string) {
   await lockPlan(db, id)
   const found = await readOrganization(db, id)
   return found && toAnswer(found).data

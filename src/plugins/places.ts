@@ -24,18 +24,18 @@ type CreateBody = CreateTargetBody & CreateEnvironmentBody
 interface Kind {
   kind: PlaceKind
   plural: 'targets' | 'environments'
-  /** As in the id of an operation: `createTarget`. */
+  /** For operation ids: `createTarget`. */
   Kind: Capitalize<PlaceKind>
-  /** With its article, as in the summary of an operation. */
+  /** The noun with its article, for summaries. */
   a: string
   parent: 'project' | 'target'
   paths: { list: string, one: string }
   params: { list: TSchema, one: TSchema }
   answers: { one: TSchema, list: TSchema }
   bodies: { create: TSchema, update: TSchema }
-  /** The columns that only this kind has. */
+  /** Columns of this kind only. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
-  /** A deletion of a target can be a long operation, an environment is one level. */
+  /** Deleting a target can be a long operation; an environment is a single level. */
   deletion: { summary: string, isLong: boolean }
 }
 
@@ -135,7 +135,7 @@ const placesOf = (
     schema: {
       operationId: `update${Kind}`,
       tags: [plural],
-      summary: `Change ${a}; what is left out stays`,
+      summary: `Change ${a}; omitted fields stay unchanged`,
       params: params.one,
       body: bodies.update,
       response: { 200: answers.one }
@@ -187,7 +187,7 @@ const placesOf = (
   })
 }
 
-/** The path as it was before projects, targets and environments were named without their nouns. */
+/** The deprecated path, with a noun before each slug. */
 const formerly = (path: string) => path.replace(/:project/, 'projects/:project')
   .replace(/:target/, 'targets/:target').replace(/:environment/, 'environments/:environment')
 

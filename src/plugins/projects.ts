@@ -56,7 +56,7 @@ export const projects: Domain = async (app) => {
         ids: projectsInside(principal.slices),
         user_id: request.byTeams === null ? null : principal.person!.user_id
       }
-      // The list of a member of teams takes longer the more projects the teams hold.
+      // For roles through teams, the duration grows with the number of projects, so it needs another pool.
       const db = shown.user_id === null ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
@@ -86,7 +86,7 @@ export const projects: Domain = async (app) => {
   app.post('/:organization/projects', {
     config: {
       access: 'project:create',
-      // A new project lies outside every part that a token can be narrowed to.
+      // A new project is outside of the restrictions of every token.
       at: 'organization',
       tagged: true,
       audit: 'project.create',
@@ -107,7 +107,7 @@ export const projects: Domain = async (app) => {
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
-      // The derivation takes a fifth of a second: before the transaction begins.
+      // The key derivation takes 200 ms, so it must not happen inside the transaction.
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, storageKeyOf(app.keyring, organization), keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
@@ -142,7 +142,7 @@ export const projects: Domain = async (app) => {
       put: true,
       tagged: true,
       changes: findItem,
-      // To change who holds a key is as strong as to change the key.
+      // Changing the custody of a key requires the same scope as rotating the key.
       mayNeed: ['key:rotate'],
       limitOfEffect: 'key_custody',
       audit: 'project.update',
@@ -155,7 +155,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'updateProject',
       tags: ['projects'],
-      summary: 'Change a project; what is left out stays. With storage_mode, the key gets another holder',
+      summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
       params: ProjectParams,
       body: UpdateProjectBody,
       response: { 200: Project.one }
@@ -199,7 +199,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'deleteProject',
       tags: ['projects'],
-      summary: 'Delete a project with everything below it, documents and history included',
+      summary: 'Delete a project with everything below it, including documents and history',
       params: ProjectParams,
       response: { 204: NoContent }
     },
@@ -220,35 +220,34 @@ export const projects: Domain = async (app) => {
     }
   })
 
-  // What a change of storage_mode needs is judged before the transaction begins: the derivations take their time.
+  // Validates a change of storage_mode before the transaction, because key derivations are slow.
   async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
     if (storage_mode !== 'server' && body.encryption_key !== undefined) {
-      refuse('encryption_key', 'Goes with a change of storage_mode to server only')
+      refuse('encryption_key', 'Only allowed with a change of storage_mode to server')
     }
     if (storage_mode !== 'client') {
-      refuseKeyCheck(body, 'Goes with a change of storage_mode to client only')
-      if (body.key_proof !== undefined) refuse('key_proof', 'Goes with a change of storage_mode to client only')
+      refuseKeyCheck(body, 'Only allowed with a change of storage_mode to client')
+      if (body.key_proof !== undefined) refuse('key_proof', 'Only allowed with a change of storage_mode to client')
     }
     if (storage_mode === undefined) return undefined
     const key = activeKeyOf(levelOf(request))
     const seen = { id: key.project_id, version: key.version, managed: key.managed }
     if (storage_mode === key.managed) {
       if (body.encryption_key !== undefined) {
-        refuse('encryption_key', 'The server holds the key already; rotate it to change it')
+        refuse('encryption_key', 'The server already holds the key; rotate the key to change it')
       }
-      refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
+      refuseKeyCheck(body, 'The client already holds the key; rotate the key to change it')
       return undefined
     }
     requireScope(request, 'key:rotate')
-    // What comes then derives keys as slowly as the client once chose, and would let somebody guess, so it is counted
-    // first. In both directions the event says what a reader of it has to know: the server knew the key, or knows it
-    // now.
+    // Counted before the derivation, which is expensive and would allow guessing the key. In both directions the audit
+    // event says that the server knows, or knew, the key.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ??
-        refuse('encryption_key', 'Required: the current key string, which the server is to keep')
+        refuse('encryption_key', 'Required: the current key string, which the server will store')
       await app.countEffect(request, reply)
       return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
     }
@@ -256,7 +255,7 @@ export const projects: Domain = async (app) => {
     await app.countEffect(request, reply)
     const difference = differenceOf(app.keyring, key, keyCheck)
     if (difference !== undefined) {
-      refuse(`key_check_${difference}`, `Expected the ${difference} of the current key, which stays`)
+      refuse(`key_check_${difference}`, `Expected the ${difference} of the current key`)
     }
     const handover = await handToClient(app.keyring, organization, key, keyCheck, body.key_proof)
     const revealed = refuseRevealing(app.config, handover.revealed)
@@ -265,13 +264,13 @@ export const projects: Domain = async (app) => {
 }
 
 function serverKeyOf (body: CreateProjectBody) {
-  refuseKeyCheck(body, 'Goes with storage_mode client only')
+  refuseKeyCheck(body, 'Only allowed with storage_mode client')
   return { key: body.encryption_key, hint: body.key_hint }
 }
 
 function clientKeyOf (body: CreateProjectBody) {
   if (body.encryption_key !== undefined) {
-    refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
+    refuse('encryption_key', 'Only allowed with storage_mode server, because a client does not send its key')
   }
   return { ...readKeyCheck(body), hint: body.key_hint }
 }

@@ -29,7 +29,7 @@ import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
-/** People of an organization who share roles in projects. */
+/** Teams: members of an organization who share roles in projects. */
 export const teams: Domain = async (app) => {
   app.get('/organizations/:organization/teams', {
     config: { access: 'team:read', at: 'organization' },
@@ -50,7 +50,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'getTeam',
       tags: ['teams'],
-      summary: 'Get a team, with who is in it and what it holds',
+      summary: 'Get a team with its members and its roles in projects',
       params: TeamParams,
       response: { 200: WholeTeam.one }
     },
@@ -93,7 +93,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'updateTeam',
       tags: ['teams'],
-      summary: 'Change a team; what is left out stays',
+      summary: 'Change a team; omitted fields stay unchanged',
       params: TeamParams,
       body: UpdateTeamBody,
       response: { 200: Team.one }
@@ -118,7 +118,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'deleteTeam',
       tags: ['teams'],
-      summary: 'Delete a team; what its members did by it ends at once',
+      summary: 'Delete a team; its members lose its roles immediately',
       params: TeamParams,
       response: { 204: NoContent }
     },
@@ -144,7 +144,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'addTeamMember',
       tags: ['teams'],
-      summary: 'Put a member of the organization into a team',
+      summary: 'Add a member of the organization to a team',
       params: TeamMemberParams,
       body: AddTeamMemberBody,
       response: { 200: WholeTeam.one }
@@ -182,7 +182,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamMember',
       tags: ['teams'],
-      summary: 'Take somebody out of a team',
+      summary: 'Remove a member from a team',
       params: TeamMemberParams,
       response: { 204: NoContent }
     },
@@ -221,7 +221,7 @@ export const teams: Domain = async (app) => {
       const { id: organization_id } = principal.organization
       const { id: project_id } = levelOf(request).project
       const role = canonicalRole(request.body.role ?? 'member')
-      if (scopesInProject(role).size === 0) refuse('role', 'This role gives nothing in a project')
+      if (scopesInProject(role).size === 0) refuse('role', 'This role grants no permissions in a project')
       requireRole(principal, role)
       const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
@@ -248,7 +248,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamProject',
       tags: ['teams'],
-      summary: 'Take a project from a team',
+      summary: "Remove a team's role in a project",
       params: TeamProjectParams,
       response: { 204: NoContent }
     },
@@ -264,8 +264,8 @@ export const teams: Domain = async (app) => {
     }
   })
 
-  // Teams change one after the other, with the organization held: so limits hold, and nobody is put into a team while
-  // it gets a stronger role.
+  // Locks the organization, so that changes of teams are serialized: limits hold, and a team cannot get a stronger role
+  // while a member is added.
   async function change<T> (
     request: FastifyRequest, work: (db: Db, organizationId: string) => Promise<T>
   ): Promise<T> {
@@ -300,16 +300,16 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// A change of a team's members or projects gives or takes the roles of the team, in all of its projects or in the one
-// that changes. The caller has to hold each of these roles.
+// A change of a team's members or projects grants or revokes the team's roles, in all its projects or in the given
+// project. The caller needs the permissions of each of these roles.
 async function requireRolesOf (db: Db, principal: Principal, teamId: string, projectId?: string) {
   for (const { id, role } of await listTeamProjects(db, principal.organization.id, teamId)) {
     if (projectId === undefined || id === projectId) requireRole(principal, role)
   }
 }
 
-// Roles through teams add nothing: every role that may change teams gives all scopes in projects by itself, as far as
-// they were granted.
+// Ignores the caller's own roles through teams: every role that may change teams already includes all scopes in
+// projects.
 function requireRole (principal: Principal, role: Role) {
   for (const scope of scopesInProject(role)) {
     if (!holds(principal, scope)) fail('role_not_held', { role })

@@ -73,7 +73,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'listOwnInvitations',
       tags: ['users'],
-      summary: 'List the open invitations to the person who calls, of all organizations',
+      summary: 'List the open invitations of the calling user in all organizations',
       querystring: ListQuery,
       response: { 200: OwnInvitationList }
     },
@@ -90,7 +90,7 @@ export const user: Domain = async (app) => {
 
   app.post('/user/invitations/:invitation/accept', {
     config: {
-      // A scope that every person can grant, as for an organization of their own.
+      // Every user can grant this scope.
       access: 'organization:create',
       audit: 'member.join',
       errors: ['user_required', 'not_found', 'memberships_full', 'organization_full', 'conflict', 'integrity_error']
@@ -98,7 +98,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'acceptInvitation',
       tags: ['users'],
-      summary: 'Accept an invitation: the person who calls becomes a member',
+      summary: 'Accept an invitation: the calling user becomes a member',
       params: OwnInvitationParams,
       body: AcceptInvitationBody,
       response: { 200: AcceptedInvitation }
@@ -110,7 +110,7 @@ export const user: Domain = async (app) => {
       const { organization, role } = await transaction(app.db, async (db) => {
         const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
           ...personOf(request, organizationId, person),
-          // As the member that the person has just become, and for as long as the access token lives.
+          // The audit event needs the caller as the new member, with the access token locked.
           caller: { access_token, user_id: person.id, role },
           answering: request.answering
         }))
@@ -129,7 +129,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'declineInvitation',
       tags: ['users'],
-      summary: 'Decline an invitation; the organization learns that, and nothing about the person',
+      summary: 'Decline an invitation; the organization sees the decline, but nothing about the user',
       params: OwnInvitationParams,
       response: { 204: NoContent }
     },
@@ -147,7 +147,7 @@ export const user: Domain = async (app) => {
     }
   })
 
-  // A revoked caller gets 401, whether the invitation is there or not.
+  // A revoked caller gets 401, whether or not the invitation exists.
   async function findInviter (
     { waited }: FastifyRequest, accessToken: number, email: string, id: string
   ): Promise<string> {
@@ -158,7 +158,7 @@ export const user: Domain = async (app) => {
   }
 }
 
-// A change of an organization by a person who is no member.
+// A change of an organization by a user who is not a member.
 const changeOf = ({ answering, waited }: FastifyRequest, organization_id: string): Asking =>
   ({ organization_id, answering, waited })
 

@@ -15,7 +15,7 @@ export interface AuthorizationRequest {
   redirect_uri: string
   state: string | undefined
   code_challenge: string
-  /** What the client asks for; none given asks for everything. */
+  /** The requested scopes; without a `scope` parameter, all scopes. */
   scopes: readonly Scope[]
 }
 
@@ -25,7 +25,7 @@ export interface ReturnAddress { redirect_uri: string, state: string | undefined
 export type Judged =
   | { request: AuthorizationRequest }
   | { error: OAuthErrorCode, to: ReturnAddress }
-  /** Nothing may be redirected: the client or its address is not known to be right. */
+  /** No redirect is safe, because the client or its redirect URI is invalid: show this message on a page. */
   | { page: string }
 
 const CHALLENGE = /^[A-Za-z0-9_-]{43}$/
@@ -35,7 +35,7 @@ const SCOPE_SYNTAX = /^[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*$
 export const single = (parameters: Parameters, name: string): string | undefined =>
   parameters.get(name)?.[0] || undefined
 
-// A state goes back byte for byte, or not at all: with U+FFFD in it, it was no Unicode when it was sent.
+// The state must be returned unchanged. U+FFFD shows that it was not valid UTF-8, so it cannot be.
 const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !state.includes('\ufffd')
 
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
@@ -45,13 +45,13 @@ export function namedClient (parameters: Parameters): string | undefined {
   return isRepeated(parameters, 'client_id') ? undefined : single(parameters, 'client_id')
 }
 
-/** Judges a request: the client first, then its address, before anything can be redirected (RFC 9700, 4.11). */
+/** Validates a request: the client and its redirect URI first, so that there is no open redirect (RFC 9700, 4.11). */
 export function judgeAuthorization (parameters: Parameters, client: KnownClient | undefined, issuer: string): Judged {
-  if (client === undefined) return { page: 'This client is not known here.' }
+  if (client === undefined) return { page: 'This application is unknown. Check its client_id.' }
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
     !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
-    return { page: 'The client asks to be called back at an address that it has not registered.' }
+    return { page: 'The application requested a redirect to an address that it has not registered.' }
   }
   const state = single(parameters, 'state')
   const to = { redirect_uri, state: isRepeated(parameters, 'state') || !canReturn(state) ? undefined : state }
@@ -94,7 +94,7 @@ const scopesAreKnown: Check = (parameters) => {
     ? undefined
     : 'invalid_scope'
 }
-/** Nobody is asked without seeing a page (RFC 8252, 8.6). */
+/** Consent always needs a page (RFC 8252, 8.6). */
 const someoneMayBeAsked: Check = (parameters) =>
   single(parameters, 'prompt')?.split(' ').includes('none') ? 'consent_required' : undefined
 
@@ -103,7 +103,7 @@ const CHECKS: readonly Check[] = [
   scopesAreKnown, someoneMayBeAsked
 ]
 
-/** The address to send somebody back to, with parameters in its query: `iss` is in every answer (RFC 9207). */
+/** The redirect URI with the response parameters; `iss` is in every response (RFC 9207). */
 export function returnUrl (
   { redirect_uri, state }: ReturnAddress, issuer: string, answer: Record<string, string>
 ): string {

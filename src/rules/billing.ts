@@ -81,8 +81,7 @@ const ISSUED =
   /^(?:4\d{12}(?:\d{3}|\d{6})?|(?:2[2-7]|5[1-5])\d{14}|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|(?:5[06-8]|6\d)\d{11,17})$/
 
 /**
- * Whether a text holds what looks like the number of a payment card, which is to be nowhere in this service. An account
- * number that checks (IBAN) is none.
+ * Whether a text contains what looks like a payment card number, which must never be stored. Valid IBANs are ignored.
  */
 export function holdsCardNumber (text: string): boolean {
   const plain = text.normalize('NFKC').replace(/\p{Cf}/gu, '').replace(/[\p{Pd}\u2212]/gu, '-')
@@ -156,12 +155,12 @@ function passesLuhn (digits: string): boolean {
   return sum % 10 === 0
 }
 
-/** Ends the request with 422 where a member of its body holds what looks like the number of a payment card. */
+/** Ends the request with 422 if a field of its body looks like a payment card number. */
 export function refuseCardNumbers (body: unknown, at = ''): void {
   for (const [name, value] of Object.entries(body as object)) {
     const member = at === '' ? name : `${at}.${name}`
     if (typeof value === 'string' && holdsCardNumber(value)) {
-      refuse(member, 'Looks like the number of a payment card', 'card_number_refused')
+      refuse(member, 'Looks like a payment card number', 'card_number_refused')
     }
     if (typeof value === 'object' && value !== null) refuseCardNumbers(value, member)
   }

@@ -1,6 +1,6 @@
 import { ERRORS, type ErrorArgs, type ErrorCode } from '../../schemas/errors.ts'
 
-/** An error of the catalogue on its way to the answer. */
+/** An error of the catalogue. */
 export class ApiError extends Error {
   override name = 'ApiError'
   readonly code: ErrorCode
@@ -10,7 +10,7 @@ export class ApiError extends Error {
 
   constructor (code: ErrorCode, details?: unknown, errors?: Record<string, string[]>) {
     const { message, status } = ERRORS[code]
-    // Where a refusal was decided nobody reads, and it takes ten times as long as the rest of it.
+    // No stack trace for client errors: creating it takes ten times as long as the rest.
     const { stackTraceLimit } = Error
     if (status < 500) Error.stackTraceLimit = 0
     super(message)

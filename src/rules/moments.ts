@@ -1,18 +1,18 @@
 import type { Plan } from '../../schemas/organizations.ts'
 import { fail } from './errors.ts'
 
-/** What is known of a level at a moment. */
+/** The state of a level at a point in time. */
 export interface PastLevel {
   held: string
-  /** Of the slugs down to it, where nobody can tell what it held. */
+  /** The slugs of the level, if its state is unknown. */
   path: string | null
   locked: boolean
   version_created_at: Date | null
 }
 
 /**
- * Ends the request where what a level held at a moment is not to be had: retention first, as of a version that is asked
- * for by itself, then what nobody can tell any more.
+ * Ends the request if a past document is unavailable: first for versions outside of the retention window, as for reads
+ * of a single version, then for unknown states.
  */
 export function requireKept (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)

@@ -7,8 +7,8 @@ import { boundsOf, readJson, type Bounds } from './json.ts'
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
 
 /**
- * Takes JSON in UTF-8 and nothing else. Routes without a body schema ignore whatever is sent. An empty body is no
- * body, whatever its content type says. How much a body may hold is what the route's schema has a place for.
+ * Accepts only JSON in UTF-8. Routes without a body schema ignore the body. An empty body counts as absent, with any
+ * content type. The limits of a body follow from the route's schema.
  */
 export function installBodyParser (app: FastifyInstance) {
   const known = new WeakMap<object, Bounds>()
@@ -25,36 +25,36 @@ export function installBodyParser (app: FastifyInstance) {
     return bodyIn(request, readJson(bytes, known.get(schema as object)!))
   })
 
-  // A client that asks before it sends its body gets the answer of the guard first.
+  // `Expect: 100-continue`: the guard checks the request before the client sends its body.
   const asking = new WeakSet<IncomingMessage>()
   app.server.on('checkContinue', (raw, response) => {
     asking.add(raw)
     app.server.emit('request', raw, response)
   })
-  // Of other expectations there are none (RFC 9110, 10.1.1): a request that has one is judged as any other is.
+  // Other expectations are ignored (RFC 9110, 10.1.1).
   app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
-    // What is ignored may be of any type, even of one that there is not.
+    // An ignored body may have any content type, even an invalid one.
     if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
     done(null, payload)
   })
 }
 
-/** 415 for what is not plain JSON in UTF-8, by what its headers say. */
+/** Ends the request with 415 if its headers do not declare uncompressed JSON in UTF-8. */
 export function requireJson ({ headers }: FastifyRequest) {
   const encoding = headers['content-encoding']
   if (encoding !== undefined && encoding.toLowerCase() !== 'identity') fail('unsupported_media_type')
   if (!JSON_TYPE.test(headers['content-type'] ?? '')) fail('unsupported_media_type')
 }
 
-/** Whether a body of this schema may be left out: it has no member that is required. */
+/** Whether a body of this schema is optional: it has no required field. */
 export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
   !(Array.isArray(required) && required.length > 0)
 
 /**
- * The body that JSON makes. Some clients send `null` for a body that they leave out; where there has to be one, it is
- * refused here: for the validator it stands for `{}`.
+ * The parsed body. Some clients send `null` instead of no body: it counts as absent if the body is optional. Otherwise
+ * it is rejected here, because the validator treats an absent body as `{}`.
  */
 export function bodyIn ({ routeOptions: { schema } }: FastifyRequest, value: unknown): unknown {
   if (value === null && mayBeLeftOut(schema?.body as TSchema)) return undefined

@@ -2,22 +2,22 @@ import type { TSchema } from '@sinclair/typebox'
 import { rest } from '../../crypto/rest.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
-/** How much a body may hold: members of objects and elements of arrays, and how deep they are nested. */
+/** Limits of a body: the number of fields and array elements, and the nesting depth. */
 export interface Bounds { members: number, depth: number }
 
-const MOST_DEPTH = 20
-// So that a member too many is named, not counted.
+const MAX_DEPTH = 20
+// Allows a few unknown fields, so that the validator can name them in its error.
 const SLACK = 100
-const MOST_PATH = 200
+const MAX_PATH = 200
 
-// A large body is read in steps of so many bytes, with a rest for everybody else between them; and no element of its
-// list, nor all of the rest of it, may be longer as it is written than some milliseconds take.
+// Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-const MOST_PIECE = 3 * 1024 * 1024
+// Characters of a list element, and of the rest of the body: parsing them takes a few milliseconds.
+const MAX_PIECE = 3 * 1024 * 1024
 
-/** What a body of this schema may hold. Throws for a schema without an end: such a route does not boot. */
+/** The limits of a body with this schema. Throws for an unbounded schema. */
 export function boundsOf (schema: TSchema): Bounds {
-  return { members: membersOf(schema) + SLACK, depth: MOST_DEPTH }
+  return { members: membersOf(schema) + SLACK, depth: MAX_DEPTH }
 }
 
 function membersOf (schema: TSchema): number {
@@ -34,9 +34,8 @@ function membersOf (schema: TSchema): number {
 }
 
 /**
- * Parses JSON in UTF-8 that stays within its bounds, which are judged before anything is made of it. Refused as well: a
- * name twice in one object, in whatever spelling (who takes the first and who takes the last must never differ), NUL
- * characters and lone surrogates, which would be stored altered or fail in the database.
+ * Parses JSON in UTF-8. The limits are checked before parsing. Also rejects duplicate names in an object (parsers
+ * disagree about which one counts), NUL characters and lone surrogates, which the database cannot store.
  */
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
@@ -46,8 +45,8 @@ export function readJson (bytes: Buffer, bounds: Bounds): unknown {
 }
 
 /**
- * The same for a large body, as it comes: the elements of the lists that are members of the body itself are cut out and
- * parsed one by one, so that no step takes longer than its bytes. `pause` comes between the steps.
+ * The same for a stream: elements of top-level lists are parsed one by one as they arrive, so that no step blocks the
+ * event loop for long. `pause` is awaited between the steps.
  */
 export async function readLargeJson (
   source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
@@ -89,15 +88,15 @@ function parse (text: string, path: string): unknown {
   } catch {
     return fail('malformed_json')
   }
-  // Only an escape can bring one of these into a string, so most bodies are not walked.
+  // Only escape sequences can produce these characters, so most bodies need no check.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path)
   return value
 }
 
 function refuseBadText (value: unknown, path: string): void {
   if (typeof value === 'string') {
-    if (value.includes('\0')) refuse(path.slice(1, MOST_PATH) || 'body', 'NUL characters are not allowed')
-    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MOST_PATH) || 'body', 'not well-formed Unicode')
+    if (value.includes('\0')) refuse(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
+    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
   } else if (typeof value === 'object' && value !== null) {
     for (const [key, member] of Object.entries(value)) {
       refuseBadText(key, path)
@@ -107,20 +106,20 @@ function refuseBadText (value: unknown, path: string): void {
 }
 
 /**
- * Goes through JSON text once, whatever pieces it comes in, and keeps nothing but the names that may not come twice. It
- * finds brackets, strings and commas; whether all of it is JSON is for the parser to say.
+ * Scans chunks of JSON text in one pass for brackets, strings and commas, to check the limits and duplicate names. It
+ * does not validate the syntax; the parser does.
  */
 class Scanner {
   readonly #bounds: Bounds
   readonly #pieces: Pieces | undefined
   #members = 0
-  /** The names of each object that is open; undefined for an array. */
+  /** The names in each open object; undefined for an array. */
   readonly #open: (Set<string> | undefined)[] = []
   #quoted = false
   #escaped = false
-  /** A string that comes now is a name. */
+  /** The next string is a name. */
   #wantsName = false
-  /** What there is of the name that is being read. */
+  /** The part of the current name that was read so far. */
   #name: string | undefined
 
   constructor (bounds: Bounds, pieces?: Pieces) {
@@ -130,7 +129,7 @@ class Scanner {
 
   push (text: string): void {
     let i = 0
-    // Where the next ones are, as far as they were looked for: each character is looked at once.
+    // Cached positions of the next quote and backslash, so that each character is scanned once.
     let quote = -1
     let slash = -1
     let nameFrom = 0
@@ -216,7 +215,7 @@ function indexOr (text: string, what: string, from: number): number {
   return at === -1 ? text.length : at
 }
 
-// `\u0061` is the name `a`.
+// Decodes escapes: `\u0061` is the name `a`.
 function spelled (written: string): string {
   try {
     return JSON.parse(`"${written}"`) as string
@@ -226,8 +225,8 @@ function spelled (written: string): string {
 }
 
 /**
- * Takes a body apart: the elements of each list that is a member of it, and the rest, in which a number stands for each
- * of them. The whole is JSON when all of these are.
+ * Splits a body into the elements of its top-level lists and the rest, in which an index replaces each element. The
+ * body is valid JSON if all these parts are.
  */
 class Pieces {
   #rest = ''
@@ -244,21 +243,21 @@ class Pieces {
     this.#from = 0
   }
 
-  /** The text up to here belongs to what is being read. */
+  /** Appends the text up to this position to the current part. */
   take (to: number) {
     const part = this.#text.slice(this.#from, to)
     this.#from = to
     if (this.#element === undefined) this.#rest += part
     else this.#element += part
     const length = this.#element?.length ?? this.#rest.length
-    if (length > MOST_PIECE) {
+    if (length > MAX_PIECE) {
       refuse(
-        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MOST_PIECE} characters`
+        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MAX_PIECE} characters`
       )
     }
   }
 
-  within (name: string) { this.#member = name.slice(0, MOST_PATH) }
+  within (name: string) { this.#member = name.slice(0, MAX_PATH) }
 
   beginList (at: number) {
     this.take(at + 1)

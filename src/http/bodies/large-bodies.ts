@@ -7,8 +7,8 @@ import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
-// A body that carries everything of a project may be this many times as large as others, within bounds; and few of them
-// are in memory at once, never all of them one organization's.
+// Bodies with all documents of a project may be this many times larger than the body limit, up to `LARGEST` bytes. Only
+// a few are in memory at once, and one organization cannot use all slots.
 const TIMES = 16
 const LARGEST = 64 * 1024 * 1024
 const MOST = 4
@@ -18,16 +18,16 @@ const STEP = 1024 * 1024
 
 export interface LargeBody {
   schema: TObject
-  /** The member that makes it large: a list, which is judged element by element. */
+  /** The field with the large list, which is validated element by element. */
   list: string
-  /** Ends the request when the caller may not go on, by what its path names: before any of the body is read. */
+  /** Looks up the level of the path and ends the request if the caller has no access, before the body is read. */
   judgePlace: (request: FastifyRequest) => Promise<unknown>
 }
 
 /**
- * What a route takes a large body by, in a plugin of its own. One of few slots is taken for it when scope and place are
- * judged, before the body is read, and given back when the answer goes out, or as soon as the client is gone with
- * nothing read whole; a body that is no larger than others needs none. Everything is read and judged in steps.
+ * Route options for a large body; call it in a separate plugin. A body above the normal limit needs one of few slots.
+ * The slot is taken after the access checks and before the body is read. It is released when the response is sent, or
+ * when the client disconnects before the body is complete. The body is read and validated in steps.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * TIMES, LARGEST))
@@ -42,14 +42,14 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
-      // Not the stream itself, which would close the connection before a refusal is sent.
+      // Leaving a loop over the stream itself would destroy the connection before the error response is sent.
       const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
-      // From here on it is in memory, until it is answered, whether or not somebody still waits for the answer.
+      // From here on the body stays in memory until the response, even if the client disconnects.
       const slot = held.get(request)
       if (slot !== undefined) slot.isWhole = true
       return bodyIn(request, body)
     } catch (error) {
-      // Anything else says that the client is gone.
+      // Other errors mean that the client disconnected.
       if (error instanceof ApiError) throw error
       return fail('malformed_request')
     }
@@ -67,14 +67,14 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
       held.set(request, slot)
       const onClose = () => { if (!slot.isWhole) giveBack() }
       reply.raw.once('close', onClose)
-      // It may have gone while its place was looked up.
+      // The client may have disconnected during the look-up.
       if (request.raw.destroyed) onClose()
     },
     onSend: async (request: FastifyRequest) => held.get(request)?.giveBack()
   }
 }
 
-/** So many slots in all, and for one owner; undefined when there is none. Giving one back twice gives back one. */
+/** Slots with a total limit and a limit per owner; undefined if none is free. Releasing a slot is idempotent. */
 export function createSlots (most: number, mostOfOne: number) {
   const held = new Map<string, number>()
   let all = 0
@@ -95,7 +95,7 @@ export function createSlots (most: number, mostOfOne: number) {
   }
 }
 
-/** The elements one by one, with a rest for everybody else whenever some megabyte of them is done. */
+/** Iterates over the elements and yields to the event loop after each megabyte. */
 export async function * inTurns<T> (
   elements: readonly T[], bytesOf: (element: T) => number, pause: () => Promise<unknown> = rest
 ): AsyncGenerator<[number, T]> {
@@ -109,7 +109,7 @@ export async function * inTurns<T> (
   }
 }
 
-// The schema with a list of anything in the place of the list, and then each of its elements.
+// Validates the body without the elements of the list, then each element.
 function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema> {
   const { items, ...more } = schema.properties[list] as TArray
   const outside = judging({
@@ -126,7 +126,7 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
         if (error !== undefined) throw refusal(error)
       }
     }
-    // Its type wants a promise of the framework's own kind.
+    // Fastify accepts async validators, but its types do not.
     return judge as never
   }
 }
@@ -134,7 +134,7 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
 const refusal = (problems: Parameters<typeof errorsByMember>[0]) =>
   new ApiError('validation_failed', undefined, errorsByMember(problems))
 
-// As near as a rest has to be: the text of an element is nearly all of it.
+// An estimate: the characters of all strings in the element.
 function sizeOf (element: unknown): number {
   if (typeof element === 'string') return element.length
   return typeof element === 'object' && element !== null

@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify'
 import { ApiError } from '../../rules/errors.ts'
 
-/** All values of a header: of some headers Node.js keeps only the first in `headers`. */
+/** All values of a header. For some headers, `headers` of Node.js has only the first. */
 export const headerValues = ({ raw: { rawHeaders } }: FastifyRequest, name: string): string[] =>
   rawHeaders.filter((_value, i) => i % 2 === 1 && rawHeaders[i - 1]!.toLowerCase() === name)
 
@@ -13,10 +13,10 @@ function hasHost (request: FastifyRequest): boolean {
   return hosts === 1 || (hosts === 0 && request.raw.httpVersion !== '1.1')
 }
 
-// No name in a path has a NUL character, and the database takes none.
+// No resource has a NUL character in its name, and PostgreSQL rejects them.
 const hasNul = ({ url }: FastifyRequest) => url.split('?', 1)[0]!.includes('%00')
 
-/** What is wrong with a request whoever sends it and whatever it is for; undefined for a well-formed request. */
+/** The error of a malformed request, independent of caller and route; undefined for a well-formed request. */
 export function requestFormatError (request: FastifyRequest): ApiError | undefined {
   if (!hasHost(request)) return new ApiError('malformed_request')
   if (hasNul(request)) return new ApiError('not_found')

@@ -5,17 +5,17 @@ import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.t
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
-const MOST_ERRORS = 20
+const MAX_ERRORS = 20
 
 /**
- * Judges requests by TypeBox's own compiler. A body is judged as sent ("true" and 1 are not true when the question is
- * whether to purge); queries are text by nature and are converted first. An absent body is `{}`.
+ * Validates requests with TypeBox. Bodies are not coerced ("true" and 1 must not confirm a purge); query parameters
+ * are converted from text first. An absent body counts as `{}`.
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
 
 /**
- * Says what is wrong with a value, and where, below the path that it is at. A schema is compiled when it is needed
- * first: to compile those of all routes takes longer than any request would wait for its own.
+ * Creates a validator; `at` is the path of the value in the body. The schema is compiled on first use, because
+ * compiling all schemas would slow down the start.
  */
 export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
@@ -26,27 +26,27 @@ export function judging (schema: TSchema, httpPart = 'body') {
     const error: FastifySchemaValidationError[] = []
     for (const problem of checker.Errors(value)) {
       const instancePath = (at + problem.path).slice(0, 200)
-      // A missing member is reported twice by the compiler: as missing, and as not being of its type.
+      // TypeBox reports a missing field twice: as missing and as having the wrong type.
       if (error.some((known) => known.instancePath === instancePath)) continue
       error.push({ keyword: 'typebox', instancePath, schemaPath: '', params: {}, message: messageOf(problem) })
-      if (error.length === MOST_ERRORS) break
+      if (error.length === MAX_ERRORS) break
     }
     return { error }
   }
 }
 
 function messageOf (problem: ValueError): string {
-  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown member'
-  // A time that may also be null is a union, and each alternative has errors of its own.
+  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown field'
+  // A nullable time is a union; each alternative has its own errors.
   const all = [problem, ...problem.errors.flatMap((alternative) => [...alternative])]
   const isTimestamp = all.some(({ type, schema }) =>
     type === ValueErrorType.StringFormat && schema.format === 'date-time')
   return isTimestamp ? TIMESTAMP_RULE : problem.message
 }
 
-// Converts a query parameter by the type of its schema: digits to an integer, `true`, `false` and `0` to a boolean. Any
-// other text stays a string and is refused by the validation. A parameter without a value, as in `?force=`, counts as
-// left out. A time without a value is refused: a script with an empty variable would read the present.
+// Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. Other text
+// stays a string, which the validation rejects. An empty parameter, as in `?force=`, counts as absent. An empty time is
+// rejected: otherwise a script with an empty variable would read the present.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined
@@ -61,7 +61,7 @@ function fromText (schema: TSchema, query: Record<string, unknown>): Record<stri
   }))
 }
 
-/** `/secrets/0/id` → `secrets.0.id`, with what the validator says of it. */
+/** Validation errors by field: `/secrets/0/id` → `secrets.0.id`. */
 export function errorsByMember (
   problems: readonly FastifySchemaValidationError[], context = 'body'
 ): Record<string, string[]> {

@@ -3,8 +3,8 @@ import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit 
 import { mayBeLeftOut } from '../bodies/body.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 
-// The document as the routes give it says everything where it is used. Here it is brought into the form that people and
-// generators want: what is said twice is a component with a name.
+// The document of @fastify/swagger repeats every schema inline. This module moves repeated parts to named components,
+// as readers and code generators expect.
 
 type Json = Record<string, unknown>
 type Named<T = Json> = Record<string, T>
@@ -19,12 +19,12 @@ interface Operation extends Json {
 }
 type Paths = Named<Named<Operation>>
 
-/** An OpenAPI 3.1 document as far as it is arranged. */
+/** The parts of an OpenAPI 3.1 document that are arranged. */
 export interface Document extends Json { tags: { name: string }[], paths: Paths, components: Named<unknown> }
 
 /**
- * Arranges a document: every titled schema, every answer and every parameter is a component with a name, the errors of
- * a status are one union, and examples stand where tools look for them.
+ * Arranges a document: titled schemas, responses and parameters become named components, the errors of a status become
+ * one union, and examples move to where tools expect them.
  */
 export function arrange (document: Document): Document {
   const { value, schemas } = hoistTitled(describe(withExamples(document.paths) as Paths))
@@ -42,7 +42,7 @@ export function arrange (document: Document): Document {
   }
 }
 
-// By the groups of the introduction, and in each what is about more before what is about a part of it.
+// Sorts paths by tag, then by the number of parameters.
 function grouped (paths: Paths, tags: Document['tags']): Paths {
   const group = (item: Named<Operation>) =>
     tags.findIndex(({ name }) => Object.values(item)[0]?.tags?.includes(name))
@@ -54,10 +54,10 @@ function grouped (paths: Paths, tags: Document['tags']): Paths {
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// What is short enough stands in one line, and so does a list of words, or an example.
+// Maximum characters of a collection that is written on one line. Lists of scalars and examples always are.
 const LINE = 600
 
-/** A document as YAML that readers of 1.1 understand as those of 1.2 do: what looks like a date is quoted. */
+/** Renders YAML that YAML 1.1 and 1.2 parsers read alike: strings that look like dates are quoted. */
 export function renderYaml (document: object): string {
   const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
   visit(yaml, {
@@ -74,8 +74,7 @@ export function renderYaml (document: object): string {
   return yaml.toString({ lineWidth: 0, indentSeq: false, indent: 1, flowCollectionPadding: false })
 }
 
-// Every titled schema moves to components.schemas, and a $ref stays. The name says the title, and where it is sent or
-// answered its example is shown.
+// Moves titled schemas to components.schemas and replaces them by a $ref.
 function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
   const schemas: Named = {}
   const hoist = (value: unknown): unknown => {
@@ -98,10 +97,10 @@ function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
   return { value: hoist(value), schemas }
 }
 
-// Members whose values are data, not schemas.
+// Keywords whose values are data, not schemas.
 const DATA = new Set(['example', 'default'])
 
-// A choice of words is one list of them, and what may be null is of two types.
+// Converts `anyOf` of constants to `enum`, and `anyOf` with null to a list of two types.
 function simplify (schema: Json): Json {
   const { anyOf, ...rest } = schema
   const words = oneOfWords(schema)
@@ -111,16 +110,16 @@ function simplify (schema: Json): Json {
   return { ...first, ...rest, type: [first.type, 'null'] }
 }
 
-const MOST_OF_32_BITS = 2 ** 31 - 1
+const MAX_INT32 = 2 ** 31 - 1
 
-// Generators make a number of 32 bits of what says nothing else.
+// Without `format`, code generators use 32-bit integers.
 function sized (schema: Json): Json {
   const { type, maximum = Infinity } = schema
-  const isLarge = [type].flat().includes('integer') && Number(maximum) > MOST_OF_32_BITS
+  const isLarge = [type].flat().includes('integer') && Number(maximum) > MAX_INT32
   return isLarge ? { ...schema, format: 'int64' } : schema
 }
 
-// The first example of a schema stands beside the media type or parameter, and no other is said.
+// Moves the first example of a schema to its media type or parameter, and removes the others.
 function withExamples (value: unknown): unknown {
   if (Array.isArray(value)) return value.map(withExamples)
   if (typeof value !== 'object' || value === null) return value
@@ -142,19 +141,19 @@ const HEADERS = {
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
   ETag: {
     description:
-      'Of the whole answer, for If-None-Match and If-Match; of a document, for If-Match send the `etag` of its level, or the one that a store answered',
+      'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the `etag` of its level or the ETag of the store response',
     schema: { type: 'string' }
   }
 }
-// A header's name as a component: `Remaining`, `Request-Id`.
+// The component name of a header: `Remaining`, `Request-Id`.
 const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
 const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
 const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
 
 const isGood = (status: string) => Number(status) < 400
 
-// What the routes' schemas cannot say: the headers of an answer, what an answer is in words, and that a body may be
-// left out. Headers that every answer has stand on the good ones and on 429; the introduction says the rest.
+// Adds response headers, response descriptions, and whether a body is optional. Headers of all responses are only
+// listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
   for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
     const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -176,14 +175,14 @@ function describe (paths: Paths): Paths {
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     const ways = (operation.security as Named<string[]>[] | undefined ?? []).map((way) =>
       Object.values(way).join(' '))
-    // What an operation needs whatever is asked; by what is asked, `security` has the alternatives.
+    // The scope that an operation always needs. If it depends on the request, `security` lists the alternatives.
     if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
   }
   return paths
 }
 
-// Of a body that is sent, generators take a member with a default for one that is always there. What has a name may
-// stand elsewhere without the default.
+// Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
+// Named schemas keep a description of their own, because other places use them without the default.
 function sayDefaults (value: unknown): unknown {
   if (Array.isArray(value)) return value.map(sayDefaults)
   if (typeof value !== 'object' || value === null) return value
@@ -191,12 +190,12 @@ function sayDefaults (value: unknown): unknown {
   const copy: Json = Object.fromEntries(Object.entries(object).map(([key, member]) =>
     [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
   if (byDefault === undefined || typeof byDefault === 'object') return copy
-  const words = `\`${String(byDefault)}\` when left out`
+  const words = `default: \`${String(byDefault)}\``
   const where = copy.title === undefined ? 'description' : 'x-here'
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 }
 
-// Answers and parameters are few, and stand at many operations.
+// Replaces responses and parameters by references to components.
 function share (paths: Paths): { paths: Paths, parameters: Named, responses: Named } {
   const responses = collect('responses')
   const parameters = collect('parameters')
@@ -213,7 +212,7 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// By where it is and its name; what has another meaning at some operations says its name there.
+// The component name of a parameter: its place and name, or `x-named` if the name has several meanings.
 function namedParameter ({ schema, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
   return { component: `${String(rest.in)}_${String(named)}`, parameter: { ...rest, schema: own } as Json }
@@ -223,7 +222,8 @@ const PLACES = ['path', 'query', 'header']
 const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
   PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
 
-// By what is in it, or by its status: `ProjectAnswerResponse`, `Err404`. Each stands a hundred times in the document.
+// The component name of a response, by its schema or status: `ProjectAnswerResponse`, `Err404`. Short, because each
+// occurs about a hundred times.
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)
@@ -231,7 +231,7 @@ function nameOf (status: string, { content }: Json): string {
   return schema === undefined ? `Answer${status}` : `${schema}Response`
 }
 
-// Components of one kind. A name is of one alone: with a number, those of others would change when one is added.
+// Collects components of one kind. Conflicting names throw: numbered names would change when a component is added.
 function collect (kind: 'parameters' | 'responses') {
   const all: Named = {}
   return {

@@ -5,7 +5,7 @@ import { FIRST_ORGANIZATION } from '../../../schemas/organizations.ts'
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import type { Document } from './document.ts'
 
-// What Swagger UI shows beside the document: what people want to read at each operation, and generators do not.
+// Additional texts of operations in Swagger UI, which code generators do not need.
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
 
@@ -16,16 +16,16 @@ interface Operation {
   'x-error-codes'?: string[]
 }
 
-const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
-organization that it made, \`${FIRST_ORGANIZATION.slug}\`: create a project, a target and an environment, in this order, and the
-others find what they name. Ids that the service makes up are in the answers that made them.
+const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples use the
+organization of the first start, \`${FIRST_ORGANIZATION.slug}\`. Create a project, a target and an environment, in this order; then the
+other examples work. Generated ids are in the responses of the operations that create resources.
 
-Clients are generated from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json), and by what
-takes nothing newer than OpenAPI 3.0 from [openapi-3.0.json](${base}/openapi-3.0.json).`
+Generate clients from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json). Generators that
+support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * The document as Swagger UI shows it: each operation says what its scope is for, and what can go wrong there that
- * cannot anywhere else. Both are as the routes declare them, which it listens to from here on.
+ * The document for Swagger UI: the description of each operation explains its scopes and its own errors. Call it before
+ * the routes are registered, because it reads their declarations in an `onRoute` hook.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
@@ -35,7 +35,7 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
   })
   const explain = (operation: Operation) => {
     const { operationId = '', 'x-error-codes': own = [] } = operation
-    // Other hooks add to what a route declares: it is whole only now.
+    // Other `onRoute` hooks add errors, so the config is complete only now.
     const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
     const said = [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])]
     return { ...operation, description: said.filter(Boolean).join('\n\n') }
@@ -53,22 +53,22 @@ function needsOf ({ security = [] }: Operation): string {
   if (security.length === 0) return 'Needs no token.'
   const ways = [...new Set(security.map((way) =>
     Object.values(way).flat().map((scope) => `\`${scope}\``).join(', and ')))]
-  if (ways[0] === '') return 'Any token will do.'
-  return withPurpose(`Needs${ways.length > 1 ? ', by what is asked,' : ''} ${ways.join('; or ')}.`)
+  if (ways[0] === '') return 'Any token is accepted.'
+  return withPurpose(`Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join('; or ')}.`)
 }
 
-// Scopes in a text, each with what it is for.
+// Adds the description of each scope to a text.
 const withPurpose = (text = '') => text.replace(/`(\w[\w-]*:\w+)`/g, (named, scope: Scope) =>
   SCOPES[scope] === undefined ? named : `${named} to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`)
 
 function failuresOf (errors: readonly ErrorCode[]): string {
   const lines = errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`)
-  return lines.length === 0 ? '' : `What can go wrong here:\n\n${lines.join('\n')}`
+  return lines.length === 0 ? '' : `Errors of this operation:\n\n${lines.join('\n')}`
 }
 
 /**
- * For Swagger UI: the group of what is deprecated is closed until somebody opens it, or a link leads into it. Functions
- * of a plugin are sent as their text, so they know nothing but what is in them.
+ * Swagger UI plugin: collapses the group of deprecated operations by default. Its functions are sent to the browser as
+ * source text, so they cannot use variables of this module.
  */
 export const CLOSED = {
   statePlugins: {

@@ -3,17 +3,16 @@ import type { FastifyInstance } from 'fastify'
 import { sha256 } from '../../crypto/primitives.ts'
 import { listsEtag } from '../repeats/etags.ts'
 
-interface Kept { body: Buffer, type: string, etag: string }
+interface CachedPage { body: Buffer, type: string, etag: string }
 
-// All files of the documentation are four megabytes; other spellings of their paths may push one another out.
-const MOST_BYTES = 8 * 1024 * 1024
+// All files of the documentation take 4 MiB. Requests with other spellings of paths can evict entries.
+const MAX_CACHE_BYTES = 8 * 1024 * 1024
 
-/**
- * For a plugin whose pages are the same for everybody as long as the process lives: each is made or read once, and from
- * then on comes from memory, with a strong ETag.
- */
+/** Caches the responses of a plugin in memory, with a strong ETag. Only for pages that never change in a process. */
 export function keepPages (app: FastifyInstance) {
-  const pages = new LRUCache<string, Kept>({ maxSize: MOST_BYTES, sizeCalculation: ({ body }) => body.length + 1000 })
+  const pages = new LRUCache<string, CachedPage>({
+    maxSize: MAX_CACHE_BYTES, sizeCalculation: ({ body }) => body.length + 1000
+  })
 
   app.addHook('preHandler', async (request, reply) => {
     const page = pages.get(request.url.split('?', 1)[0]!)
@@ -24,7 +23,7 @@ export function keepPages (app: FastifyInstance) {
   })
 
   app.addHook('onSend', async (request, reply, payload) => {
-    // What a query asks for may be something else.
+    // The cache key has no query, so requests with a query are not cached.
     if (request.method !== 'GET' || reply.statusCode !== 200 || request.url.includes('?') || pages.has(request.url)) {
       return undefined
     }
@@ -33,7 +32,7 @@ export function keepPages (app: FastifyInstance) {
       body, type: String(reply.getHeader('content-type')), etag: `"${sha256(body).toString('base64url')}"`
     }
     pages.set(request.url, page)
-    // Of a file: when it was built, which says nothing to anybody.
+    // `Last-Modified` of a file is only its build time.
     for (const header of ['last-modified', 'accept-ranges']) reply.removeHeader(header)
     reply.headers({ etag: page.etag, 'content-length': body.length })
     return body

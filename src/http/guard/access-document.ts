@@ -5,20 +5,20 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import { replacedBy } from '../limits/limits.ts'
 import { namesLevel } from './level-lookup.ts'
 
-// What the guard enforces, as the OpenAPI document shows it.
+// Documents what the guard enforces.
 
-// Errors that any operation can return. A document lists the others by name (`x-error-codes`).
+// Errors that every operation can return. The document lists the others as `x-error-codes`.
 const OF_ALL = new Set<ErrorCode>([
   'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
   'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
-  // Of an operation that is repeated.
+  // Errors of repeatable operations.
   'conflict', 'idempotency_key_reused'
 ])
 
 /**
- * Adds to the schema of a route what its `access`, `limit` and `errors` mean: security, error responses, limits and
- * audit events. Throws for a route that does not declare `access`, or changes something without `audit`.
+ * Adds security, error responses, limits and audit events to the schema of a route, from its `access`, `limit` and
+ * `errors`. Throws if a route does not declare `access`, or changes something without declaring `audit`.
  */
 export function documentAccess (route: RouteOptions): void {
   const { access, audit, errors = [], limit = 'api', limitOfEffect } = route.config ?? {}
@@ -36,7 +36,7 @@ export function documentAccess (route: RouteOptions): void {
   if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
   if (access !== 'public') codes.push('second_factor_required')
   if (route.url.includes(':organization')) codes.push('not_found')
-  // The row of a level can have been changed outside of the service.
+  // The look-up of the level authenticates its row.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
   const own = new Set(errors.filter((code) => !OF_ALL.has(code)).map(codeOf))
   const { body, querystring, response } = route.schema ?? {}
@@ -57,7 +57,7 @@ export function documentAccess (route: RouteOptions): void {
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
     ...(own.size > 0 && { 'x-error-codes': [...own] }),
     ...(extra.length > 0 &&
-      { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
+      { description: `Depending on the request, also needs ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
     security: access === 'public'
       ? []
       : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>
@@ -72,7 +72,7 @@ export function scopesOf (access: FastifyContextConfig['access']): readonly Scop
   return typeof access === 'string' ? [access] : access
 }
 
-// Nearly all routes answer errors of the same few statuses.
+// Cached, because nearly all routes have the same few statuses.
 const errorBodies = new Map<number, TSchema>()
 
 function errorsOf (codes: readonly ErrorCode[]): Record<number, TSchema> {

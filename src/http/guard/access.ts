@@ -24,17 +24,17 @@ import { headerValues, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
-const MOST_TOKEN = 512
+const MAX_TOKEN_LENGTH = 512
 
-// Milliseconds. Whoever sends a body slower than that was judged by what held when its headers came.
-const JUDGED_FOR = 200
+// Milliseconds. If the body arrives later, the guard checks the caller again, because access may have been revoked.
+const RECHECK_AFTER = 200
 
 /**
- * Reads each route's `access`, `limit` and `errors` once: the guard enforces them and the document publishes them.
- * A route that does not declare `access` does not boot. The order of checks is that of S-2.4: token (401),
- * organization visible (404), its rate limit (429), its status (403), a second factor (403), scope (403).
+ * Enforces and documents each route's `access`, `limit` and `errors`. Throws at start if a route does not declare
+ * `access`. Order of the checks (S-2.4): token (401), organization visible (404), its rate limit (429), its status
+ * (403), a second factor (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR, counters?: Counters) {
+export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER, counters?: Counters) {
   const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
@@ -48,7 +48,7 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     const replaced = limitOfEffect && replacedBy(limitOfEffect)
     if (replaced === undefined) return
     if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
-    // Behind the hook that commits the response of a request with an `Idempotency-Key`.
+    // After the hook that commits the response of a request with an `Idempotency-Key`.
     route.onSend = [...hooksOf(route.onSend), (request, _reply, payload, done) => {
       countOnce(consume, request).then(() => done(null, payload), done)
     }]
@@ -57,19 +57,19 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   app.decorateRequest('isEffectCounted', false)
   app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limitOfEffect, audit } = request.routeOptions.config
-    if (limitOfEffect === undefined) throw new Error('the route declares no config.limitOfEffect')
-    if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is looked at')
-    // A transaction that is tried again has one effect.
+    if (limitOfEffect === undefined) throw new Error('the route does not declare config.limitOfEffect')
+    if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is checked')
+    // A retried transaction has one effect.
     if (request.isEffectCounted) return
     request.isEffectCounted = true
-    // What an action is, its event says: two paths of it are one.
+    // The audit event identifies the action, so that its two paths share one count.
     const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
     const key = `org:${principalOf(request).organization.id}${action}`
     request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
-  // Whoever has an account of their own is a stranger to the others: the guard has counted their browser, not their
-  // address.
+  // A known device is only known for its own account. If it tries another account, its address must be counted, too:
+  // the guard has only counted the device.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -92,37 +92,37 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
     })
   })
 
-  // A change holds its caller until it commits (`recordEvent`). This is for what a late body would only read.
+  // Changes lock their caller until they commit (`recordEvent`). This check protects reads with a slow body.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    if (isGuarded && performance.now() - request.judgedAt > judgedFor) {
-      judgeAgain(app, request).then(() => done(), done)
+    if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
+      checkAgain(app, request).then(() => done(), done)
     } else done()
   })
 }
 
 /**
- * Leaves the request counted in one of its two groups, before the response is sent: in the group of its effect if the
- * effect began, even if it failed afterwards, and otherwise in the group of its route. A request whose effect has begun
- * counts in both groups until then, so concurrent requests cannot get past either limit.
+ * Before the response is sent, removes the request from one of its two groups. If the effect began, the request stays
+ * in the group of the effect, even if it failed; otherwise it stays in the group of the route. Until then it counts in
+ * both groups, so that concurrent requests cannot exceed either limit.
  */
 async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request
   if (countedEffect === null) return
-  // A response that cannot be sent is followed by another one.
+  // If a response cannot be sent, an error response follows and calls this again.
   request.countedEffect = null
   if (counted !== null) await consume.giveBack(counted)
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
   const { access, limit = 'api' } = request.routeOptions.config
-  // Read now, which the socket remembers: of a client that has gone it could not be told any more, and the audit asks.
+  // Read the address early: the socket caches it, and cannot tell it after the client has disconnected.
   const from = addressKey(request.ip)
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
     if (limit === 'none') return
-    // Strangers at the same address use up nothing of a browser that has signed in before. Whom it tries is not known
-    // yet (`countStranger`).
+    // A known device has a separate limit from other clients at its address. The account is not known yet
+    // (`countStranger`).
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
@@ -137,7 +137,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   let caller: Caller | undefined
   try {
     caller = await authenticate(app, request, params.organization, lookUp, (credential) => {
-      // Not for who is past a limit.
+      // No prefetch for callers that exceeded a limit.
       if (lookUp !== undefined) return
       locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
     })
@@ -152,7 +152,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   request.user = caller.user ?? null
   request.judgedAt = performance.now()
   if (params.organization === undefined && caller.user !== undefined) {
-    // Not about any one organization: the user's own count.
+    // Without an organization, the request counts for the user.
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
     for (const scope of scopesOf(access)) requireGranted(caller.user, scope)
     return
@@ -169,16 +169,16 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = `org:${organization.id}`
     request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
   }
-  // A reserved word in a slug's place is a path of its own that has no such method, never a resource.
+  // A reserved word in place of a slug is never a resource, so the method is not allowed.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)
 }
 
-async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
+async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
   request.ahead = null
   request.byTeams = null
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
-  // Who is no member any more is refused as whoever has ended.
+  // A caller that is no longer a member gets the same error as a revoked token.
   if (caller === undefined || (request.principal !== null && caller.principal === undefined)) {
     return fail('unauthenticated')
   }
@@ -196,20 +196,20 @@ function requireAccess (app: FastifyInstance, request: FastifyRequest, principal
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
-// Outside an organization nobody has a role: what was granted counts alone.
+// Outside of an organization there are no roles, so only the granted scopes count.
 function requireGranted ({ granted }: UserCall, scope: Scope) {
   if (granted.includes('*') || granted.includes(scope)) return
   fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...granted] })
 }
 
-/** Refuses a person without a second factor, whatever they act through; a token of nobody's has nobody to ask. */
+/** Ends the request with 403 if its user has no second factor. Tokens without a user pass. */
 export function requireSecondFactor (app: FastifyInstance, { person }: Pick<Principal, 'person'>) {
   if (person?.has_second_factor === false) {
     fail('second_factor_required', { enroll_url: `${app.issuer()}/account` })
   }
 }
 
-// What a browser is counted by that somebody has signed in with; undefined for a stranger's.
+// The limit key of a known device; undefined for other browsers.
 async function knownDevice (
   app: FastifyInstance, request: FastifyRequest, lookUp: Gate = atOnce
 ): Promise<string | undefined> {
@@ -231,10 +231,10 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// What an address that is past its limit may have looked up: one token at a time, good or forged; a few wait in line,
-// and the rest is past the limit without a look.
+// For addresses that exceeded their limit: one token look-up at a time and a short queue; further requests get 429
+// without a look-up.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
-/** For who is not past any limit. */
+/** For addresses that did not exceed their limit. */
 const atOnce: Gate = (work) => work()
 
 async function authenticate (
@@ -243,8 +243,8 @@ async function authenticate (
 ): Promise<Caller | undefined> {
   const sent = headerValues(request, 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
-  if (token === undefined || token.length > MOST_TOKEN) return undefined
-  // The checksum is judged first, so that garbage costs no query.
+  if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
+  // The checksum is checked first, so that random strings cost no query.
   const isApiToken = parseApiToken(token) !== undefined
   if (!isApiToken && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
@@ -261,8 +261,8 @@ async function authenticate (
   return waitFor(request, looked)
 }
 
-// Through an application a member may do what was granted and what the role allows, whichever is narrower, for as long
-// as the grant lasts: a token made with it cannot last longer.
+// An application has the intersection of the granted scopes and the scopes of the role, until the grant expires. A
+// token created with the grant cannot expire later.
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
@@ -282,14 +282,14 @@ function principalFor ({ id, grant_id, user, granted, expires_at, membership }: 
   }
 }
 
-// At most once a minute for a token, and nobody waits for it: no request depends on it.
+// Updates `last_used_at` at most once a minute per token, in the background.
 function useRecorder (app: FastifyInstance) {
   const lately = new LRUCache<number, true>({ max: 10_000, ttl: 60_000 })
   return (request: FastifyRequest, principal: Principal) => {
     if (lately.has(principal.id)) return
     lately.set(principal.id, true)
     updateTokenUse(app.db, principal).catch((error: unknown) =>
-      request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
+      request.log.warn({ err: databaseError(error) }, 'recording token use failed'))
   }
 }
 
@@ -302,10 +302,9 @@ function hasReservedWord (params: Record<string, string>): boolean {
 }
 
 /**
- * Demands a scope that the route declares as `access` or in `mayNeed`; `*` holds every one. The scope is held in the
- * whole organization, or by roles through teams in the project of the request. Where the path does not name the
- * project, a caller who holds the scope in any project passes, and the look-up of the project decides (`requireHeld`,
- * `requireFoundInside`).
+ * Requires a scope that the route declares in `access` or `mayNeed`. The caller has it in the whole organization, or by
+ * a team's role in the project of the request. If the path does not name the project, callers with the scope in any
+ * project pass, and the look-up of the project decides later (`requireHeld`, `requireFoundInside`).
  */
 export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
@@ -316,7 +315,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   if (holds(principal, scope)) return
   const teams = teamsThatCount(request, principal)
   if (!holdsBy(principal, teams, scope)) {
-    // Roles in any project are looked up without their MACs, so no response tells what they are.
+    // Roles in other projects are looked up without authentication, so responses must not show them.
     const shown = projectInPath(request) === undefined ? [] : teams
     fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, shown) })
   }
@@ -324,8 +323,8 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
 }
 
-// What is looked up with the caller: the roles through teams in the project that the path names, or, where a body or an
-// id names the project, which roles there are in any project.
+// The team roles to look up with the caller: in the project of the path, or, if a body or an id names the project, in
+// any project.
 function teamsAskedFor (request: FastifyRequest): TeamQuery {
   const { at, finds, boundsItself } = request.routeOptions.config
   const project = projectInPath(request)
@@ -335,11 +334,11 @@ function teamsAskedFor (request: FastifyRequest): TeamQuery {
 
 const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project
 
-// The roles through teams by which a scope may be held, as far as the project of the request is known.
+// The team roles that may grant a scope, as far as the project of the request is known.
 function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
   const { at } = request
   const isInPath = projectInPath(request) !== undefined
-  if (!isInPath && at !== null) throw new Error('a scope is demanded after the project of a body was found')
+  if (!isInPath && at !== null) throw new Error('a scope is required after the project of a body was found')
   if (at !== null) return rolesAt(principal, at)
   return isInPath ? principal.teams.inProject : principal.teams.anywhere.map((role) => ({ role }))
 }

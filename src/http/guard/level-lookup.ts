@@ -16,38 +16,37 @@ import { waitFor } from '../routes/request-deadline.ts'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * The level that a request is about: the deepest that its path names, or what a function reads from its body. It is
-     * looked up before the handler, which finds it by `levelOf`; what does not exist, or lies outside the part of the
-     * hierarchy that the token is narrowed to, is 404. The `organization` as a whole lies outside every such part.
+     * The level of a request: the deepest level in its path, or the level that a function reads from the body. It is
+     * looked up before the handler; `levelOf` returns it. A missing level, and a level outside of the token's
+     * restrictions, is 404. `organization` is outside of every restriction.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /**
-     * Of a route that declares no `at`, because its resource has an id and no name: finds the resource before the
-     * handler, and ends with `requireFoundInside`.
+     * For routes without `at`, whose resource has an id instead of a name: loads the resource before the handler. Must
+     * call `requireFoundInside`.
      */
     finds?: (request: FastifyRequest) => Promise<unknown>
-    /** What it is about beside its level is the organization as a whole. */
+    /** In addition to its level, the request concerns the whole organization: 404 for restricted tokens. */
     whole?: true
     /**
-     * Judges what the schemas of a request cannot say of it, or of its caller, before its level is looked up: ends it
-     * with 422, a repeat too.
+     * Validates rules that the schemas cannot express, before the level is looked up. Ends the request with 422, even a
+     * repeated request.
      */
     judge?: (request: FastifyRequest) => void
     /**
-     * Whether the handler makes a write (`writeLevel`), which looks up the level itself, under the lock of the
-     * organization. The level is then looked up before the handler only for what is judged there: roles through teams,
-     * and a request that may be a repeat.
+     * The handler uses `writeLevel`, which looks up the level under the lock of the organization. The level is then
+     * looked up before the handler only if it is needed there: for roles through teams and for an `Idempotency-Key`.
      */
     isFoundByWrite?: true
-    /** What of the level the handler needs beside the place. */
+    /** What to load with the level; default: only its place. */
     brings?: Brings | ((request: FastifyRequest) => Brings)
   }
   interface FastifyRequest {
     /** The level that the request is about, as it was when the handler began. */
     at: LevelState | null
-    /** A look-up of it that began while the caller was still looked up, for the first who needs it. */
+    /** A prefetch of the level that started with the look-up of the caller; used at most once. */
     ahead: Ahead | null
-    /** What such a look-up of the next request like this is remembered by; empty where there is none. */
+    /** The cache key of the prefetch; empty if the route has none. */
     expectation: string
   }
 }
@@ -55,7 +54,7 @@ declare module 'fastify' {
 interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelState | undefined> }
 
 /**
- * Finds the level of every route that declares `at`; a route whose path names a level and declares none does not boot.
+ * Looks up the level of every route that declares `at`. Throws at start if a path names a level that is not declared.
  */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
@@ -87,18 +86,17 @@ function isFoundLater (request: FastifyRequest): boolean {
   return !isJudgedBefore && request.routeOptions.config.isFoundByWrite === true
 }
 
-/** Whether a route is about a level, which is looked up for it: neither about nothing there nor about the whole. */
+/** Whether a route has a level to look up. */
 export const namesLevel = (at: FastifyContextConfig['at']): at is Exclude<typeof at, 'organization' | undefined> =>
   at !== undefined && at !== 'organization'
 
-// The organization that a credential came this far in last, by route and what that needed.
-const cameFarIn = new LRUCache<string, string>({ max: 10_000 })
+// Maps route, names and credential to the organization of the last successful look-up.
+const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
 
 /**
- * Begins to look up the level that a path names while its caller is looked up: the two are one wait. Where, is a guess
- * from the last time that this credential had the same looked up, which is after everything was judged that could
- * refuse it. So nothing is looked up for a stranger, nor for whoever is refused; and what is found goes to nobody
- * before the caller is judged, and is dropped where that says something else.
+ * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. The organization
+ * is a guess: the last successful look-up of this credential for the same path. So there is no prefetch for unknown or
+ * rejected credentials. The result is only used after the caller is authorized for the same organization.
  */
 export function locateAhead (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
@@ -108,36 +106,37 @@ export function locateAhead (
   // The body is not parsed yet.
   const isInPath = namesLevel(at) && typeof at === 'string'
   if (!isInPath || request.method !== 'GET') return
-  const brings = broughtBy(request)
+  const brings = includedBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
-  const organizationId = cameFarIn.get(request.expectation)
+  const organizationId = lastOrganizations.get(request.expectation)
   if (organizationId === undefined || !mayLook(organizationId)) return
   const found = findLevel(app.reads, organizationId, names, brings)
-  // It fails for whoever waits for it, or for nobody.
+  // Avoids an unhandled rejection if the result is not used.
   found.catch(() => {})
   request.ahead = { organizationId, brings, found }
 }
 
-/** Of a credential that has ended nothing is expected any more. */
+/** Stops prefetching for an invalid credential. */
 export function expectNothing ({ expectation }: FastifyRequest) {
-  if (expectation !== '') cameFarIn.delete(expectation)
+  if (expectation !== '') lastOrganizations.delete(expectation)
 }
 
 /**
- * Looks up the level that a request names, as it is now, for whoever needs it before the handler or again; with what
- * the route declares, or with something else.
+ * Looks up the current level of a request and stores it for `levelOf`.
+ *
+ * @param brings what to load with the level; default: what the route declares
  */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
   return request.at
 }
 
-function broughtBy (request: FastifyRequest): Brings {
+function includedBy (request: FastifyRequest): Brings {
   const { brings = 'place' } = request.routeOptions.config
   return typeof brings === 'function' ? brings(request) : brings
 }
 
-/** The names of the level that a request is about, of a route that declares `at`. */
+/** The names of the level of a request; the route must declare `at`. */
 export function namesIn (request: FastifyRequest): LevelNames {
   const { at } = request.routeOptions.config
   if (!namesLevel(at)) throw new Error('the route does not declare config.at')
@@ -145,8 +144,8 @@ export function namesIn (request: FastifyRequest): LevelNames {
 }
 
 /**
- * The level that was found for a request, if the caller may reach the level; else 404 as for a level that does not
- * exist, or 403 where the roles through teams, which were looked up before, are roles in another project.
+ * Returns the level if the caller may access it. Otherwise 404, as for a missing level, or 403 if the caller's team
+ * roles belong to another project.
  */
 export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
   if (level === undefined) return fail('not_found')
@@ -155,7 +154,7 @@ export function requireLevel (request: FastifyRequest, level: LevelState | undef
   return level
 }
 
-async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
+async function find (db: Db, request: FastifyRequest, brings = includedBy(request)): Promise<LevelState> {
   const names = namesIn(request)
   const organizationId = principalOf(request).organization.id
   const { ahead } = request
@@ -166,24 +165,24 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
   ]))
   requireHeld(request, level === undefined ? teams : teams.filter(({ project_id }) => project_id === level.project.id))
   const reached = requireLevel(request, level)
-  if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
+  if (request.expectation !== '') lastOrganizations.set(request.expectation, organizationId)
   return reached
 }
 
-/** The names of a level as a body has them: 422 for an environment of no target. */
+/** The names of a level in a body; 422 for an environment without a target. */
 export function namesOf ({ project, target, environment }: LevelNames): LevelNames {
   if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
   return { project, target, environment }
 }
 
-/** The level that a request is about, of a route that declares `at`. */
+/** The level of a request; the route must declare `at`. */
 export function levelOf (request: FastifyRequest): LevelState {
   if (request.at === null) throw new Error('the route does not declare config.at')
   return request.at
 }
 
-// The caller's roles through teams in a project: the guard has found those in the project that a path names. None where
-// the caller's own role is enough.
+// The caller's team roles in a project; the guard has already loaded them for the project of a path. Empty if the
+// caller's own role is enough.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
@@ -194,8 +193,8 @@ async function teamsIn (
   return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
 }
 
-// The scopes that the guard let pass by roles of teams have to be held by the roles in this project. Without them the
-// answer is 403, whether the project exists or not.
+// Checks that the team roles in this project grant the scopes that the guard has accepted for any project. Otherwise
+// 403, whether or not the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { scopes } = request.byTeams
@@ -208,17 +207,17 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
 }
 
 /**
- * Answers 404 for a place outside of the restrictions of the token. The caller's roles through teams are judged before
- * (`locate`, `requireFoundInside`).
+ * Ends the request with 404 for a place outside of the token's restrictions. Team roles are checked before (`locate`,
+ * `requireFoundInside`).
  */
 export function requireInside (request: FastifyRequest, place: Place) {
-  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not judged')
+  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not checked')
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
 /**
- * The same for a resource that a route found by its id (`finds`): answers 404 also where the caller's roles through
- * teams in its project do not hold the scopes.
+ * The same for a resource that a route found by its id (`finds`); also 404 if the caller's team roles in its project do
+ * not grant the scopes.
  */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
@@ -232,8 +231,8 @@ export async function requireFoundInside (app: FastifyInstance, request: Fastify
 }
 
 /**
- * Runs a change in a transaction that has locked a project exclusively: no write, rotation or deletion comes between.
- * 404 when the project is gone, 412 when the route changes it and it is not what the caller expects.
+ * Runs a change in a transaction that locks the project exclusively, against concurrent writes, rotations and
+ * deletions. 404 if the project is gone, 412 if a precondition of the request fails.
  */
 export async function inProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
@@ -254,14 +253,14 @@ const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProj
     change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
 }
 
-/** The same for the level that the request is about, which nothing else changes until the transaction ends. */
+/** The same with the level of the request, which no other transaction can change meanwhile. */
 export async function inLevel<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
   run: RunInProject = inTransaction(app, request)
 ): Promise<T> {
   return run(levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
-    // Another project has the slug since the look-up: that project is not locked.
+    // The slug may now belong to another project, which is not locked.
     if (level.project.id !== project.id) fail('not_found')
     await requireCurrent(db, request, level.level_id)
     return change(db, level)

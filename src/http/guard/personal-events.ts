@@ -13,12 +13,12 @@ import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
 type Details = Record<string, string | number | boolean | null>
 
-/** Whose account it is, under the name that audit logs show. */
+/** The user, with the name that audit logs show. */
 export interface Person { id: number, name: string }
 
 /**
- * Records an event of a person in the caller's transaction: for the person, and in each of their organizations, none of
- * which can prevent it. `ended` are the API tokens that ended with it: each organization learns of its own.
+ * Records an event of a user in the caller's transaction: for the user and in each organization of the user. A blocked
+ * organization does not block the event. `ended`: API tokens that ended with it; each organization sees only its own.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},
@@ -35,7 +35,7 @@ export async function recordForUser (
   }))) request.hasLateEvents = true
 }
 
-/** Records an event for its person: what is in no organization, or is recorded there in another way. */
+/** Records an event only for its user, not in organizations. */
 export async function recordForPersonAlone (
   db: Db, request: FastifyRequest, { id }: Pick<Person, 'id'>, action: EventName, details: Details = {}
 ): Promise<void> {
@@ -43,7 +43,7 @@ export async function recordForPersonAlone (
   await createPersonalEvent(db, { user_id: id, action, actor_type: 'user', ip, user_agent, details })
 }
 
-/** Records that a person ended an API token of theirs, in its organization. */
+/** Records that a user ended one of their API tokens, for the user and in the token's organization. */
 export async function recordEndOfToken (
   db: Db, request: FastifyRequest, user: Person, organizationId: string, token: number
 ): Promise<void> {
@@ -53,13 +53,13 @@ export async function recordEndOfToken (
   if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
 }
 
-/** Wrong passwords in a row: each is recorded up to this number, then each time this many more. */
+/** Wrong attempts in a row: all are recorded up to this number, then every fifth. */
 const EACH = 5
 
 /**
- * Records that a password or a code was refused, for the person and in their organizations. For an address without an
- * account it runs the same statements, so that the duration does not tell (CR-41). The number of events is bounded: of
- * many refusals in a row, every fifth is recorded with its number.
+ * Records a wrong password or code, for the user and in their organizations. It runs the same statements for an unknown
+ * address, so that the duration does not reveal whether an account exists (CR-41). To bound the number of events, only
+ * every fifth of many wrong attempts in a row is recorded, with its number.
  */
 export async function recordRefusal (
   app: FastifyInstance, request: FastifyRequest, user: Person | undefined, action: EventName, attempts: number
@@ -67,7 +67,7 @@ export async function recordRefusal (
   const { id, name } = user ?? NO_ACCOUNT
   request.log.warn(
     { user: user?.id ?? null, attempts },
-    action === 'second-factor.refuse' ? 'a code was refused' : 'a password was refused'
+    action === 'second-factor.refuse' ? 'wrong code' : 'wrong password'
   )
   if (attempts > EACH && attempts % EACH !== 0) return
   const organizations = await listOrganizationsOf(app.db, id)

@@ -12,7 +12,8 @@ interface Sent {
 }
 
 /**
- * The proof of a client's key and how it was derived, from a body that has to have all three; 422 names what is wrong.
+ * The proof of a client-managed key and the parameters of its derivation. The body must have all three fields; 422
+ * names a missing or invalid field.
  */
 export function readKeyCheck (body: Sent) {
   for (const member of MEMBERS) if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
@@ -25,12 +26,12 @@ export function readKeyCheck (body: Sent) {
   return { check, salt, iterations: body.key_check_iterations! }
 }
 
-/** 422 for any of the three, where they do not belong. */
+/** 422 with this message if the body has one of the three fields. */
 export function refuseKeyCheck (body: Sent, sentence: string) {
   for (const member of MEMBERS) if (body[member] !== undefined) refuse(member, sentence)
 }
 
-/** Warns the client of a key that is easier to guess than it should be. */
+/** Sets a Warning header if the key derivation has too few iterations. */
 export function warnOfIterations (reply: FastifyReply, iterations: number) {
   if (iterations < COSTS.keyIterations) {
     reply.header('warning', `299 - "key_check_iterations below ${COSTS.keyIterations} are weak against guessing"`)

@@ -6,24 +6,23 @@ import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
-// Plans carry the number of S-14.2 unless the operator raised it; only then does a plan count for more than the
-// configuration.
-const OF_SPECIFICATION = 100
+// The default `api_per_minute` of plans (S-14.2). A plan overrides the configured limit only if it is higher than this.
+const DEFAULT_PLAN_LIMIT = 100
 
 const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset']
 
 /**
- * The groups of S-14.2: how many requests, in which window. A request may count in two groups: in that of
- * its route and in that of its effect. With `insteadOf` it counts in one of them: in the group of the effect when the
- * effect begins, else in the group of the route.
+ * The rate-limit groups (S-14.2): setting and window. A request can count in the group of its route and in the group of
+ * its effect. With `insteadOf` it counts in only one of them: in the group of the effect if the effect begins, else in
+ * the group of the route.
  */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
   oauth_token: { setting: 'oauth', window: MINUTE },
   oauth_revoke: { setting: 'oauth', window: MINUTE },
-  /** Passwords that one address may try: twice what it may ask the token endpoint. */
+  /** Sign-in attempts of an address: twice the limit of the token endpoint. */
   sign_in: { setting: 'oauth', times: 2, window: MINUTE },
-  /** The documentation and its pages, of which one look takes about ten. */
+  /** The documentation; one page view takes about ten requests. */
   docs: { setting: 'api', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE, insteadOf: 'api' },
   /** Changes of custody. Refused changes count too, because each lets the caller test a guess of the key. */
@@ -37,14 +36,14 @@ export const LIMITS = {
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
   /** Downloads of invoices: enough for the invoices of two years at once. */
   invoice_files: { setting: 'billing', times: 3, window: MINUTE },
-  /** People who are added, or get another role: each gets a mail that they did not ask for. */
+  /** Invitations and changes of roles: each sends an unrequested e-mail. */
   memberships: { setting: 'api', window: 60 * MINUTE }
 } as const satisfies Record<string, {
   setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true, insteadOf?: 'api'
 }>
 export type LimitGroup = keyof typeof LIMITS
 
-/** The group of a route in whose place a group of effects counts; undefined where requests count in both groups. */
+/** The route group that an effect group replaces; undefined if requests count in both groups. */
 export const replacedBy = (group: LimitGroup): LimitGroup | undefined => {
   const limit = LIMITS[group]
   return 'insteadOf' in limit ? limit.insteadOf : undefined
@@ -52,45 +51,45 @@ export const replacedBy = (group: LimitGroup): LimitGroup | undefined => {
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Whom the request counts against: `org:<id>`, `user:<id>` or `ip:<address>`. */
+    /** The key of the count: `org:<id>`, `user:<id>` or `ip:<address>`. */
     limitKey: string
-    /** The allowance of the organization's plan, where it is above the configured one. */
+    /** Requests per minute of the organization's plan; 0 without an organization. */
     limitFromPlan: number
-    /** How the request counts in the group of its route; null when it does not, or not against an organization. */
+    /** The count in the group of the route; null if the request is not counted for an organization. */
     counted: CountedRequest | null
-    /** How the request counts in the group of its effect; null until then. */
+    /** The count in the group of the effect; null before the effect is counted. */
     countedEffect: CountedRequest | null
   }
 }
 
-/** A request that was counted: where, until when its window lasts, and how many requests were left then. */
+/** A counted request: its counter, the end of the window (Unix time in ms), and the remaining requests. */
 export interface CountedRequest { counting: Counting, end: number, remaining: number }
 
 /**
- * Counts a request in its group; past the limit the request ends with 429. The headers go on every answer. The result
- * is undefined when the group has no limit.
+ * Counts a request in its group and sets the X-RateLimit headers. Ends the request with 429 if the limit is exceeded.
+ * Returns undefined if the group has no limit.
  */
 export interface Consume {
   (
     group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
   ): Promise<CountedRequest | undefined>
-  /** Takes the request out of its window again, if that window still lasts. */
+  /** Removes the request from its window, if the window has not ended. */
   giveBack (counted: CountedRequest): Promise<void>
-  /** Whether the last request of this key was past the limit, and its window goes on. Counts nothing. */
+  /** Whether the last request of this key exceeded the limit, and the window has not ended. Counts nothing. */
   isPast (group: LimitGroup, key: string): boolean
 }
 
 const withPlan = (configured: number, fromPlan: number) =>
-  fromPlan > OF_SPECIFICATION ? Math.max(configured, fromPlan) : configured
+  fromPlan > DEFAULT_PLAN_LIMIT ? Math.max(configured, fromPlan) : configured
 
-/** How many requests a minute an organization has whose plan allows so many; null where nothing limits them. */
+/** The effective requests per minute of an organization; null: unlimited. `fromPlan` is the value of its plan. */
 export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan: number): number | null {
   return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
 }
 
 /**
- * One limiter per group, in fixed windows. (The plugin's own per-route limits would give every route a bucket of its
- * own, fastify-rate-limit #463.)
+ * Creates one limiter per group, with fixed windows. Per-route limits of the plugin would count each route separately
+ * (fastify-rate-limit #463).
  */
 export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
@@ -144,7 +143,7 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   }
 }
 
-/** What the plugin counts in, a child for each group. It hands on what it gets: for what is left, the window's end. */
+/** The plugin's store, with a child for each group. Its `ttl` is the end of the window, not the remaining time. */
 function storeOf (counters: Counters) {
   return class Store implements FastifyRateLimitStore {
     readonly #group: string
@@ -153,8 +152,7 @@ function storeOf (counters: Counters) {
       this.#group = (options as { group?: LimitGroup }).group ?? ''
     }
 
-    // What is left would differ by a millisecond or two from one request of a window to the next, and X-RateLimit-Reset
-    // too.
+    // The remaining time would vary by a millisecond or two within a window, and X-RateLimit-Reset with it.
     incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number, most: number) {
       counters.count([this.#group, key, window, most], (count, end) => done(null, { current: count, ttl: end }))
     }

@@ -3,9 +3,8 @@ import { findFull, lockPlan, type Counted } from '../../repositories/billing/pla
 import { fail } from '../../rules/errors.ts'
 
 /**
- * Ends the request with 422 `plan_limit_reached` where the plan of an organization has no room for one more. What has
- * room finds the organization held until the end of the transaction: nobody else takes the last place, and nobody
- * changes the plan.
+ * Ends the request with 422 `plan_limit_reached` if the plan's limit is reached. Locks the organization until the end
+ * of the transaction, so that concurrent requests cannot exceed the limit or change the plan.
  */
 export async function requireRoom (db: Db, organizationId: string, what: Counted): Promise<void> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')

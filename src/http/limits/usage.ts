@@ -2,20 +2,20 @@ import type { FastifyInstance } from 'fastify'
 import { databaseError, type Db } from '../../db/database.ts'
 import { recordCalls } from '../../repositories/billing/usage.ts'
 
-/** Counts the calls of each organization, without a write for each. */
+/** Counts API calls per organization, with batched writes. */
 export interface CallCounter {
-  /** Records what was counted since the last time. What cannot be recorded now is kept for the next. */
+  /** Writes the counts since the last call. Counts that cannot be written are kept for the next call. */
   record (): Promise<void>
   start (): void
   stop (): Promise<void>
 }
 
-// Milliseconds. What was counted since is lost when the process is killed.
+// Milliseconds. A killed process loses the counts since the last write.
 const RECORD_EVERY = 10_000
 
 /**
- * Counts every request that an organization let in: whoever is past its rate limit is none. The counts are in memory,
- * and added to the organization's month every ten seconds and at the end.
+ * Counts every authorized request of an organization, except 429. The counts are in memory; every ten seconds and at
+ * the end they are added to the organization's month.
  */
 export function countCalls (app: FastifyInstance, db: Db): CallCounter {
   let counts = new Map<string, number>()
@@ -31,7 +31,7 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
     counts.set(id, (counts.get(id) ?? 0) + calls)
   }
 
-  // One at a time: what came meanwhile is recorded by the next.
+  // One write at a time.
   async function record () {
     underWay = underWay.then(recordCounted)
     await underWay
@@ -45,7 +45,7 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
       await recordCalls(db, recording)
     } catch (error) {
       for (const [id, calls] of recording) add(id, calls)
-      app.log.warn({ err: databaseError(error) }, 'calls were not recorded: they are, with the next ones')
+      app.log.warn({ err: databaseError(error) }, 'recording API calls failed; will retry')
     }
   }
 

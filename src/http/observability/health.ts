@@ -8,12 +8,12 @@ import type { Domain } from '../routes/types.ts'
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
 
 /**
- * `/healthz`: the process lives. `/readyz`: it can serve (the database answers and takes writes, and the service is not
- * on its way out).
+ * `/healthz`: the process is running. `/readyz`: it can serve requests (the database is writable, and the service is
+ * not shutting down).
  */
 export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
   return async (app) => {
-    // Nobody counts these requests: however many there are, the database is asked once at a time.
+    // These requests have no rate limit, so concurrent requests share one database check.
     const look = shared(async () => {
       await database.ping()
       if (!await isWritable(app.reads)) fail('service_unavailable')
@@ -22,7 +22,7 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
     app.get('/healthz', {
       config,
       schema: {
-        operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health }
+        operationId: 'getHealth', tags: ['operations'], summary: 'Check that the process is running', response: { 200: Health }
       },
       handler: async () => ({ status: 'ok' as const })
     })
@@ -31,7 +31,7 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       schema: {
         operationId: 'getReadiness',
         tags: ['operations'],
-        summary: 'Whether the service can serve',
+        summary: 'Check that the service is ready for requests',
         response: { 200: Health }
       },
       handler: async () => {

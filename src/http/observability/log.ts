@@ -8,31 +8,30 @@ import { shownAddress } from '../routes/addresses.ts'
 
 const SANE_ID = /^[A-Za-z0-9._-]{1,64}$/
 
-/** Where lines go: in one piece each, in the order of the calls. */
+/** The destination of log lines: each call writes one whole line, in order. */
 export interface LogStream { write (line: string): unknown }
 
-// A reader that hangs must not take all memory: beyond that, lines are dropped.
-const MOST_UNREAD = 16 * 1024 * 1024
-// Lines leave together when they are so many bytes, or so many milliseconds after the first of them.
-const TOGETHER = 32_768
-const MOST_DELAY = 50
-// What a pipe takes in one piece (PIPE_BUF of Linux).
-const ONE_PIECE = 4096
+// Bytes. If the reader hangs, further lines are dropped instead of filling the memory.
+const MAX_UNREAD_BYTES = 16 * 1024 * 1024
+// A batch is written when it has this many bytes, or this many milliseconds after its first line.
+const BATCH_BYTES = 32_768
+const BATCH_DELAY_MS = 50
+// Bytes that a pipe writes atomically (PIPE_BUF of Linux).
+const ATOMIC_BYTES = 4096
 
 /**
- * Standard output, pretty on a terminal. Lines leave together, twenty times a second or when there are many, so that
- * nobody waits for them. All are out when the process ends, unless it is killed: then those of the last moment are
- * lost.
+ * Standard output, pretty on a terminal. Lines are written asynchronously in batches, and flushed when the process
+ * exits. A killed process loses the last batch.
  *
- * @param isShared whether other processes write to the same: each write is then of whole lines and no more than a pipe
- *   takes in one piece (unless a single line is longer), so that lines do not mix
+ * @param isShared whether other processes write to the same output: each write then has whole lines and at most the
+ *   atomic size of a pipe (unless a single line is longer), so that lines do not mix
  */
 export function standardLog (isShared = false): LogStream {
   if (process.stdout.isTTY) {
     return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
   }
-  const most = isShared ? ONE_PIECE : TOGETHER
-  const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD, maxWrite: most })
+  const most = isShared ? ATOMIC_BYTES : BATCH_BYTES
+  const out = pino.destination({ dest: 1, sync: false, maxLength: MAX_UNREAD_BYTES, maxWrite: most })
   let lines = ''
   let bytes = 0
   let timer: NodeJS.Timeout | undefined
@@ -43,7 +42,7 @@ export function standardLog (isShared = false): LogStream {
     lines = ''
     bytes = 0
   }
-  // Before the destination's own listeners, which then write out what it has.
+  // Before the destination's own listeners, which write its buffer.
   for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
   return {
     write (line) {
@@ -51,12 +50,12 @@ export function standardLog (isShared = false): LogStream {
       if (bytes + length > most) flush()
       lines += line
       bytes += length
-      timer ??= setTimeout(flush, MOST_DELAY).unref()
+      timer ??= setTimeout(flush, BATCH_DELAY_MS).unref()
     }
   }
 }
 
-/** JSON lines. What goes in is chosen field by field: no header, body, query or raw path ever does. */
+/** Options for JSON lines. Fields are listed explicitly: headers, bodies, queries and raw paths are never logged. */
 export function loggerOptions (level: string, stream: LogStream): FastifyServerOptions['logger'] {
   return {
     level,
@@ -67,14 +66,14 @@ export function loggerOptions (level: string, stream: LogStream): FastifyServerO
   }
 }
 
-/** A log for who has no Fastify, in the form of the service's own. */
+/** A logger in the format of the service, for processes without Fastify. */
 export function createLog (level: string, stream: LogStream): FastifyBaseLogger {
   return pino(loggerOptions(level, stream) as LoggerOptions, stream as DestinationStream) as FastifyBaseLogger
 }
 
 const LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal'] as const
 
-/** A child logger that is made when something is logged: nearly all requests have nothing to say beside their line. */
+/** A child logger that is created on first use, because most requests log only their request line. */
 class LazyChild {
   readonly #parent: FastifyBaseLogger
   readonly #bindings: object
@@ -106,30 +105,29 @@ class LazyChild {
 export const childOf = (parent: FastifyBaseLogger, bindings: object) =>
   new LazyChild(parent, bindings) as unknown as FastifyBaseLogger
 
-/** A request's id is the caller's when it is sane, else a new one. */
+/** The request id: the client's X-Request-Id if it is well-formed, otherwise a new id. */
 export function requestId (header: string | string[] | undefined, make: () => string): string {
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-// Milliseconds. What is worked on when its client goes ends long before.
-const LATEST = 60_000
+// Milliseconds after a disconnect until the line is written in any case. Requests end long before.
+const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
 
-/** What was answered beside a request; `isGone` when its client ended before it was whole. */
+/** A response that was sent without a handler; `isGone`: the client disconnected before the request was complete. */
 export interface Answered { status: number, code: ErrorCode, isGone: boolean }
 
-/** Told of every request what its line says: once, whatever becomes of it. */
+/** Called once per request with the data of its log line. */
 export type ObserveRequest = (
   request: FastifyRequest | undefined, route: string | null, method: string | null, status: number | null,
   ms: number | undefined, code: ErrorCode | undefined
 ) => void
 
 /**
- * One line a request, whatever becomes of it: id, client, route, status, milliseconds, principal, organization, error
- * code;
- * `aborted` when the client was gone before it had the whole answer. A request that came whole is worked on even then:
- * its line waits for its outcome, so that what took effect is told of. A status of null: there was none.
+ * Writes exactly one line per request: id, client, route, status, milliseconds, principal, organization, error code;
+ * `aborted` if the client disconnected before it got the whole response. A complete request is processed even then, and
+ * its line waits for the outcome, so that every effect is logged. Status null: no response was sent.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
@@ -141,7 +139,7 @@ export function createRequestLog (
   const lineOf = new WeakMap<FastifyRequest, Line>()
   let underWay = 0
 
-  /** The line of a request that is open on a connection. */
+  /** The pending log line of a request. */
   class Line {
     readonly request: FastifyRequest
     readonly #reply: FastifyReply
@@ -157,7 +155,7 @@ export function createRequestLog (
       this.#requests = requests
     }
 
-    /** Writes it, unless it is written; whoever answers beside the request says with what. */
+    /** Writes the line once; `otherwise` is a response that was sent without a handler. */
     end (otherwise?: Answered) {
       if (!this.#requests.delete(this)) return
       underWay--
@@ -186,21 +184,21 @@ export function createRequestLog (
       )
     }
 
-    /** The connection has gone, or the whole answer is on its way. */
+    /** The connection is closed, or the whole response was sent. */
     close () {
       this.#isClosed = true
       if (this.#isAnswered || this.#reply.sent || !isHere(this.request.raw)) this.end()
-      else setTimeout(() => this.end(), LATEST).unref()
+      else setTimeout(() => this.end(), LINE_TIMEOUT_MS).unref()
     }
 
-    /** What the service has to say is known, whether or not anybody hears it. */
+    /** The response is known, even if the client has disconnected. */
     answer () {
       this.#isAnswered = true
       if (this.#isClosed) this.end()
     }
   }
 
-  /** From here on the request gets its line. For one that no hook runs for, called by hand. */
+  /** Starts the line of a request. Call it explicitly for requests that run no hooks. */
   function watch (request: FastifyRequest, reply: FastifyReply) {
     const client = shownAddress(request.ip, logClientAddress)
     if (client !== undefined) request.log = reply.log = childOf(request.server.log, { reqId: request.id, client })
@@ -210,11 +208,11 @@ export function createRequestLog (
     requests.add(line)
     underWay++
     lineOf.set(request, line)
-    // Comes after every answer, whether or not all of it was sent.
+    // Emitted after every response, even if it was not sent completely.
     reply.raw.once('close', () => line.close())
   }
 
-  // In the form of the logger's own lines, without what those cost: nothing in it is to be redacted.
+  // The format of pino's lines, but faster: nothing here needs redaction.
   function write (
     reqId: string, client: string | undefined, method: string | null, route: string | null, status: number | null,
     ms?: number, principal?: string, organization?: string, code?: ErrorCode, isAborted = false
@@ -225,7 +223,7 @@ export function createRequestLog (
       `${code === undefined ? '' : `,"error_code":"${code}"`}${isAborted ? ',"aborted":true' : ''},"msg":"request"}\n`)
   }
 
-  // What waits in line behind another request on its connection is told of nothing when that goes.
+  // Pipelined requests get no `close` event of their own when the connection closes.
   function watchSocket (socket: Socket): Set<Line> {
     const requests = new Set<Line>()
     open.set(socket, requests)
@@ -235,11 +233,10 @@ export function createRequestLog (
 
   return {
     watch,
-    /** Requests that have no line yet. */
+    /** The number of requests without a line yet. */
     underWay: () => underWay,
     install (app: FastifyInstance) {
-      // A socket remembers its address from the first time that it is asked, and one that has gone cannot tell any
-      // more.
+      // The socket caches its address on first read, and cannot tell it after the client has disconnected.
       app.server.on('connection', ({ remoteAddress }) => remoteAddress)
       app.addHook('onRequest', (request, reply, done) => {
         watch(request, reply)
@@ -251,8 +248,8 @@ export function createRequestLog (
       })
     },
     /**
-     * What was answered beside any request: to one that broke off in a way that is no HTTP, or to what never was one.
-     * What came whole before it has an outcome of its own.
+     * Logs a response that was sent without a handler, to an incomplete request or to invalid HTTP. Complete requests
+     * on the same connection have their own lines.
      */
     answered (socket: Socket, reqId: string, answer: Answered) {
       const broken = [...open.get(socket) ?? []].filter(({ request }) => !request.raw.complete)
@@ -265,12 +262,11 @@ export function createRequestLog (
   }
 }
 
-// JSON, without a look at each character where the text has none to escape.
+// JSON.stringify with a fast path for text without characters to escape.
 const PLAIN = /^[\w.:/*%-]*$/
 const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
 
-// Whether nothing of it is missing, for the one who reads it either: of what was not read before the connection went
-// nobody hears.
+// Whether the whole request was received and read: the rest of a body is lost when the connection closes.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {
   const hasBody = headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
   return complete && (readableEnded || !hasBody)

@@ -1,4 +1,4 @@
-/** One run at a time: whoever asks while one is under way gets what comes of that. */
+/** Concurrent calls share one run and its result. */
 export function shared<T> (run: () => Promise<T>): () => Promise<T> {
   let underWay: Promise<T> | undefined
   return async () => {

@@ -6,14 +6,14 @@ import { knownMethod } from '../routes/methods.ts'
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Where its pieces go, where it is traced. */
+    /** The trace of the request, if it is sampled. */
     trace?: RequestTrace | undefined
   }
 }
 
 /**
- * Traces every request from its headers on, but those of who only watches the service. What comes with the body is of
- * the trace as well: Fastify takes the context along (`AsyncResource` in its content type parser).
+ * Traces every request except health checks and metrics. Fastify keeps the async context while it parses the body
+ * (`AsyncResource` in its content type parser).
  */
 export function installTraces (app: FastifyInstance, tracer: Tracer): void {
   app.decorateRequest('trace', undefined)
@@ -27,7 +27,7 @@ export function installTraces (app: FastifyInstance, tracer: Tracer): void {
   app.addHook('onClose', async () => { await tracer.stop() })
 }
 
-/** The trace of a request ends with what its log line says. */
+/** Ends the trace of a request with the data of its log line. */
 export const endTrace: ObserveRequest = (request, route, method, status, _ms, code) => {
   request?.trace?.end({ method: knownMethod(method), route, status, code, requestId: request.id })
 }

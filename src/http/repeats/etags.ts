@@ -9,18 +9,18 @@ import { hooksOf, takeHeaders } from '../routes/routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Answers a resource as it is, in `data`, with an ETag of it; who reads it with `If-None-Match` gets 304. */
+    /** Adds an ETag of the resource in `data`; reads support `If-None-Match` (304). */
     tagged?: true
     /**
-     * The resource that it changes, as a GET answers it: the change depends on `If-Match` and `If-None-Match`. Whoever
-     * holds it for the change asks `requireCurrent`.
+     * Loads the resource of a change as a GET returns it, for `If-Match` and `If-None-Match`. The handler must call
+     * `requireCurrent` while it holds the lock on the resource.
      */
     changes?: (db: Db, organizationId: string, id: string) => Promise<object | undefined>
-    /** Of a change that depends on nothing: what would be a condition is refused. Set where the route is declared. */
+    /** The change supports no preconditions and rejects them. Set by `installEtags`. */
     isUnconditional?: boolean
   }
   interface FastifyRequest {
-    /** The ETag of what is answered. */
+    /** The ETag of the response. */
     etag: string | null
   }
 }
@@ -29,8 +29,8 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Publishes ETags and preconditions of routes that declare them, and tags what they answer. A change that declares no
- * precondition refuses one (422): who sends it relies on it. Not 412, which says to look again and come back.
+ * Implements and documents ETags and preconditions. A change that does not support preconditions rejects them with 422,
+ * because the client relies on them. Not with 412, after which clients read the resource and try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
@@ -66,12 +66,12 @@ export function installEtags (app: FastifyInstance) {
   app.addHook('preHandler', ({ routeOptions: { config }, headers }, _reply, done) => {
     if (config.isUnconditional) {
       for (const name of ['if-match', 'if-none-match'] as const) {
-        if (headers[name] !== undefined) refuse(name, 'This operation depends on no precondition: send none')
+        if (headers[name] !== undefined) refuse(name, 'This operation does not support preconditions; remove this header')
       }
     }
     done()
   })
-  // Fastify's own routes for HEAD say how long an answer is, also that of a 304, which is none.
+  // Fastify's HEAD routes set Content-Length, also for 304, which has no body.
   app.addHook('onRoute', (route) => {
     if (route.method !== 'HEAD') return
     route.onSend = [...hooksOf(route.onSend), async (_request, reply) => {
@@ -80,12 +80,12 @@ export function installEtags (app: FastifyInstance) {
   })
 }
 
-// Whoever has it has the resource: no key is needed.
+// A plain hash without a key is enough: the ETag is only sent together with the resource.
 const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16).toString('base64url')}"`
 
 /**
- * Ends a change with 412 that depends on what its resource was, where that is something else now. Ask it with the
- * resource held, so that of many with one ETag one succeeds. Without such headers it asks the database nothing.
+ * Ends the request with 412 if a precondition fails. Call it while the resource is locked, so that only one of several
+ * requests with the same ETag succeeds. Without precondition headers it runs no query.
  */
 export async function requireCurrent (db: Db, request: FastifyRequest, id: string): Promise<void> {
   const { changes } = request.routeOptions.config
@@ -96,8 +96,7 @@ export async function requireCurrent (db: Db, request: FastifyRequest, id: strin
 }
 
 /**
- * Whether an If-None-Match or If-Match header lists the ETag, or is `*` (RFC 9110, 13.1). What is no such header lists
- * nothing.
+ * Whether an If-None-Match or If-Match header lists the ETag or is `*` (RFC 9110, 13.1). False for invalid headers.
  */
 export function listsEtag (header: string | undefined, etag: string | undefined, isStrong = false): boolean {
   if (header === undefined || etag === undefined || !CONDITION.test(header)) return false
@@ -106,8 +105,8 @@ export function listsEtag (header: string | undefined, etag: string | undefined,
 }
 
 /**
- * Ends with 412 when the resource has moved on since `If-Match`, or exists against `If-None-Match: *`. `etag` is
- * undefined where there is none.
+ * Ends the request with 412 if `If-Match` does not list the ETag, or `If-None-Match` does. `etag` is undefined if the
+ * resource does not exist.
  */
 export function requirePrecondition (
   headers: { 'if-match'?: string | undefined, 'if-none-match'?: string | undefined }, etag: string | undefined

@@ -17,49 +17,48 @@ import { waitFor } from '../routes/request-deadline.ts'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * Whether it takes an `Idempotency-Key`, and gives the first answer again to whoever repeats the request. Every
-     * POST that asks for a caller does, and every change of billing, unless it says `false`: it only reads, and is
-     * simply asked again.
+     * Whether the route supports `Idempotency-Key` and replays the first response to repeated requests. Default: true
+     * for every authenticated POST and every change of billing. `false` for a POST that only reads.
      */
     repeatable?: boolean
-    /** Of an answer that holds a secret, which is not kept. */
+    /** For responses with a secret, which is not stored. */
     withheld?: Withheld
   }
   interface FastifyRequest {
-    /** What keeps the answer of a request that came with an `Idempotency-Key`; null without one. */
+    /** Stores the response of a request with an `Idempotency-Key`; null without this header. */
     answering: KeptOnce | null
   }
 }
 
-/** What is kept of an answer in its place, and how it is given again. */
+/** How to store and replay a response with a secret. */
 export interface Withheld {
+  /** The response without the secret, to be stored. */
   keep: (answer: never) => object
   /**
-   * Fills the secret in as it is now, which whoever repeats is shown when that event is recorded. Ends with 409
-   * `idempotent_secret_unavailable` where nobody has the secret any more.
+   * Rebuilds the response with the current secret; `event` is recorded before it is sent. Ends the request with 409
+   * `idempotent_secret_unavailable` if the secret no longer exists.
    */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Answers to a token, or to a person in an organization, that are kept: nobody uses up what others repeat by. */
-const MOST_ANSWERS = 20_000
+/** Maximum number of stored responses per API token, or per user in an organization. */
+const MAX_RESPONSES = 20_000
 
 const HEADER = Type.Optional(Type.String({
   minLength: 1,
   maxLength: 255,
   pattern: '^[\\x21-\\x7e]+$',
-  description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
-    '`Idempotent-Replayed: true`; 1 to 255 visible characters. A token, or a person in an organization, has ' +
-    `${MOST_ANSWERS.toLocaleString('en')} of them in that time, then 422 \`limit_reached\``
+  description: 'identifies this request for 24 hours: a repeated request gets the first response again, with ' +
+    '`Idempotent-Replayed: true`; 1 to 255 visible ASCII characters. Limit per token, or per user in an organization: ' +
+    `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 
-/** Headers of an answer that are a part of it. */
-const ITS_HEADERS = ['etag', 'warning']
+/** Response headers that are stored and replayed. */
+const STORED_HEADERS = ['etag', 'warning']
 
 /**
- * Gives the first answer again to whoever repeats a request with its `Idempotency-Key`, on every route that is
- * `repeatable`; publishes the header, and the errors that go with it. A request that repeats the key with something
- * else gets 422, one that comes while the first is under way 409. A request without a key passes by.
+ * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
+ * again. The same key with another request gets 422; a repeat while the first request is running gets 409.
  */
 export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   app.decorateRequest('answering', null)
@@ -69,16 +68,16 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
-    // An old answer would go to who may not have it any more.
+    // A replay skips the handler, so a caller who has lost access would still get the response.
     if (route.config.boundsItself) {
-      throw new Error(`${route.method} ${route.url} is repeatable and bounds itself in its handler`)
+      throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.boundsItself`)
     }
     route.config.errors = [
       ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
       ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])
     ]
     takeHeaders(route, { 'idempotency-key': HEADER })
-    // Last, when all is judged that lets a caller do it.
+    // The last hook: all access checks have passed.
     route.preHandler = [...hooksOf(route.preHandler), (request, reply, done) => {
       if (request.headers['idempotency-key'] === undefined) done()
       else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
@@ -89,7 +88,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     }]
   })
 
-  // True where it was answered.
+  // True if the response was replayed.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
     const answering = new KeptOnce(seal, request, await askedBy(app.db, request))
     const known = await waitFor(request, answering.find(app.reads))
@@ -99,7 +98,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   }
 }
 
-/** What was answered before: whoever meets it gives it again. */
+/** Thrown when the request already has a stored response; the error handler replays it. */
 export class Repeated extends Error {
   override readonly name = 'Repeated'
   readonly known: Known
@@ -110,7 +109,7 @@ export class Repeated extends Error {
   }
 }
 
-/** Nothing of what was refused is kept: the transaction is undone. */
+/** Rolls back the transaction of a request that failed, so that nothing is stored. */
 class Refused extends Error {
   override readonly name = 'Refused'
 }
@@ -118,7 +117,7 @@ class Refused extends Error {
 interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
 interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
 
-/** Keeps the answer to a request in the one transaction of what it does, and gives it to nobody before that commits. */
+/** Stores the response in the transaction of the change. The response is sent after the transaction has committed. */
 export class KeptOnce implements Answering {
   hasBegun = false
   settled: Promise<void> | undefined
@@ -138,7 +137,7 @@ export class KeptOnce implements Answering {
     this.#answer.catch(() => {})
   }
 
-  /** What was answered before; ends with 422 where that was to another request. */
+  /** The stored response; ends the request with 422 if the key belongs to another request. */
   async find (db: Db): Promise<Known | undefined> {
     const { organization, owner, mac } = this.#asked
     const found = organization === undefined
@@ -152,16 +151,16 @@ export class KeptOnce implements Answering {
   }
 
   async begin (db: Db) {
-    if (this.#isKeeping) throw new Error('a request that may be repeated is one change')
+    if (this.#isKeeping) throw new Error('a repeatable request must have only one transaction')
     this.hasBegun = true
     const { organization, owner } = this.#asked
-    // Changes of an organization wait for one another; so do those that a person makes outside of any organization.
+    // Serializes repeats: in an organization its lock does, otherwise the lock of the user.
     if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
-    // The same request may have just been answered.
+    // Another request with this key may have committed meanwhile.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
-    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MOST_ANSWERS)) {
-      fail('limit_reached', { limit: MOST_ANSWERS })
+    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MAX_RESPONSES)) {
+      fail('limit_reached', { limit: MAX_RESPONSES })
     }
   }
 
@@ -179,31 +178,31 @@ export class KeptOnce implements Answering {
 
   repeats (other: Answering | null | undefined): boolean {
     if (!(other instanceof KeptOnce)) return false
-    const [own, its] = [this.#asked, other.#asked]
-    return own.organization?.id === its.organization?.id && own.owner.principal === its.owner.principal &&
-      own.owner.key === its.owner.key
+    const [own, others] = [this.#asked, other.#asked]
+    return own.organization?.id === others.organization?.id && own.owner.principal === others.owner.principal &&
+      own.owner.key === others.owner.key
   }
 
-  /** Runs what has to wait for the commit; or the other, where nothing was done. */
+  /** Registers `work` to run after the commit, and `undone` to run if the transaction is rolled back. */
   afterwards (work: () => void, undone?: () => void) {
     this.#afterwards.push({ work, undone })
   }
 
-  /** Before the answer is sent: it is kept, or nothing was done. */
+  /** Called before the response is sent: waits until it is stored. Throws if the transaction was rolled back. */
   async answer (reply: FastifyReply, payload: unknown) {
     const settle = this.#settle
     this.#settle = undefined
-    // This is the answer that it could not be kept.
+    // Second call: the error response after the response could not be stored.
     if (settle === undefined) return
     if (reply.statusCode >= 400) {
       settle.reject(new Refused())
-      // Whoever was answered before it came that far is not kept waiting.
+      // If no transaction is waiting for the response, there is nothing to wait for.
       if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
       return
     }
-    // Nothing was done.
+    // There was no change.
     if (!this.#isKeeping) return
-    const headers = ITS_HEADERS.flatMap((name) => {
+    const headers = STORED_HEADERS.flatMap((name) => {
       const value = reply.getHeader(name)
       return value === undefined ? [] : [[name, String(value)]]
     })
@@ -217,7 +216,7 @@ export class KeptOnce implements Answering {
       await this.settled
     } catch (error) {
       this.#undone()
-      for (const name of ITS_HEADERS) reply.removeHeader(name)
+      for (const name of STORED_HEADERS) reply.removeHeader(name)
       throw error
     }
     for (const { work } of this.#afterwards) work()
@@ -229,22 +228,22 @@ export class KeptOnce implements Answering {
 }
 
 /**
- * Runs what follows a change when it has committed, which one whose answer is kept does right before that is sent; or
- * what follows where it was `undone` then.
+ * Runs `work` after the change has committed: immediately, or, with an `Idempotency-Key`, right before the response is
+ * sent. Then `undone` runs instead if the transaction was rolled back.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
   if (answering === null) work()
   else answering.afterwards(work, undone)
 }
 
-// A request outside of any organization makes one: its answer is kept there.
+// A request outside of an organization creates one, which then stores the response.
 async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
   const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
   return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
-// Header and request are stored as keyed hashes: with the database alone, no guess at either can be checked. A request
-// outside of any organization is hashed without one, since its answer is kept in an organization that it makes.
+// Header and request are stored as keyed hashes, so that guesses cannot be checked with the database alone. A request
+// outside of an organization is hashed without one, because it creates the organization that stores the response.
 async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
   const header = request.headers['idempotency-key'] as string
   const { principal } = request
@@ -286,10 +285,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/**
- * Gives an answer again; a secret that was in it when it is recorded who sees it. Ends with 409 where nobody has that
- * any more.
- */
+/** Sends a stored response again. A secret in it is loaded and the read is recorded; 409 if it no longer exists. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {
@@ -304,10 +300,10 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
   return JSON.stringify(answer)
 }
 
-/** What a change answers, and what is remembered of it. */
+/** The response and the audit events of a change. */
 export interface Change { status: number, body: object | null, events: AuditEvent[] }
 
-/** Makes a change, in one transaction with its events, and answers it. What its route limits is counted. */
+/** Runs a change in one transaction with its audit events and its rate limit, then sends the response. */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {

@@ -23,7 +23,7 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
 }
 
 /**
- * Every failure becomes one row of the catalogue here; what is in none is `internal_error`, logged, and says nothing.
+ * Converts every error to an error of the catalogue. Unknown errors become `internal_error`; the cause is only logged.
  */
 export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
@@ -49,9 +49,8 @@ export function installErrors (app: FastifyInstance) {
   })
 }
 
-// RFC 6750: the plain challenge when nothing was sent, `invalid_token` for every token that is not good, one body for
-// all.
-// `resource_metadata` says where to get one (RFC 9728, 5.1).
+// RFC 6750: a plain challenge without a token, `invalid_token` for every invalid token. `resource_metadata` says where
+// to get a token (RFC 9728, 5.1).
 function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
   const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
   return request.headers.authorization === undefined
@@ -59,7 +58,7 @@ function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
     : `${realm}, error="invalid_token", error_description="The token is not valid"`
 }
 
-/** Sends a catalogue error in the one shape that all errors have. */
+/** Sends an error of the catalogue in the common error format. */
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
   request.errorCode = code
   return reply
@@ -70,7 +69,7 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
       : JSON.stringify({ ...bodyOf(code), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
 }
 
-// The row itself does not say what is wrong, and its message is all that many a client shows.
+// Adds the first field error to the message, because many clients show only the message.
 function inWords (errors: Record<string, string[]> = {}): { message?: string } {
   const [first] = Object.entries(errors)
   return first === undefined ? {} : { message: `${ERRORS.validation_failed.message} ${first[0]}: ${first[1][0]}.` }
@@ -80,21 +79,21 @@ const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code
 const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
   [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 
-/** The catalogue row for whatever was thrown. */
+/** The error of the catalogue for a thrown error. */
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
   if (thrown.validation) {
     return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   }
-  // The client went away in the middle of its body. Nobody reads the answer, but it is no failure of ours.
+  // The client disconnected while sending its body; not an error of the service.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
   const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined &&
     thrown.statusCode < 500
     ? 'malformed_request'
     : undefined)
   if (code !== undefined) return new ApiError(code)
-  // A row that names a master key nobody has was not written by the service.
+  // A row that names an unknown master key was not written by the service.
   if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
     return new ApiError('integrity_error')
   }
@@ -104,7 +103,7 @@ export function toApiError (thrown: FastifyError): ApiError {
   return new ApiError('internal_error')
 }
 
-// Best effort: the refusal itself must not depend on the event.
+// Best effort: the error response must not depend on the event.
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
@@ -112,13 +111,13 @@ async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
       app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
     )
   } catch (error) {
-    request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+    request.log.error({ err: databaseError(error) }, 'recording the integrity violation failed')
   }
 }
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** The catalogue's row that the request was answered with, for its log line. */
+    /** The code of the error response, for the log line. */
     errorCode?: ErrorCode
   }
 }

@@ -16,7 +16,7 @@ const OVER_TLS = { ...ALWAYS, 'strict-transport-security': 'max-age=31536000; in
 
 const always = ({ publicUrl }: Config) => publicUrl?.startsWith('https:') ? OVER_TLS : ALWAYS
 
-/** The headers that every answer carries, errors included. */
+/** The headers of every response, including errors. */
 export function standingHeaders (config: Config, requestId: string): Record<string, string> {
   return { 'x-request-id': requestId, ...always(config) }
 }
@@ -25,9 +25,7 @@ export function setHeaders (config: Config, request: FastifyRequest, reply: Fast
   reply.header('x-request-id', request.id).headers(always(config))
 }
 
-/**
- * Sets them on every answer. Nobody on its way keeps one, unless its route says how long, and the answer is a good one.
- */
+/** Sets the common headers. Responses are not cacheable, except successful responses of routes with `config.cache`. */
 export function installHeaders (app: FastifyInstance) {
   app.addHook('onRequest', (request, reply, done) => {
     setHeaders(app.config, request, reply)

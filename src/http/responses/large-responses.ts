@@ -1,12 +1,12 @@
 import { rest } from '../../crypto/rest.ts'
 
-/** Characters of JSON text that are made before other requests are served. */
+/** Characters of JSON text per step; between steps, the event loop serves other requests. */
 const STEP = 256 * 1024
 
 /**
- * What `JSON.stringify` makes of an object, as UTF-8. Between pieces of about `STEP` characters the event loop serves
- * other requests; a single string is one piece, however long it is. Fastify sends the bytes as they are: it runs no
- * `preSerialization` hooks, and the type of the answer has to be set.
+ * `JSON.stringify` as UTF-8 in steps of about `STEP` characters, so that it does not block the event loop; a single
+ * string is never split. Fastify sends a buffer unchanged: it runs no `preSerialization` hooks, and the caller must set
+ * the content type.
  */
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []

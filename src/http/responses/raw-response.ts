@@ -5,12 +5,12 @@ import type { Config } from '../../config.ts'
 import { standingHeaders } from './headers.ts'
 import type { Answered } from '../observability/log.ts'
 
-/** The rows of the catalogue that are answered so. */
+/** Errors that are sent without a request. */
 export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'method_not_allowed'
 
 /**
- * Answers on a connection that has no request to answer: what came is not even HTTP, has too many headers, or asks for
- * a tunnel. The connection ends with it. Undefined when nobody is there any more.
+ * Writes an error response to a socket without a request: for invalid HTTP, too many headers, or CONNECT. Closes the
+ * connection. Returns undefined if the socket is already closed.
  */
 export function answerByHand (
   config: Config, socket: Socket, id: string, code: HandWritten, isGone = false
@@ -25,7 +25,7 @@ export function answerByHand (
     'content-type': 'application/json; charset=utf-8',
     'content-length': Buffer.byteLength(body),
     ...standingHeaders(config, id),
-    // There is nothing that a tunnel could be asked of.
+    // No path supports CONNECT.
     ...(code === 'method_not_allowed' && { allow: '' }),
     connection: 'close'
   }

@@ -6,13 +6,13 @@ type Serializer = ReturnType<FastifySerializerCompiler<unknown>>
 const compile = SerializerSelector()()
 const compiled = new Map<string, Serializer>()
 
-/** Writes answers by Fastify's own compiler. A schema is compiled when it is needed first, as those of requests are. */
+/** Fastify's serializer compiler, but schemas are compiled on first use, which shortens the start. */
 export const serializerCompiler: FastifySerializerCompiler<unknown> = ({ schema }) => {
   let serializer: Serializer | undefined
   return (answer) => (serializer ??= serializerOf(schema))(answer)
 }
 
-/** What writes answers of a schema. One that several routes declare is compiled once. */
+/** The serializer of a schema. Routes with the same schema share one. */
 export function serializerOf (declared: unknown): Serializer {
   const text = JSON.stringify(declared)
   const known = compiled.get(text)
@@ -29,9 +29,8 @@ export function serializerOf (declared: unknown): Serializer {
 }
 
 /**
- * A choice of single words as the one list of words that it is to everybody who reads the document; and to the writer
- * of an answer, who tries the alternatives of a choice one by one, and writes any text where a text is due: which words
- * there are is for whoever makes the answer to know.
+ * Converts `anyOf` of string constants to `enum`; undefined for other schemas. An `enum` is easier to read in the
+ * document, and serializes faster: alternatives of `anyOf` are tried one by one.
  */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf

@@ -10,8 +10,8 @@ export function principalOf (request: FastifyRequest): Principal {
 }
 
 /**
- * Who did it, from where: what an audit event and a version remember of the caller; with what a change of theirs holds
- * until it commits.
+ * The actor that audit events and versions record, with its origin, and the caller that a change locks until it
+ * commits.
  */
 export function actorOf (request: FastifyRequest): Actor {
   return {
@@ -23,36 +23,36 @@ export function actorOf (request: FastifyRequest): Actor {
   }
 }
 
-/** Who it is, where nothing is changed by them. */
+/** The actor of an event without a change; locks nothing. */
 export function witnessOf (request: FastifyRequest): Actor {
   const { type, id, name, organization } = principalOf(request)
   return { organization_id: organization.id, type, id, name, ...originOf(request), caller: null }
 }
 
-// Whoever was let in by teams, with those that hold the project that the request is about.
+// A caller with roles through teams, with the team roles in the project of the request.
 function callerOf (request: FastifyRequest): Caller {
   const { caller } = principalOf(request)
   if (request.byTeams === null) return caller
   const { teams } = request.byTeams
-  if (teams === null) throw new Error('what the request is about was not judged')
+  if (teams === null) throw new Error('the roles through teams were not checked')
   return { ...caller, teams: teams.map(({ team_id, project_id, role }) => ({ team_id, project_id, role })) }
 }
 
-/** A person at one of our pages, or an application of theirs at the token endpoint; as seen by one organization. */
+/** A user on an account page, or their application at the token endpoint, as the actor in one organization. */
 export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
   return {
     organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null
   }
 }
 
-/** The same without address and browser: for what a person does outside of the organization. */
+/** The actor without address and browser, for events outside of the organization. */
 export const withoutOrigin = (actor: Actor): Actor => ({ ...actor, ip: null, user_agent: null })
 
-/** Where a request comes from, as events record it. */
+/** The origin of a request, for events. */
 export function originOf (request: FastifyRequest) {
   return {
     request_id: request.id,
-    // What a proxy passes on as an address may be anything; of a client that has gone there may be none.
+    // A proxy may forward any string as the address. After a disconnect it may be undefined.
     ip: (request.ip as string | undefined)?.slice(0, 64) ?? null,
     user_agent: request.headers['user-agent']?.slice(0, 256) ?? null
   }

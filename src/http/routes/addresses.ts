@@ -1,11 +1,11 @@
 import { isIPv4, isIPv6 } from 'node:net'
 
-/** How much of a client's address goes into the log. */
+/** The part of client addresses to log. */
 export type Shown = 'off' | 'network' | 'full'
 
 /**
- * The first 64 bits of an IPv6 address as four groups, which is what one subscriber holds whole; an IPv4 address in any
- * spelling as itself; undefined for anything else, as a proxy may pass on.
+ * An IPv4 address (also IPv4-mapped), or the first 64 bits of an IPv6 address as four groups: one subscriber usually
+ * has a /64. Undefined for other strings, which a proxy may forward.
  */
 function partsOf (address: string): { ipv4: string } | { groups: string[] } | undefined {
   const plain = address.replace(/^::ffff:/i, '')
@@ -18,7 +18,7 @@ function partsOf (address: string): { ipv4: string } | { groups: string[] } | un
   return { groups: groups.slice(0, 4).map((group) => Number.parseInt(group, 16).toString(16)) }
 }
 
-/** The key that an address is counted under: IPv4 by itself, IPv6 by its /64. */
+/** The rate-limit key of an address: the IPv4 address, or the /64 of an IPv6 address. */
 export function addressKey (address: string | undefined): string {
   if (address === undefined) return 'ip:unknown'
   const parts = partsOf(address)
@@ -27,8 +27,8 @@ export function addressKey (address: string | undefined): string {
 }
 
 /**
- * What a log line tells of a client: its network (IPv4 /24, IPv6 /64), its address, or nothing; nothing of what is no
- * address.
+ * The client address for the log: its network (IPv4 /24, IPv6 /64) or the full address. Undefined if logging is off or
+ * the string is not an address.
  */
 export function shownAddress (address: string | undefined, shown: Shown): string | undefined {
   const parts = shown === 'off' || address === undefined ? undefined : partsOf(address)

@@ -2,31 +2,28 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** The path that the route had once. It is answered there too, and every answer says that it is deprecated. */
+    /** A deprecated path of the route. Its responses have Deprecation, Sunset and Link headers. */
     formerly?: string
-    /** Another path that is answered in the same way, and stays. */
+    /** Another path of the route, which is not deprecated. */
     also?: string
-    /** On a PATCH: PUT does the same. */
+    /** For PATCH routes: registers the same route for PUT. */
     put?: true
-    /** The path that replaces a deprecated one, with its parameters; set by `formerly`. */
+    /** The path that replaces a deprecated path; set by `formerly`. */
     successor?: string
   }
 }
 
-/** The group of what is deprecated. */
+/** The OpenAPI tag of deprecated operations. */
 export const DEPRECATED = 'deprecated'
 
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
-/**
- * Makes the routes that another one declares: a former path (`formerly`), another one (`also`), and PUT beside PATCH
- * (`put`).
- */
+/** Registers the alias routes that a route declares with `formerly`, `also` and `put`. */
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
     const { formerly, also, put, ...config } = route.config ?? {}
-    // Fastify makes one for HEAD itself, of each for GET.
+    // Fastify registers HEAD routes itself.
     if (route.method === 'HEAD' || (formerly === undefined && also === undefined && !put)) return
     const { schema } = route
     const { operationId = '' } = schema as { operationId?: string }
@@ -56,7 +53,7 @@ export function installAliases (app: FastifyInstance) {
   })
 }
 
-// Marks an answer and names the path that replaces it.
+// Sets the deprecation headers of a response.
 function deprecate (request: FastifyRequest, reply: FastifyReply, successor: string) {
   const params = request.params as Record<string, string>
   const path = successor.replace(/:(\w+)/g, (_, name: string) => encodeURIComponent(params[name] ?? ''))

@@ -2,8 +2,8 @@ import type { FastifyRequest } from 'fastify'
 import { fail } from '../../rules/errors.ts'
 
 /**
- * Ends a request whose body does not say `"confirmed": true`. A `preValidation` hook, before the schema judges the
- * body: to leave the confirmation out has an error of its own. What is no object at all is the schema's.
+ * Ends a request without `"confirmed": true` with 422 `confirmation_required`. A `preValidation` hook, because the
+ * schema validation would return `validation_failed`. Bodies that are not objects are left to the schema.
  */
 export async function requireConfirmation ({ body }: FastifyRequest) {
   const isObject = typeof body === 'object' && body !== null && !Array.isArray(body)

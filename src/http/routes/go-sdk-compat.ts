@@ -4,7 +4,7 @@ import { hooksOf } from './routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** What is otherwise for the Go SDK that is in the field, and for the command line tool that is built on it. */
+    /** An exception for existing versions of the Go SDK and for the command-line tool based on it. */
     goSdk?: keyof typeof EXCEPTIONS
   }
 }
@@ -12,15 +12,15 @@ declare module 'fastify' {
 const GO_SDK = /^dotenv-go-sdk\//
 
 interface Exception {
-  /** The body as the SDK means it. */
+  /** Converts the SDK's body to the body of the API. */
   body?: (body: Readonly<Record<string, unknown>>) => object
-  /** The answer as the SDK reads it. */
+  /** Converts the response to the format that the SDK expects. */
   answer?: (answer: Readonly<Record<string, unknown>>) => object
 }
 
-// All that is read or answered otherwise for one kind of client: nothing else goes by `User-Agent`.
+// All client-specific behavior; nothing else depends on `User-Agent`.
 const EXCEPTIONS = {
-  /** It names a level by its deepest slug, and knows no `level`. */
+  /** The SDK does not send `level`: the deepest slug names the level. */
   levelBySlugs: {
     body: (body) => {
       const { target, environment } = body as Partial<LevelNames>
@@ -28,7 +28,7 @@ const EXCEPTIONS = {
       return body.scope === 'project' ? body : { level, ...body }
     }
   },
-  /** It reads the value of a new token inside an object. With a text it fails, and nobody has a token that lives. */
+  /** The SDK expects an object as `token`. With a string it fails, and the value of the new token is lost. */
   tokenInObject: {
     answer: ({ token, api_key, ...answer }) => {
       const { name, abilities, expires_at } = api_key as Record<string, unknown>
@@ -37,7 +37,7 @@ const EXCEPTIONS = {
   }
 } as const satisfies Record<string, Exception>
 
-/** Makes the exceptions that routes declare as `goSdk`; what they answer varies with `User-Agent`, and says so. */
+/** Applies the exceptions that routes declare as `goSdk`, and adds `User-Agent` to their `Vary` header. */
 export function installAgents (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { goSdk } = route.config ?? {}
@@ -56,7 +56,7 @@ export function installAgents (app: FastifyInstance) {
     if (asRead !== undefined) {
       route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
         if (!isGoSdk(request) || reply.statusCode >= 300) return answer
-        // The schema is that of the answer for everybody else.
+        // The response schema does not match the SDK's format.
         reply.serializer(JSON.stringify)
         return asRead(answer as Record<string, unknown>)
       }]

@@ -4,7 +4,7 @@ import { fail } from '../../rules/errors.ts'
 
 const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
 
-/** A method as it may be told of in numbers and traces: `other` where no route has it, `none` where there was none. */
+/** A method as a label of metrics and traces: `other` for unknown methods, `none` for null. */
 export const knownMethod = (method: string | null): string =>
   method === null ? 'none' : METHODS.has(method) ? method : 'other'
 
@@ -12,14 +12,12 @@ interface PathPattern { segments: string[], methods: Set<string> }
 
 declare module 'fastify' {
   interface FastifyInstance {
-    /** Ends a request that no route takes: 405 with `Allow` where the path exists (204 to OPTIONS), 404 elsewhere. */
+    /** Ends a request without a route: 405 with `Allow` if the path exists (204 for OPTIONS), otherwise 404. */
     refuseRoute (request: FastifyRequest, reply: FastifyReply): FastifyReply
   }
 }
 
-/**
- * Knows the paths that there are. What it says is in the published document too; never whether a resource exists.
- */
+/** Collects all paths for 405 and OPTIONS. It reveals only routes, never whether a resource exists. */
 export function installMethods (app: FastifyInstance) {
   const patterns = new Map<string, PathPattern>()
   app.addHook('onRoute', ({ url, method }) => {
@@ -36,7 +34,7 @@ export function installMethods (app: FastifyInstance) {
     reply.header('allow', [...allowed].sort().join(', '))
     return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')
   })
-  // No route takes it, and Fastify would first ask for the type of its content.
+  // No route supports QUERY; without this hook, Fastify would first check its content type.
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (request.method === 'QUERY') app.refuseRoute(request, reply)
     else done(null, payload)
@@ -44,7 +42,7 @@ export function installMethods (app: FastifyInstance) {
   app.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
 }
 
-// A parameter takes any word but those that a static route uses in its place.
+// A parameter matches every segment except reserved words of static routes.
 function fits (pattern: readonly string[], path: readonly string[]): boolean {
   return pattern.length === path.length && pattern.every((segment, i) => {
     const word = path[i] ?? ''

@@ -3,8 +3,8 @@ import { endOfWait, inTime } from '../../db/postgres/guard.ts'
 import { waitNow } from '../../db/postgres/wait-clock.ts'
 
 /**
- * Waits for what a request has looked up before it does something, and counts that: its look-ups and what it does have
- * one deadline, so that the answer is there within five seconds whichever of them a database keeps waiting.
+ * Waits for a look-up and adds the duration to the request's database wait. All database work of a request shares one
+ * deadline, so that the response is sent within five seconds even if the database is slow.
  */
 export async function waitFor<T> (request: FastifyRequest, work: Promise<T>): Promise<T> {
   const began = waitNow()

@@ -1,10 +1,10 @@
 import { Type, type TObject, type TProperties } from '@sinclair/typebox'
 import type { RouteOptions } from 'fastify'
 
-/** The hooks of a kind that a route has, for more to go behind them. */
+/** A route's hooks of one kind as an array, to append more. */
 export const hooksOf = <T>(hooks: T | T[] | undefined): T[] => hooks === undefined ? [] : [hooks].flat() as T[]
 
-/** Publishes headers that a route takes, beside those that it has declared. */
+/** Adds headers to the schema of a route. */
 export function takeHeaders (route: Pick<RouteOptions, 'schema'>, headers: TProperties) {
   const { headers: own } = (route.schema ?? {}) as { headers?: TObject }
   route.schema = { ...route.schema, headers: Type.Object({ ...own?.properties, ...headers }) }

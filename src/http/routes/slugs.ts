@@ -7,9 +7,9 @@ import { fail, refuse } from '../../rules/errors.ts'
 import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../../rules/formats/slugs.ts'
 
 /**
- * The slug of something new: the given one, or one made from its name that no sibling has, with a number if need be,
- * and something random where many have that name. Call it under the parent's lock; organizations are `among` nothing,
- * and who comes second is told that it is taken.
+ * The slug of a new resource: the given slug, or a slug derived from the name that no sibling has, with a number or a
+ * random suffix if necessary. Call it under the parent's lock. Organizations have no parent (`among` is undefined): of
+ * two concurrent requests the second gets `slug_taken`.
  */
 export async function chooseSlug (
   db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined, { name, slug }: {
@@ -26,14 +26,14 @@ export async function chooseSlug (
   return candidates.find((one) => !taken.has(one)) ?? withSuffix(made, random(4).toString('hex'))
 }
 
-/** Refuses a slug that a static route uses in its place, or that would spell something else. */
+/** Rejects slugs that are reserved words of static routes or could be read as an id. */
 export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
 /**
- * Runs a create or an update, and answers 422 for a slug that cannot be had. Every unique violation is one of a slug:
- * the service makes all other unique values itself.
+ * Runs a create or an update; 422 if the slug is taken. Every unique violation concerns the slug, because the service
+ * generates all other unique values.
  */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {

@@ -22,96 +22,95 @@ export interface TypeBoxProvider extends FastifyTypeProvider {
   serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
 }
 
-/** A domain: an encapsulated plugin whose routes are typed by their schemas. */
+/** An encapsulated Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
 /**
- * Scopes that a caller holds by roles through teams alone, and those roles in the project of the request; null until
- * that project is found.
+ * Scopes that a caller has only by roles through teams, and these roles in the project of the request (null until the
+ * project is looked up).
  */
 export interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Who may call: nobody in particular, anybody with a token, or a token with this scope, or with all of these. */
+    /** Required access: none, any valid token, or a token with this scope or all of these scopes. */
     access?: 'public' | 'authenticated' | Scope | readonly [Scope, ...Scope[]]
-    /** Scopes that the handler may demand instead or on top, by what the request asks. */
+    /** Scopes that the handler may require in addition or instead, depending on the request. */
     mayNeed?: readonly Scope[]
     /**
-     * Of a list of projects: the guard lets in callers who hold the scope by a team's role alone, and the handler lists
-     * the projects of these roles. A route whose first answer is given again to a repeated request does not declare it,
-     * because that happens before its handler: it declares `finds`.
+     * For lists of projects: the guard accepts callers who have the scope only by a team's role, and the handler lists
+     * only the projects of these roles. Not for repeatable routes, which replay responses before the handler runs: they
+     * declare `finds`.
      */
     boundsItself?: true
-    /** The rate-limit group; `none` for the service's own pages. */
+    /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
     limit?: LimitGroup | 'none'
     /**
-     * The group of the route's effect, which is expensive. The handler counts the request in it (`countEffect`) when
-     * all checks have passed, right before the effect: a request that is refused before does not use it up. The
-     * request counts in `limit` too, unless the group is declared to count instead of it (`LIMITS`).
+     * The rate-limit group of the route's expensive effect. The handler calls `countEffect` after all checks, right
+     * before the effect, so that rejected requests do not use up the limit. The request also counts in `limit`, unless
+     * the group replaces it (`insteadOf` in `LIMITS`).
      */
     limitOfEffect?: LimitGroup
-    /** Errors of the catalogue that the handler answers, beside those that every route can. */
+    /** Error codes of the handler, in addition to those of every route. */
     errors?: readonly ErrorCode[]
     /**
-     * The audit events of a route that changes or reveals something: each good answer leaves one of them, or more.
-     * `none` where a POST only reads.
+     * The audit events of a route that changes or reveals something: each successful request records at least one.
+     * `none` for a POST that only reads.
      */
     audit?: EventName | readonly EventName[] | 'none'
     /**
-     * Answers in another shape than the rest: that of RFC 6749, or a page. Its plugin documents and sends its errors.
+     * The response format, if it is not that of the API: OAuth (RFC 6749) or HTML. The plugin sends its own errors.
      */
     speaks?: 'oauth' | 'html'
-    /** Cache-Control of what the route answers when all is well; without it, `no-store`. */
+    /** Cache-Control of successful responses; default `no-store`. */
     cache?: string
-    /** Goes on when the organization is suspended, locked or cancelled. */
+    /** The route also works if the organization is suspended, locked or cancelled. */
     whenInactive?: true
-    /** Judges by itself whom the organization asks for a second factor: who only leaves is not. */
+    /** The handler checks the required second factor itself: members can leave without it. */
     asksForSecondFactor?: true
   }
   interface FastifyInstance {
-    /** For writes, transactions and whatever may take long. */
+    /** For writes and transactions. */
     db: Db
-    /** For short reads of a single prepared statement; the same database. */
+    /** For short reads with a single prepared statement. */
     reads: Db
-    /** For transactions that grow with a project: a rotation. */
     lists: Db
     pages: Db
+    /** For transactions whose duration grows with a project, such as rotations. */
     longTransactions: Db
     databaseKind: Database['kind']
-    /** Records what was only read: before the answer is sent. */
+    /** Records the event of a read, before the response is sent. */
     recordRead: RecordRead
     /**
-     * Records that a sign-in was refused, for the person and as each of the actors; true when an event is late, as in
+     * Records a failed sign-in, for the user and for each actor (one per organization). True if an event is late, as in
      * `recordOfPerson`.
      */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
-    /** What one derivation of a key or a password costs. */
+    /** Costs of key and password derivations. */
     costs: Costs
     config: Config
     /**
-     * The address of this service as everybody else knows it, without a slash at its end: PUBLIC_URL, or where it
-     * listens.
+     * The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address.
      */
     issuer (): string
-    /** Mails to people, which no request waits for. */
+    /** The e-mail queue; requests do not wait for it. */
     outbox: Outbox
     /**
-     * Counts the effect of a request in its route's `limitOfEffect`, once; 429 past the limit. Of one that may be
-     * repeated, in the transaction of its change: what is answered again, or whose first is under way, does not count.
+     * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. For repeatable
+     * requests, call it in the transaction of the change, so that replays and concurrent repeats do not count.
      */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /**
-     * Counts an attempt at an account that the browser is not known for by its address, whatever the guard counted; 429
-     * past the limit.
+     * Counts a sign-in attempt by address if the browser is not a known device of the account; 429 if the limit is
+     * exceeded.
      */
     countStranger (request: FastifyRequest, reply: FastifyReply): Promise<void>
-    /** Re-encrypts histories in the background; `wake` when there is something new to do. */
+    /** Background re-encryption of histories; call `wake` after adding work. */
     histories: { start (): void, wake (): void }
-    /** Takes away the rows of what was purged or deleted. */
+    /** Background cleanup of purged and deleted rows. */
     removals: { start (): void, wake (): void }
-    /** How this service makes invoices. */
+    /** Settings of invoices. */
     invoicing: {
       seller: Party
       warnOfSeller: () => void
@@ -120,30 +119,30 @@ declare module 'fastify' {
       paymentDetails: string
       provider: { name: string }
     }
-    /** Renews subscriptions and tells the payment provider. */
+    /** Background worker that renews subscriptions and calls the payment provider. */
     billing: { start (): void, wake (): void, stop (): Promise<void> }
-    /** Counts the calls of each organization. */
+    /** Counts API calls per organization. */
     calls: CallCounter
-    /** Numbers events that did not wait for their organization's counter. */
+    /** Background worker that numbers late audit events. */
     lateEvents: { start (): void, wake (): void }
     anchors: { start (): void, wake (): void }
   }
   interface FastifyRequest {
-    /** Who acts in the organization that the request is about. */
+    /** The caller in the organization of the request. */
     principal: Principal | null
-    /** The user whose access token was sent, on any guarded route. */
+    /** The user of the access token; null for API tokens. */
     user: UserCall | null
-    /** Whether it left events that are not numbered yet. */
+    /** Whether the request recorded audit events that are not numbered yet. */
     hasLateEvents: boolean
-    /** Whether API tokens ended with what it ended, of which some may be left to remove. */
+    /** Whether the request ended API tokens, which the background cleanup may have to delete. */
     hasEnded: boolean
-    /** Whether its effect is counted. */
+    /** Whether the effect of the request is counted. */
     isEffectCounted: boolean
-    /** What the caller was let in with by roles of teams; null, where their own role is enough. */
+    /** The access by roles through teams; null if the caller's own role is enough. */
     byTeams: ByTeams | null
-    /** Milliseconds that it has waited for the database (`waitFor`). */
+    /** Milliseconds that the request has waited for the database (`waitFor`). */
     waited: number
-    /** When the guard looked, by `performance.now()`. */
+    /** When the guard checked the caller, by `performance.now()`. */
     judgedAt: number
   }
 }

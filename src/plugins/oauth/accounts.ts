@@ -40,21 +40,21 @@ import {
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
-// The longest URL that this service takes.
-const MOST_LOCATION = 8192
+// Characters; the longest URL that this service accepts.
+const MAX_LOCATION = 8192
 
 const WRONG = 'Wrong e-mail address or password.'
-const AGAIN = 'That took too long, or there were too many wrong codes. Sign in again.'
+const AGAIN = 'The sign-in has expired, or there were too many wrong codes. Sign in again.'
 const LAST_OWNER = 'You are the last owner of this organization. Make another member an owner first.'
 
 const REFUSALS: Record<Refusal, string> = {
   gone: 'This invitation is no longer valid. Ask for a new one.',
-  memberships_full: 'You are in, or own, as many organizations as one person can. Leave one, then accept the invitation.',
-  organization_full: 'The organization has no seat left. Ask the person who invited you to make room.',
-  tokens_left: 'API tokens that you made in this organization before are still being removed. Try again in a moment.'
+  memberships_full: 'You have reached the limit of organizations. Leave an organization, then accept the invitation.',
+  organization_full: 'The organization has no free seat. Ask the person who invited you to free a seat.',
+  tokens_left: 'Your earlier API tokens of this organization are still being deleted. Try again in a moment.'
 }
 
-/** People and their browsers: signing in and out, passwords, invitations, and what belongs to the account. */
+/** The account pages: sign-in, sign-out, passwords, invitations, sessions, tokens and applications of a user. */
 export const accounts: Domain = async (app) => {
   app.post('/oauth/sign-in', {
     ...FORM,
@@ -139,7 +139,7 @@ export const accounts: Domain = async (app) => {
     }
   })
 
-  // Each form names one thing that belongs to the signed-in person; an id of anything else changes nothing.
+  // Each form names an object of the signed-in user. Ids of other objects have no effect.
   for (const [path, { event, act }] of Object.entries({
     'sessions/end': { event: 'session.delete', act: endSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
@@ -162,7 +162,7 @@ export const accounts: Domain = async (app) => {
           : undefined
         const problem = await transaction(app.db, async (db) =>
           act(db, request, session, id), { organization_id, waited: request.waited })
-        // Tokens of an ended membership are removed in the background.
+        // The background cleanup deletes the tokens of an ended membership.
         app.removals.wake()
         return problem === undefined ? seeOther(reply, '/account') : showAccount(request, reply, session, problem)
       }
@@ -211,7 +211,7 @@ export const accounts: Domain = async (app) => {
       const confirmed = await confirmPassword(app, request, session, form)
       if (typeof confirmed !== 'object') {
         return sendPage(reply, changePasswordPage(
-          session, refusal(reply, confirmed, 'The current password is not right.')
+          session, refusal(reply, confirmed, 'The current password is wrong.')
         ))
       }
       const hash = await hashPassword(password, app.costs.password)
@@ -257,9 +257,9 @@ export const accounts: Domain = async (app) => {
       const problem = problemWith(password)
       if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
       const password_hash = await hashPassword(password, app.costs.password)
-      // The operator named the account; its person chooses another name.
+      // The operator chose the name of the account; the user can now change it.
       const name = user.is_verified ? undefined : nameOf(form)
-      // Of two requests with one link, the second finds the link used.
+      // Of two concurrent requests with the same link, the second finds it used.
       const done = await transaction(app.db, async (db) => {
         await lockUser(db, user.id)
         if (await takePasswordLink(db, hashToken(link)) === undefined) return false
@@ -269,7 +269,7 @@ export const accounts: Domain = async (app) => {
         return true
       }, request)
       if (!done) return sendPage(reply, expired())
-      // A link from a mailbox is one factor: an account with a second factor is asked for it.
+      // The link proves only one factor. An account with a second factor must enter a code, too.
       const entered = await enter(app, request, reply, { ...user, password_hash })
       return typeof entered === 'object'
         ? sendPage(reply, codePage({ ...entered, query: '' }))
@@ -287,7 +287,7 @@ export const accounts: Domain = async (app) => {
       const session = await signedIn(app, request)
       const isOther = session !== undefined && canonicalEmail(session.user.email) !== canonicalEmail(invitation.email)
       if (isOther) return sendPage(reply, otherAccountPage(session, invitation))
-      // With an account, the invitation is accepted on its page: the link is no second way to sign in.
+      // An existing user accepts on the account page: the link must not serve as a sign-in.
       if (hasPassword(user)) return seeOther(reply, '/account')
       const { link } = request.params as { link: string }
       return sendPage(reply, joinPage(browserOf(app, request, reply), link, invitation))
@@ -312,25 +312,25 @@ export const accounts: Domain = async (app) => {
       const password_hash = await hashPassword(password, app.costs.password)
       const name = nameOf(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
       const joined = await transaction(app.db, async (db) => {
-        // The organization is locked before the account (0029).
+        // Lock order: the organization before the account (decision 0029).
         await lockPlan(db, invitation.organization_id)
         const opened = await openAccount(db, invitation.email, name, password_hash)
         if (opened === undefined || await findLinked(request, db) === undefined) return undefined
         const person = { id: opened.id, name, email: invitation.email }
-        // A refused invitation stays open, and waits on /account. The organization that invites is locked before the
-        // other organizations of the person (0029).
+        // If `join` fails, the invitation stays open and is listed on /account. Lock order: the inviting organization
+        // before the other organizations of the user (decision 0029).
         await join(db, request, person, invitation)
         await recordForUser(db, request, person, 'user.password', {}, opened.ended)
         return { id: opened.id, name, second_factor_id: null, password_hash }
       }, { organization_id: invitation.organization_id, waited: request.waited })
-      // Withdrawn, or used by another request, meanwhile.
+      // The invitation was withdrawn, or another request used it.
       if (joined === undefined) return sendPage(reply, invitationGone())
       await beginSession(app, request, reply, joined)
       return seeOther(reply, '/account')
     }
   })
 
-  /** The open invitation of a link, with the account of its address, if there is one that is not closed. */
+  /** The open invitation of a link, with the account of its address if there is one; undefined if it is disabled. */
   async function findLinked (request: FastifyRequest, db: Db = app.db) {
     const { link } = request.params as { link: string }
     const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(link) ?? []
@@ -362,7 +362,6 @@ export const accounts: Domain = async (app) => {
   }
 }
 
-// A list has at most so many pages.
 const MAX_PAGES = 1_000
 
 function pageIn ({ query }: FastifyRequest, list: string): number {
@@ -372,8 +371,8 @@ function pageIn ({ query }: FastifyRequest, list: string): number {
 
 const hasPassword = (user: { password_hash: string | null } | undefined): boolean => user?.password_hash != null
 
-// The account of an address with its first password: made, or completed where the operator made it. Undefined where it
-// has a password meanwhile.
+// Creates the account of an address, or sets the first password of an account that the operator created. Undefined if
+// the account already has a password.
 async function openAccount (
   db: Db, email: string, name: string, password_hash: string
 ): Promise<{ id: number, ended: EndedTokens[] } | undefined> {
@@ -387,7 +386,7 @@ async function openAccount (
   return ended && { id: known.id, ended }
 }
 
-// Longer than the id of anything that a form names.
+// Longer than every id in a form.
 const MAX_ID_LENGTH = 64
 
 async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
@@ -450,16 +449,16 @@ async function nameOfOrganization (db: Db, id: string): Promise<{ organization: 
   return { organization: (await findOrganization(db, id))?.name ?? id }
 }
 
-// Always a path of this service: what the form carries can only be its query (OA-26).
+// Always a path of this service: the form only provides the query (OA-26), so there is no open redirect.
 function locationOf (query: string): string {
   const location = `/oauth/authorize?${visible(query)}`
-  return query === '' || location.length > MOST_LOCATION ? '/account' : location
+  return query === '' || location.length > MAX_LOCATION ? '/account' : location
 }
 
 const nameOf = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
-const invitationGone = () => problemPage(404, 'This invitation cannot be used', REFUSALS.gone)
+const invitationGone = () => problemPage(404, 'This invitation is not valid', REFUSALS.gone)
 
 const expired = () => problemPage(
-  404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.'
+  404, 'This link is not valid', 'It was already used, or it is older than three days. Ask for a new link.'
 )

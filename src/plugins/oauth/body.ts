@@ -7,19 +7,19 @@ import { failOAuth } from './errors.ts'
 export type Parameters = ReadonlyMap<string, string>
 
 /**
- * The document lists only the media type of the RFCs. Code generators cannot handle a second one: one generates no
- * body, another generates code that does not load.
+ * The OpenAPI document lists only the media type of the RFCs: with two, a code generator generates no body, and another
+ * generates code that does not load.
  */
 export const FORM_BODY = {
-  consumes: ['application/x-www-form-urlencoded'], description: 'The same members are taken as `application/json`.'
+  consumes: ['application/x-www-form-urlencoded'], description: 'The same parameters are accepted as `application/json`.'
 }
 
 const MAX_BODY_BYTES = 16 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
-// RFC 6749 requires that unknown parameters are ignored; this is a limit on their number.
+// RFC 6749 requires to ignore unknown parameters; this limits their number.
 const BOUNDS = { members: 1000, depth: 20 }
-// What the decoders write for bytes that are not UTF-8. A conforming form has no character outside of ASCII.
+// Decoders replace invalid UTF-8 by U+FFFD. A valid form contains only ASCII.
 const REPLACEMENT = '\uFFFD'
 
 /** Accepts forms, as RFC 6749 requires, and JSON with the same parameters (S-10.4). `parametersIn` validates them. */
@@ -30,7 +30,7 @@ export async function installOAuthBodies (app: FastifyInstance) {
   )
 }
 
-/** The parameters that the body has. */
+/** The parameters of the body; throws an `OAuthError` for a malformed body. */
 export function parametersIn ({ body, headers }: FastifyRequest): Parameters {
   const { 'content-type': type, 'content-encoding': encoding = 'identity' } = headers
   if (body === undefined) failOAuth(type === undefined ? 'unsupported_media_type' : 'invalid_request')

@@ -20,10 +20,7 @@ import type { EventName } from '../../../schemas/events.ts'
 import { recordForUser, recordRefusal } from '../../http/guard/personal-events.ts'
 import { problemPage, type Problem, type SignedIn } from './views.ts'
 
-/**
- * Somebody whose password was just verified, with the hash that it was verified against, and what is asked for beside
- * it.
- */
+/** A user whose password was just verified, with the verified hash and the second factor, if there is one. */
 export type Verified = Pick<User, 'id' | 'name' | 'second_factor_id'> & { password_hash: string }
 
 export async function signedIn (app: FastifyInstance, request: FastifyRequest): Promise<SignedIn | undefined> {
@@ -35,9 +32,8 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 }
 
 /**
- * Begins a session under a new id, and ends the one before: one that somebody else may have planted is worth nothing
- * (CR-44). The browser is known from now on. `wrong` when the password that was verified is not the account's any more,
- * or its second factor another one than was asked for.
+ * Begins a session under a new id and deletes the previous session, against session fixation (CR-44). Remembers the
+ * browser as a known device. Returns `wrong` if the password or the second factor has changed since it was verified.
  */
 export async function beginSession (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
@@ -62,15 +58,15 @@ export async function beginSession (
 }
 
 /**
- * Lets somebody in whose password was verified: with a session, or, where there is a second factor, to the step that
- * asks for it, which this browser alone can take and which is worth nothing else. `wrong` as in `beginSession`.
+ * Continues the sign-in after the password. Without a second factor it begins a session; otherwise it creates a step
+ * that only this browser can complete with a code. `wrong` as in `beginSession`.
  */
 export async function enter (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
 ): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
   if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
   const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
-  // Who has the password is told of, also where no code follows.
+  // Recorded even if no code follows: the password is known.
   const asked = await transaction(app.db, async (db) => {
     if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
     await recordForUser(db, request, user, 'second-factor.ask')
@@ -79,30 +75,29 @@ export async function enter (
   return asked ? { step, cookie } : 'wrong'
 }
 
-/** What a sign-in that waits for a code is looked up by: its name, and the browser that it was begun in. */
+/** The look-up key of a sign-in that waits for a code; it is bound to the browser. */
 export const stepHash = (step: string, cookie: string) => hashToken(`${step} ${cookie}`)
 
-/** The cookie that forms of this browser go by: the session's, or one from before. */
+/** The cookie to which forms of this browser are bound: the session cookie, or the cookie from before sign-in. */
 export function formCookie (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   return readCookie(app, request, 'session') ?? browserOf(app, request, reply)
 }
 
-/** Sends the page that refuses a form which is not ours; true when it did. */
+/** Rejects forms from other sites or browsers: sends an error page and returns true. */
 export function refusesForm (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, form: Form, cookie: string | undefined
 ): boolean {
   if (isOwnForm(app, request, form, cookie)) return false
   sendPage(reply, problemPage(
-    403, 'This form cannot be used', 'It is too old, or it was not sent by this site in this browser.'
+    403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
   ))
   return true
 }
 
 /**
- * Who has this address and password; while no more attempts are taken, the seconds until they are. A browser that has
- * signed in to the account before has attempts of its own, so that nobody's guesses keep its owner out; at any other
- * account it is a stranger. Whether there is such an account does not show: not in the answer, and not in the time that
- * it takes (CR-41, CR-42).
+ * Verifies an e-mail address and a password. Returns the seconds to wait if there were too many attempts. A known
+ * device has its own attempts for its account, so that an attacker cannot lock out the owner. Neither the result nor
+ * the duration reveals whether the account exists (CR-41, CR-42).
  */
 export async function authenticate (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, {
@@ -115,7 +110,7 @@ export async function authenticate (
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
-// What an attempt at an account is counted by; `account` names it, for this kind of attempt.
+// The counters of an attempt. `account` contains the kind of attempt and the account.
 async function countsOf (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, account: string, user_id = 0
 ): Promise<Count[]> {
@@ -129,9 +124,7 @@ async function countsOf (
   ]
 }
 
-/**
- * The same for somebody who is signed in and gives the password again: counted by the session, which no stranger has.
- */
+/** Verifies the password of a signed-in user again. Attempts are counted per session. */
 export async function confirmPassword (
   app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, form: Form
 ): Promise<Verified | 'wrong' | number> {
@@ -142,30 +135,29 @@ export async function confirmPassword (
 
 type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
 
-/** Whose code is judged, and what wrong ones are counted by. */
+/** A code to validate, its user, and the counters of wrong codes. */
 export interface CodeGiven { user: Holder, code: string, counts: readonly Count[] }
 
-// Longer than any code is, however it is spelled.
-const MOST_CODE = 100
-/** What a form brings as a code. */
-export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MOST_CODE)
+// Longer than a code in every accepted spelling.
+const MAX_CODE = 100
+/** The code in a form. */
+export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
-/** A code of somebody who signs in: counted by account and device or network, as the password is. */
+/** A code during sign-in: counted like the password, by account and device or network. */
 export async function codeOfStranger (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
 ): Promise<CodeGiven> {
   return { user, code, counts: await countsOf(app, request, reply, `code user:${user.id}`, user.id) }
 }
 
-/** A code of somebody who is signed in: counted by the session, which no stranger has. */
+/** A code of a signed-in user: counted per session. */
 export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGiven {
   return { user, code, counts: [{ of: 'place', name: `code session:${hash.toString('hex')}` }] }
 }
 
 /**
- * Does what only somebody with the second factor may do, in the transaction that uses the code up and holds the
- * account; for whoever has none, just does it. `wrong` when the code is; while no more are taken, the seconds until
- * they are.
+ * Runs `act` if the code is right, in the transaction that consumes the code and locks the account. A user without a
+ * second factor needs no code. Returns `wrong` for a wrong code, and the seconds to wait after too many attempts.
  */
 export async function withSecondFactor<T> (
   app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
@@ -182,8 +174,8 @@ export async function withSecondFactor<T> (
 }
 
 /**
- * Counts an attempt and judges it in a transaction that holds the account; undefined from there is a wrong code, which
- * is recorded. Answers as `withSecondFactor`.
+ * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
+ * wrong; this is recorded. Returns the same as `withSecondFactor`.
  */
 export async function withAttempt<T extends object> (
   app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
@@ -196,7 +188,7 @@ export async function withAttempt<T extends object> (
     done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
       const found = await findUser(db, user.id)
-      // Another one than was asked for, or none any more: whoever changed that was faster.
+      // Another request may have changed the second factor or disabled the account.
       const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
       return isSame ? judge(db, code) : undefined
     }, request)
@@ -215,7 +207,7 @@ export async function withAttempt<T extends object> (
 interface Judged {
   found: Awaited<ReturnType<typeof findUser>>
   counts: readonly Count[]
-  /** What is recorded when the password is wrong. */
+  /** The event to record if the password is wrong. */
   refusal: EventName
 }
 
@@ -244,7 +236,7 @@ async function judge (
     return verifiedOf(found, found.password_hash)
   }
   const password_hash = await hashPassword(password, app.costs.password)
-  // Whoever was faster may have changed the password: then it is judged by the new one.
+  // Another request may have changed the password: then verify against the new hash.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
     ? verifiedOf(found, password_hash)
     : judge(app, request, { ...judged, found: await findUser(app.db, found.id) }, password)
@@ -253,22 +245,22 @@ async function judge (
 const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string): Verified =>
   ({ id, name, second_factor_id, password_hash })
 
-const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
-export const WRONG_CODE = 'The code is not right, or it was used already. Codes of the application change all the time.'
+const LOCKED = 'There have been too many attempts. Wait a few minutes, then try again.'
+export const WRONG_CODE = 'The code is wrong or was already used. Enter the current code of your authenticator app.'
 
-/** What was refused, in words, with the headers that belong to it: `wrong`, or the seconds to wait. */
+/** The problem for `wrong` or for the seconds to wait; sets Retry-After. */
 export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: string): Problem {
   if (refused === 'wrong') return { problem: wrong, status: 422 }
   reply.header('retry-after', refused)
   return { problem: LOCKED, status: 429 }
 }
 
-/** Why a new password cannot be taken; undefined when it can. */
+/** The problem with a new password; undefined if it is acceptable. */
 export function problemWith (password: string): string | undefined {
   if ([...password].length < PASSWORD.minCharacters) {
-    return `The new password has to have at least ${PASSWORD.minCharacters} characters.`
+    return `The new password must have at least ${PASSWORD.minCharacters} characters.`
   }
   return Buffer.byteLength(password) > PASSWORD.maxBytes
-    ? `The new password has to have at most ${PASSWORD.maxBytes} bytes.`
+    ? `The new password must have at most ${PASSWORD.maxBytes} bytes.`
     : undefined
 }

@@ -5,15 +5,15 @@ import type { Parameters } from './body.ts'
 import { failOAuth, OAuthError } from './errors.ts'
 
 /**
- * The client of a token request. All clients are public, so naming one is all there is; HTTP Basic with an empty
- * password names it too, because some libraries try that first (RFC 6749, 2.3.1).
+ * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
+ * accepted, too, because some libraries try it first (RFC 6749, 2.3.1).
  */
 export async function clientOf (db: Db, request: FastifyRequest, parameters: Parameters): Promise<Client> {
   const basic = basicOf(request)
   const named = parameters.get('client_id')
   if (basic !== undefined && named !== undefined && basic.id !== named) failOAuth('invalid_request')
   const id = basic?.id ?? named ?? failOAuth('invalid_request')
-  // A secret that nobody was given is wrong.
+  // Public clients have no secret, so every secret is wrong.
   const client = (basic?.password ?? '') === '' && !parameters.has('client_secret')
     ? await findClient(db, id)
     : undefined
@@ -21,7 +21,7 @@ export async function clientOf (db: Db, request: FastifyRequest, parameters: Par
   return client
 }
 
-/** The client that HTTP Basic names with an empty password; undefined for everything else that is sent there. */
+/** The client id from HTTP Basic with an empty password; otherwise undefined. */
 export function clientInBasic (request: FastifyRequest): string | undefined {
   try {
     const basic = basicOf(request)

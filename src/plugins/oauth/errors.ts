@@ -1,11 +1,11 @@
 import type { FastifyInstance, FastifyReply } from 'fastify'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 
-/** An error of RFC 6749 on its way to the answer. */
+/** An error with a code of RFC 6749. */
 export class OAuthError extends Error {
   override name = 'OAuthError'
   readonly code: OAuthErrorCode
-  /** The client tried HTTP Basic: then, and only then, 401 with a challenge (RFC 6749, 5.2). */
+  /** The client used HTTP Basic: only then the status is 401, with a challenge (RFC 6749, 5.2). */
   readonly basic: boolean
 
   constructor (code: OAuthErrorCode, basic = false) {
@@ -19,7 +19,7 @@ export function failOAuth (code: OAuthErrorCode): never {
   throw new OAuthError(code)
 }
 
-/** `{error, error_description}` of RFC 6749, with the `message` that every error of this API has. */
+/** Sends `{error, error_description}` of RFC 6749, with the `message` of all errors of this API. */
 export function sendOAuthError (reply: FastifyReply, { code, basic }: OAuthError) {
   const { status, description } = OAUTH_ERRORS[code]
   if (basic) reply.header('www-authenticate', 'Basic realm="strongroom"')
@@ -38,7 +38,7 @@ const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
   internal_error: 'server_error'
 }
 
-/** What the rest of the service threw, as an error of the protocol. */
+/** The OAuth error for an error code of the API. */
 export function toOAuthError (code: string): OAuthError {
   return new OAuthError(OF_CATALOGUE[code] ?? 'invalid_request')
 }

@@ -14,14 +14,11 @@ import { secondFactor } from './second-factor.ts'
 import { token } from './token.ts'
 import { problemPage } from './views.ts'
 
-/**
- * OAuth 2.0 with PKCE, and the people whom it is about. The endpoints speak the protocol's language, the pages
- * people's.
- */
+/** OAuth 2.0 with PKCE, and the account pages. The endpoints send OAuth errors, the pages send HTML. */
 export const oauth: Domain = async (app) => {
   app.decorateRequest('hasLateEvents', false)
   app.decorateRequest('hasEnded', false)
-  // By now it is committed.
+  // The transaction is committed at this point.
   app.addHook('onResponse', async (request) => {
     if (request.hasLateEvents) app.lateEvents.wake()
     if (request.hasEnded) app.removals.wake()
@@ -33,7 +30,7 @@ export const oauth: Domain = async (app) => {
       if (error instanceof OAuthError) return sendOAuthError(reply, error)
       const known = toApiError(error)
       const { code } = known
-      // A path that is none of the endpoints.
+      // Not an OAuth endpoint.
       if (code === 'not_found') return sendError(request, reply, known)
       request.errorCode = code
       if (ERRORS[code].status >= 500) {
@@ -49,7 +46,7 @@ export const oauth: Domain = async (app) => {
   await app.register(async (pages) => {
     await installCookies(pages)
     await installForms(pages)
-    // No other origin reads a page, whichever may call the API (OA-22): a preflight is a method that pages do not take.
+    // Pages never allow CORS, not even for the origins that may call the API (OA-22): preflights get 405.
     pages.addHook('onRoute', (route) => { Object.assign(route.config ??= {}, { cors: false }) })
     for (const url of ['/oauth/*', '/account', '/account/*']) {
       pages.options(url, {
@@ -63,7 +60,7 @@ export const oauth: Domain = async (app) => {
       request.errorCode = code
       const { status, message } = ERRORS[code]
       if (status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
-      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'This did not work', message))
+      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'The request failed', message))
     })
     await pages.register(authorize, { prefix: '/oauth' })
     await pages.register(accounts)

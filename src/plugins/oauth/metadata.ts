@@ -2,8 +2,8 @@ import { ResourceMetadata, ServerMetadata } from '../../../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../../../schemas/scopes.ts'
 import type { Domain } from '../../http/routes/types.ts'
 
-// What is found without asking anybody: RFC 8414 for the authorization server, RFC 9728 for the API that it protects.
-// Both are public and the same for everyone, so any page may read them, and every proxy may keep them for five minutes.
+// Discovery documents: RFC 8414 for the authorization server, RFC 9728 for the API. Both are public and the same for
+// every caller, so all origins may read them, and proxies may cache them for five minutes.
 const SHARED = { 'access-control-allow-origin': '*', 'cross-origin-resource-policy': 'cross-origin' }
 const CONFIG = { access: 'public', limit: 'none', cache: 'public, max-age=300' } as const
 

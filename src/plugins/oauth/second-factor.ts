@@ -17,9 +17,9 @@ import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type Si
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
-const WRONG_PASSWORD = 'The password is not right.'
+const WRONG_PASSWORD = 'The password is wrong.'
 
-/** The second factor of a person, on their account page: setting it up, new recovery codes, turning it off. */
+/** The account pages of the second factor: set it up, create new recovery codes, turn it off. */
 export const secondFactor: Domain = async (app) => {
   app.get('/account/second-factor', {
     schema: { hide: true },
@@ -36,7 +36,7 @@ export const secondFactor: Domain = async (app) => {
     if (typeof confirmed !== 'object') return overview(session, refusal(reply, confirmed, WRONG_PASSWORD))
     const secret = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
-      // What is in use stays until it is turned off, with a code.
+      // An active second factor can only be replaced after it was turned off with a code.
       if ((await findUser(db, user.id))?.second_factor_id !== null) return undefined
       const secret = await beginFactor(db, app.keyring, user.id)
       await recordForUser(db, request, user, 'second-factor.prepare')
@@ -55,7 +55,7 @@ export const secondFactor: Domain = async (app) => {
           await recordForUser(db, request, user, 'second-factor.enroll')
           return { codes, user: (await findUser(db, user.id))! }
         })
-      // Without the secret: whoever has not kept it begins anew, with the password.
+      // The secret is not shown again; a user who has lost it starts again with the password.
       if (typeof confirmed !== 'object') {
         return confirmFactorPage(session, undefined, refusal(reply, confirmed, WRONG_CODE))
       }
@@ -64,7 +64,7 @@ export const secondFactor: Domain = async (app) => {
       return recoveryCodesPage(codes)
     })
 
-  // What changes a second factor that there is, asks for it and for the password.
+  // Changing an active second factor requires a code and the password.
   handle('/account/second-factor/change', [
     'second-factor.renew_recovery_codes', 'second-factor.disable', 'second-factor.use_recovery_code',
     'password.refuse', 'second-factor.refuse'
@@ -86,7 +86,7 @@ export const secondFactor: Domain = async (app) => {
     return changed.done && recoveryCodesPage(changed.done)
   })
 
-  // A form of somebody who is signed in, and the page that answers it; without one, the overview as it is then.
+  // Handles a form of a signed-in user. If `act` returns no page, it redirects to the overview.
   function handle (
     url: string, audit: readonly EventName[],
     act: (request: FastifyRequest, reply: FastifyReply, session: SignedIn) => Promise<Page | undefined>
@@ -111,6 +111,6 @@ export const secondFactor: Domain = async (app) => {
 const factorOf = ({ id: user_id, second_factor_id: id }: User) => ({ user_id, id: id! })
 
 async function disable (db: Db, userId: number): Promise<undefined> {
-  // The account's row was verified under the lock that is held.
+  // The account's row was verified under its lock, so a missing factor means tampering.
   if (!await deleteFactor(db, userId)) tampered()
 }

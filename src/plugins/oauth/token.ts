@@ -39,8 +39,8 @@ export const token: Domain = async (app) => {
     }
   })
 
-  // RFC 6749, 4.1.3. What is refused may have an effect (a burnt code, a revoked family), so it is an outcome and no
-  // throw.
+  // RFC 6749, 4.1.3. Errors are returned, not thrown, because their effects (a used code, a revoked grant) must be
+  // committed.
   async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
     const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) =>
       parameters.get(name) ?? failOAuth('invalid_request')) as [string, string, string]
@@ -56,7 +56,7 @@ export const token: Domain = async (app) => {
         await countWrongVerifier(db, hash)
         return 'invalid_grant'
       }
-      // Somebody has had this code: whoever has tokens for it loses them (RFC 6749, 4.1.2).
+      // A code sent twice may be stolen: revoke all tokens issued for it (RFC 6749, 4.1.2).
       if (found.is_used) return reuse(db, request, found.grant, 'code')
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
       await useCode(db, hash)
@@ -73,7 +73,7 @@ export const token: Domain = async (app) => {
       if (found === undefined || found.grant.client_id !== client.id) return 'invalid_grant'
       if (found.is_used) return reuse(db, request, found.grant, 'refresh_token')
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
-      // As at the authorization endpoint, `*` asks for everything that there is to have: here, what was granted.
+      // As at the authorization endpoint, `*` requests all available scopes: here, all granted scopes.
       const scope = parameters.get('scope') ?? '*'
       const asked = scope === '*' ? found.grant.scopes : [...new Set(scope.split(' '))]
       if (!asked.every((one) => found.grant.scopes.includes(one))) return 'invalid_scope'
@@ -107,7 +107,7 @@ function settle (outcome: TokenAnswer | OAuthErrorCode): TokenAnswer {
   return outcome
 }
 
-/** The error answers of an OAuth endpoint, for its document. */
+/** Response schemas of OAuth errors, for the OpenAPI document. */
 export function errorAnswers (...statuses: number[]) {
   return Object.fromEntries(statuses.map((status) => [status, OAuthErrorBody(status)]))
 }
