@@ -144,7 +144,7 @@ t.test('events of a person come without address and browser, but for what they d
   const lines = [...text.slice(text.indexOf('What happened to your account')).matchAll(/<span>([^<]*)<\/span>/g)]
     .map(([, line]) => line!)
   t.match(lines, [
-    /sign-in refused: wrong password \(attempts: 1\), from 127\.0\.0\.1, Stranger$/, /application allowed/,
+    /sign-in failed: wrong password \(attempts: 1\), from 127\.0\.0\.1, Stranger$/, /application allowed/,
     /organization joined \(organization: Nimbus\)/, /signed in, from 127\.0\.0\.1, .*browser$/
   ])
 })
