@@ -22,8 +22,8 @@ export interface BillingWorker {
 const PATIENCE = 10_000
 
 const WARNINGS: Record<Doubt, string> = {
-  contradiction: 'the provider says something else than was noted down',
-  twice: 'the money may have moved twice: it was noted down, and the provider says that it moved it, too'
+  contradiction: 'the provider contradicts the recorded outcome',
+  twice: 'the money may have moved twice: recorded by the operator and reported by the provider'
 }
 
 /**
@@ -42,9 +42,9 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
       if (due.length === 0) break
       for (const organization of due) {
         if (isStopped()) return
-        await attempt('the end of a period', { organization }, async () => {
+        await attempt('closing a billing period', { organization }, async () => {
           for (const { action } of await closePeriods(db, invoicing, defaultPlan, organization, isStopped)) {
-            log.info({ organization, action }, 'a period ended')
+            log.info({ organization, action }, 'billing period closed')
           }
         })
       }
@@ -79,7 +79,7 @@ function createOrderWorker (
     work: (signal: AbortSignal) => Promise<Outcome>,
     report: (db: Db, outcome: Outcome) => Promise<Doubt | undefined>
   ) {
-    await attempt('an order to the provider', of, async () => {
+    await attempt('payment provider request', of, async () => {
       const outcome = await ask(work)
       const doubt = await transaction(handle, (db) => report(db, outcome), { organization_id: of.organization })
       if (doubt !== undefined) log.warn({ ...of, outcome: outcome.status }, WARNINGS[doubt])
@@ -132,6 +132,6 @@ const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Pr
   } catch (error) {
     // That has a warning of its own.
     if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
-    log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
+    log.warn({ err: databaseError(error), ...of }, `${what} failed; will retry`)
   }
 }

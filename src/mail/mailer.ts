@@ -36,7 +36,7 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
       try {
         const { to, subject, text } = mail
         const address = mailboxOf(to)
-        if (address === undefined) return notSent(mail, 'its address is none that mail is sent to')
+        if (address === undefined) return notSent(mail, 'invalid e-mail address')
         transport ??= openTransport(smtp).catch((error) => {
           // What could not be loaded now, the next mail tries again.
           transport = undefined
@@ -81,13 +81,13 @@ function domainOf (publicUrl: string | undefined): string {
 interface Failure extends Error { code?: string, responseCode?: number }
 
 const REASONS: Record<string, string> = {
-  EAUTH: 'the mail server did not accept the user and password of SMTP_URL',
-  ECONNECTION: 'the mail server ended the connection',
-  EDNS: 'the host of SMTP_URL was not found',
+  EAUTH: 'the mail server rejected the user and password in SMTP_URL',
+  ECONNECTION: 'the mail server closed the connection',
+  EDNS: 'the host in SMTP_URL was not found',
   EENVELOPE: 'the mail server refused the sender or the recipient',
   EMESSAGE: 'the mail server refused the message',
   ETIMEDOUT: 'the mail server did not answer in time',
-  ETLS: 'the mail server does not offer TLS that can be trusted'
+  ETLS: 'the mail server does not offer TLS with a trusted certificate'
 }
 
 // What the mail server answers is not repeated, only its number: it may quote what it was sent.

@@ -73,7 +73,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       const { onFailure, ...mail } = posted
       if (await mailer.send(mail)) continue
       await onFailure?.().catch((error: Error) => {
-        log(`The failure of the mail to ${mail.about} was not recorded: ${error.name}`)
+        log(`Could not record that the mail to ${mail.about} failed: ${error.name}`)
       })
     }
   }
@@ -85,9 +85,9 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       const by = person === null ? organization : String(person)
       const both = `${by} ${address}`
       const reason = !turns.hasRoom(by, organization)
-        ? 'too many are waiting'
+        ? 'the mail queue is full'
         : sent.count(both) >= MOST_TO_ADDRESS
-          ? 'there were too many to the same address'
+          ? 'too many mails to this address in an hour'
           : undefined
       if (reason !== undefined) {
         log(`A mail of the organization ${organization} is not sent: ${reason}`)
