@@ -1,16 +1,16 @@
 import { ERRORS, type ErrorArgs, type ErrorCode } from '../../schemas/errors.ts'
 
-/** An error of the catalogue on its way to the answer. */
+/** An error of the catalogue (`ERRORS`); the error handler sends it as the response. */
 export class ApiError extends Error {
   override name = 'ApiError'
   readonly code: ErrorCode
   readonly details: unknown
-  /** Member name → sentences, for errors that say which member is wrong. */
+  /** Maps the name of each invalid member to its messages. */
   readonly errors: Record<string, string[]> | undefined
 
   constructor (code: ErrorCode, details?: unknown, errors?: Record<string, string[]>) {
     const { message, status } = ERRORS[code]
-    // Where a refusal was decided nobody reads, and it takes ten times as long as the rest of it.
+    // The stack of a 4xx error is not logged, and capturing it takes ten times as long as the rest of the constructor.
     const { stackTraceLimit } = Error
     if (status < 500) Error.stackTraceLimit = 0
     super(message)
@@ -21,14 +21,12 @@ export class ApiError extends Error {
   }
 }
 
-/** Ends the request with a catalogue error. It never returns, so a guard is one line. */
+/** Throws an error of the catalogue, which ends the request. */
 export function fail<C extends ErrorCode> (code: C, ...args: ErrorArgs<C>): never {
   throw new ApiError(code, args[0])
 }
 
-/**
- * Ends the request with 422 `validation_failed` (or a code of its kind) that names the member and says what is wrong.
- */
+/** Throws 422 `validation_failed` (or a similar code) with a message for the invalid member. */
 export function refuse (member: string, sentence: string, code: ErrorCode = 'validation_failed'): never {
   throw new ApiError(code, undefined, { [member]: [sentence] })
 }
