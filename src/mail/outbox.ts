@@ -25,7 +25,7 @@ export interface Outbox {
   isOpen: boolean
   /**
    * Reserves a place for a mail to a canonical address. Undefined if the sender's quota is used up, which is logged, or
-   * if no mail server is configured. Depends only on sender and address, so it does not reveal whether an account exists.
+   * without a mail server. Depends only on sender and address, so it does not reveal whether an account exists.
    */
   reserve (sender: Sender, address: string): Room | undefined
   /** The number of mails being sent, and the number of queued mails and reserved places. */
@@ -38,7 +38,7 @@ export interface Outbox {
 export const MOST_UNDER_WAY = 4
 /** Queued mails per organization and per sender: the number of members that an organization can add in an hour. */
 export const MOST_OF_ONE = 100
-// Queued mails in total, without the first mail of each sender. The first mail has a reserved place, so a sender with an
+// Queued mails in total, without the first mail of each sender. The first mail has its own place, so a sender with an
 // empty queue is never blocked by others. One sender may use at most this fraction of the free places.
 const MAX_QUEUED = 4_000
 const MAX_FRACTION = 1 / 8
@@ -55,8 +55,8 @@ const MAX_COUNTS = 20_000
 
 /**
  * Creates the outbox. Requests do not wait for the mail server. Mails are sent round robin over the senders, and over
- * each sender's organizations. A sender can neither fill the queue for others nor use up their mails to an address, even
- * through many organizations.
+ * each sender's organizations. A sender can neither fill the queue for others nor use up their mails to an address,
+ * even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
   const queue = createFairQueue()
