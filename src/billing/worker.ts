@@ -126,12 +126,12 @@ function createOrderWorker (
 }
 
 // Logs a failure and continues; the next run retries.
-const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Promise<void>): Promise<void> => {
+const attemptsIn = (log: Log) => async (job: string, of: object, work: () => Promise<void>): Promise<void> => {
   try {
     await work()
   } catch (error) {
     // `createSellerWarning` has logged it.
     if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
-    log.warn({ err: databaseError(error), ...of }, `${what} failed; will retry`)
+    log.warn({ err: databaseError(error), ...of }, `${job} failed; will retry`)
   }
 }

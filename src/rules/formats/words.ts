@@ -1,2 +1,2 @@
 /** A count with its noun in singular or plural: `1 version`, `2 versions`. */
-export const counted = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
+export const counted = (number: number, noun: string): string => `${number} ${noun}${number === 1 ? '' : 's'}`
