@@ -8,7 +8,7 @@ import type { Sql } from 'postgres'
 // The service's pool: as many transactions at once as it could have.
 const CLIENTS = 10
 
-/** What a write costs PostgreSQL alone, said the plain way. `:o` is one of 20 organizations with a document each. */
+/** The reference for writes: plain SQL in PostgreSQL. `:o` is one of 20 organizations with a document each. */
 const SCRIPT = `\\set o random(1, 20)
 BEGIN;
 SELECT key_version FROM bench_projects WHERE id = :o FOR SHARE;

@@ -83,7 +83,7 @@ async function answers (child: ChildProcess, url: string, log: string) {
   }
 }
 
-// Linux counts in hundredths of a second; elsewhere nobody counts.
+// Linux reports CPU time in hundredths of a second; not available on other systems.
 function cpuOf (pid: number): number {
   try {
     const [user, system] = fs.readFileSync(

@@ -1,6 +1,6 @@
 /**
- * The rows about restrictions: what a request of a restricted API token, or of a member who acts by teams, takes beside
- * the same request of a caller without restrictions.
+ * Restriction rows: the latency of a restricted API token, or of a member with roles through teams, compared with a
+ * caller without restrictions.
  */
 import type { Sql } from 'postgres'
 import { ulid } from 'ulidx'

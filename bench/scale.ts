@@ -1,6 +1,6 @@
 /**
- * The rows about size: what is read, stored and listed among very many levels and versions, beside the same service on
- * an empty database. Each has a server of its own, with the same real tenants.
+ * Size rows: reads, writes and lists in a database with very many levels and versions, compared with an almost empty
+ * database. Both have their own server and the same tenants that are measured.
  */
 import postgres from 'postgres'
 import { open } from '../src/commands/common/open.ts'
@@ -30,7 +30,7 @@ export const CHUNK = SHARE * OF_ORGANIZATION
 // Transactions at once: a process of PostgreSQL each.
 const AT_ONCE = 2
 
-// What one project has much of, in the filled database and in the empty one.
+// Large lists of one project, in both databases.
 const WIDE = { full: { targets: 99, environments: 100 }, empty: { targets: 1, environments: 1 } }
 const LONG = { full: 100_000, empty: HISTORY }
 
@@ -73,7 +73,7 @@ async function hasOrganizations (url: string): Promise<boolean> {
   }
 }
 
-/** Makes projects, those of an organization far from each other, and has the server look at what it has then. */
+/** Creates projects, interleaved over the organizations, and then updates the planner's statistics. */
 async function fill (env: Record<string, string>, projects: { id: string, shape: Shape }[]): Promise<string> {
   const opened = await open(loadConfig(env))
   const sql = postgres(env.DATABASE_URL!, { max: 1, onnotice: () => {} })
@@ -105,7 +105,7 @@ function strideOf (count: number): number {
   return stride
 }
 
-/** Leaves the rows out where `levels` is 0. In each round first the empty database is asked, then the filled one. */
+/** Skips the rows if `levels` is 0. Each round measures the empty database first, then the filled one. */
 export async function measureScale (bench: Bench, levels: number): Promise<void> {
   const { dir, env, load, rounds, seconds, lines } = bench
   const size = `${levels.toLocaleString('en')} levels, ${(levels * VERSIONS).toLocaleString('en')} versions`
