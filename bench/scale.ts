@@ -27,21 +27,21 @@ const VERSIONS = 10
 
 /** `--levels` is a multiple of it. */
 export const CHUNK = SHARE * OF_ORGANIZATION
-// Transactions at once: a process of PostgreSQL each.
+// Concurrent transactions; each uses a PostgreSQL process.
 const AT_ONCE = 2
 
 // Large lists of one project, in both databases.
 const WIDE = { full: { targets: 99, environments: 100 }, empty: { targets: 1, environments: 1 } }
 const LONG = { full: 100_000, empty: HISTORY }
 
-/** How much there is to be made. */
+/** The size of the data set. */
 export interface Size { organizations: number, levels: number, versions: number }
 
 /** Projects of each organization; throws where levels do not make whole ones. */
 export function projectsOf ({ organizations, levels, versions }: Size): number {
   const projects = levels / OF_PROJECT / organizations
   if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
-    throw new Error(`--levels is a multiple of ${OF_PROJECT} for each of --organizations, and both and --versions are from 1`)
+    throw new Error(`--levels must be a multiple of ${OF_PROJECT} times --organizations; all counts must be at least 1`)
   }
   return projects
 }
@@ -55,7 +55,7 @@ export function projectsOf ({ organizations, levels, versions }: Size): number {
 export async function fillDatabase (env: Record<string, string>, size: Size): Promise<string> {
   const { organizations, levels, versions } = size
   const projects = projectsOf(size)
-  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations already: give an empty one')
+  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations; use an empty database')
   const tenants = await makeTenants(env, organizations)
   const said = await fill(env, tenants.flatMap(({ id }) => Array.from({ length: projects }, (_, i) =>
     ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions } }))))
