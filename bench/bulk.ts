@@ -1,6 +1,6 @@
 /**
- * Makes very much at once, beside the API but as the service would have: every key is wrapped, every document and
- * version sealed, every row has its MAC, every event its place in the chain, and all that is counted is right.
+ * Inserts large data sets without the API, in the same form as the service: with wrapped keys, encrypted documents and
+ * versions, row MACs, chained audit events and correct counters.
  */
 import { sql } from 'drizzle-orm'
 import { ulid } from 'ulidx'
@@ -15,7 +15,7 @@ import { keyContext } from '../src/vault/keys/contexts.ts'
 import { sealCurrent, sealVersion, sizeOf } from '../src/vault/documents/documents.ts'
 import { makeServerKey, storageKeyOf } from '../src/vault/keys/keys.ts'
 
-/** What a project holds: a document of so many versions at itself, each target and each environment. */
+/** The size of a project: versions of the document at the project, each target and each environment. */
 export interface Shape {
   slug: string
   targets: number
@@ -26,9 +26,9 @@ export interface Shape {
 
 export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
 
-// Nobody derives these keys: what they open is opened by the data key.
+// No client derives these keys: the server decrypts with the data key.
 const ITERATIONS = 1000
-// Rows of a statement: some megabytes of JSON.
+// Rows per statement: some megabytes of JSON.
 const TOGETHER = 5000
 const DOCUMENT = 'SETTING=filled'
 
@@ -39,7 +39,7 @@ interface Level {
   environment_id: string | null
 }
 
-/** Makes a project in an organization that nobody else writes to meanwhile, in one transaction. */
+/** Creates a project in one transaction. No other process may write to the organization meanwhile. */
 export async function makeProject (
   { database, keyring }: { database: Database, keyring: Keyring },
   organization: { id: string, storage_key: Buffer }, shape: Shape
@@ -149,7 +149,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
     SELECT organization_id, id, project_id, target_id, environment_id, level, level_id, revision, key_version,
       decode(sealed, 'base64'), size_bytes, version, id, ${versions}::int, version_bytes, decode(mac, 'base64')
     FROM its`))
-  // Piece by piece, so that a long history is never in memory as a whole.
+  // In chunks, to limit memory for a long history.
   const total = levels.length * versions
   for (let from = 0; from < total; from += TOGETHER) {
     const rows = Array.from({ length: Math.min(TOGETHER, total - from) }, (_, i) => {

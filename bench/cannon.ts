@@ -19,7 +19,7 @@ interface Instance {
 interface Result { duration: number, errors: number, timeouts: number }
 type Autocannon = (options: Options, done: (error: Error | null, result: Result) => void) => Instance
 
-// It has no types of its own.
+// The package has no types.
 const autocannon = createRequire(import.meta.url)('autocannon') as Autocannon
 let current: Instance | undefined
 
@@ -41,7 +41,7 @@ function shoot (shot: Shot) {
     ...shot.amount !== undefined && { amount: shot.amount },
     ...shot.rate !== undefined && { overallRate: shot.rate },
     sampleInt: 100,
-    // Each connection starts somewhere else in the list, so that they do not all ask for the same at once.
+    // Each connection starts at another index, so that not all send the same request at once.
     setupClient: (client) => {
       const from = next++ % shot.requests.length
       client.setRequests([...shot.requests.slice(from), ...shot.requests.slice(0, from)])

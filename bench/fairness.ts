@@ -1,6 +1,6 @@
 /**
- * The rows about fairness: what requests of one organization wait for while another one runs long operations without a
- * pause, which its hourly limits do not allow in production.
+ * Fairness rows: the latency of one organization while another one runs long operations without a pause. In production,
+ * hourly limits prevent such a load.
  */
 import path from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
@@ -27,7 +27,7 @@ export async function measureFairness (bench: Bench): Promise<void> {
   await measureOnEmbedded(bench)
 }
 
-/** Each round measures one organization with nothing else under way, and while all projects of another are rotated. */
+/** Each round measures one organization without other load, and while another rotates the keys of all its projects. */
 async function measureOnPostgres (
   { dir, env, sql, load, tenants, rounds, seconds, lines, wanted }: Bench
 ): Promise<void> {
@@ -74,7 +74,7 @@ async function measureOnPostgres (
   }
 }
 
-/** With one connection to the database, a request waits for the rotation that runs, and for no other one. */
+/** With one database connection, a request waits for the current rotation, but not for queued rotations. */
 async function measureOnEmbedded ({ dir, rounds, seconds, lines, wanted }: Bench): Promise<void> {
   if (!wanted(EMBEDDED)) return
   const env = { DATA_DIR: path.join(dir, 'data-fairness') }
@@ -123,8 +123,8 @@ async function fill ({ url }: Running, tenant: Tenant): Promise<string[]> {
 }
 
 /**
- * Rotates every project of an organization again and again, all at the same time. The returned function ends that, and
- * answers how many milliseconds the rotations took.
+ * Rotates all projects of an organization concurrently in a loop. The returned function stops it and returns the
+ * durations of the rotations in milliseconds.
  */
 function rotateAll (service: Running, tenant: Tenant, projects: readonly string[]): () => Promise<number[]> {
   const stopped = new AbortController()

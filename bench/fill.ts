@@ -1,10 +1,9 @@
 /**
  * `npm run bench:fill [-- --organizations 1000 --levels 1000000 --versions 10]`: fills the PostgreSQL of `DATABASE_URL`
- * with organizations of as many levels each, of so many versions each. What is in it is the service's own: it reads and
- * writes it, `audit verify` and `drill` find nothing. The master key is that of `MASTER_KEY` or `MASTER_KEY_FILE`, as
- * the service takes them, or one that is made and printed. Without `DATABASE_URL` it starts a PostgreSQL to fill, says
- * what it took, and removes it. Prints a token of the first organization. What was interrupted is begun anew, on an
- * empty database: one with organizations is left as it is.
+ * with organizations of equally many levels and versions. The service can use the data, and `audit verify` and `drill`
+ * find no errors. Uses `MASTER_KEY` or `MASTER_KEY_FILE` like the service, or generates and prints a key. Without
+ * `DATABASE_URL` it fills a temporary PostgreSQL, prints time and size, and removes it. Prints a token of the first
+ * organization. Refuses a database that has organizations, so after an interruption start again with an empty one.
  */
 import { randomBytes } from 'node:crypto'
 import { parseArgs } from 'node:util'

@@ -1,4 +1,4 @@
-/** The rows about keys: a history that moves in the background, rotations, and what a key derivation costs others. */
+/** Key rows: background re-encryption of a history, rotations, and the effect of key derivations on other requests. */
 import { setTimeout as pause } from 'node:timers/promises'
 import type { Sql } from 'postgres'
 import { quantile, total, type Outcome, type Request, type startLoad } from './load.ts'
@@ -20,7 +20,7 @@ export interface Bench {
   wanted (row: string): boolean
 }
 
-/** What came of a work, and the milliseconds that `/healthz` took meanwhile. */
+/** The result of some work, and the latency of `/healthz` in milliseconds meanwhile. */
 interface Probed { outcome: Outcome, times: number[] }
 
 interface Progress {
@@ -42,7 +42,7 @@ const CREATIONS = 40
 const HEALTH_BAR = 100
 const WARM_BAR = 50
 
-// What a write to another project may take at the 99th percentile while a project is rotated, in milliseconds.
+// Bar of a write to another project during a rotation: 99th percentile in milliseconds.
 const WRITERS_BAR = 120
 
 // Longer than any rotation may take.
@@ -108,10 +108,7 @@ async function measureReEncryption (bench: Bench): Promise<void> {
   }
 }
 
-/**
- * A project is rotated while nobody else writes, and while every organization, its own too, stores into another
- * project.
- */
+/** Rotates a project without other writes, and while all organizations, including its own, write to another project. */
 async function measureRotations (bench: Bench): Promise<void> {
   const rows = ROTATED.map((documents) => ({
     documents, row: `rotate a project of ${documents} documents among writers to others`
@@ -160,9 +157,9 @@ async function measureRotations (bench: Bench): Promise<void> {
 }
 
 /**
- * In each round a new process is asked for 100 projects' documents at once, decrypted. What it owes to having just
- * started, and to the machine, shows in another new process that is asked for them encrypted. Then, when it has been
- * asked often enough for its code to be compiled, for 100 that it has not read yet, and for the same again.
+ * Each round reads 100 projects' decrypted documents at once from a new process. The reference is another new process
+ * that reads them encrypted; it shows the cost of the start and the machine. After warm-up, each round reads 100 other
+ * documents without cached keys, and then the same documents again.
  */
 async function measureCold (bench: Bench): Promise<void> {
   const row = `decrypt ${COLD} projects at once`
@@ -253,7 +250,7 @@ function fire (
   return bench.load.fire({ url, requests, expect: 200, seconds: LONGEST, connections: bench.connections, ...shot })
 }
 
-/** Asks for `/healthz` every few milliseconds, answered or not, while something is under way. */
+/** Sends a `/healthz` request every few milliseconds during some work, without waiting for responses. */
 async function probing ({ url }: Running, work: () => Promise<Outcome>): Promise<Probed> {
   const times: number[] = []
   const asked: Promise<void>[] = []
@@ -299,7 +296,7 @@ async function timed (work: () => Promise<void>): Promise<number> {
   return performance.now() - begun
 }
 
-/** A figure in milliseconds beside the one that is asked for, whatever the machine. */
+/** A row in milliseconds with an absolute bar, the same on all machines. */
 function within (milliseconds: number, bar: number) {
   return { reference: 'what is asked for', ...compare(milliseconds, bar, ' ms', 1), bar: { most: 1 } }
 }

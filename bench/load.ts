@@ -4,10 +4,7 @@ import { fileURLToPath } from 'node:url'
 
 export interface Request { method: 'GET' | 'POST', path: string, headers?: Record<string, string>, body?: string }
 
-/**
- * What to send and the one status that counts as an answer; for how many seconds, or how many requests in all, and at
- * most how many a second.
- */
+/** The requests, the expected status, the duration in seconds or the number of requests, and the maximum rate. */
 export interface Shot {
   url: string
   requests: Request[]
@@ -19,8 +16,8 @@ export interface Shot {
 }
 
 /**
- * Requests a second that were answered as expected, milliseconds, and how many were answered otherwise: by status, or
- * `none` without an answer in 10 s.
+ * Expected responses per second, latencies in milliseconds, and the number of unexpected responses by status
+ * (`none`: no response within 10 s).
  */
 export interface Outcome { rate: number, p50: number, p99: number, unexpected: Record<string, number> }
 
@@ -33,13 +30,13 @@ export function startLoad () {
       child.send(shot)
       return (await answered)[0] as Outcome
     },
-    /** Ends the shot that is under way before its time. */
+    /** Aborts the current load. */
     cease: () => { child.send('cease') },
     close: () => { child.disconnect() }
   }
 }
 
-/** The unexpected answers of several outcomes, in words: `0`, or how many there were of which status. */
+/** The unexpected responses of several outcomes as text: `0`, or the count of each status. */
 export function total (outcomes: Pick<Outcome, 'unexpected'>[]): string {
   const sums: Record<string, number> = {}
   for (const { unexpected } of outcomes) {
@@ -48,7 +45,7 @@ export function total (outcomes: Pick<Outcome, 'unexpected'>[]): string {
   return Object.entries(sums).map(([status, count]) => `${count} × ${status}`).join(', ') || '0'
 }
 
-/** The value below which this share of them lies; NaN of none. */
+/** The percentile of the values; NaN without values. */
 export function quantile (values: readonly number[], share: number): number {
   const sorted = [...values].sort((a, b) => a - b)
   return sorted[Math.floor(sorted.length * share)] ?? NaN

@@ -1,6 +1,6 @@
 /**
- * The rows about merges: the longest time for which a read that merges three large documents blocks the event loop. The
- * service runs in this process, where the event loop is watched; another process sends the load.
+ * Merge rows: the longest time that a merge of three large documents blocks the event loop. The service runs in this
+ * process, which measures the event loop; another process sends the load.
  */
 import { setTimeout as pause } from 'node:timers/promises'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
@@ -31,7 +31,7 @@ const lines = (count: number, line: (i: number) => string) => Array.from({ lengt
 const rowOf = (format: keyof typeof DOCUMENTS, what: string) =>
   `merge of 3 ${format} documents of ${DOCUMENTS[format].names.toLocaleString('en')} names, ${what}: longest time on the event loop`
 
-/** What is asked for of each format, by what the answer holds. */
+/** The request for each format, by the content of the response. */
 const WAYS = {
   'merged alone': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true`),
   'raw values': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true&raw=true`),
@@ -63,7 +63,7 @@ export async function measureMerges ({ env, load, tenants, rounds, lines, wanted
       for (let round = 0; round <= rounds; round++) {
         const delays = monitorEventLoopDelay({ resolution: RESOLUTION })
         delays.enable()
-        // A collection of what came before is not this round's.
+        // Collect garbage of earlier rounds first.
         await pause(100)
         delays.reset()
         const { p50, unexpected } = await load.fire({

@@ -5,10 +5,10 @@ import path from 'node:path'
 import { promisify } from 'node:util'
 import type { Sql } from 'postgres'
 
-// The service's pool: as many transactions at once as it could have.
+// As many concurrent transactions as the service's pool has connections.
 const CLIENTS = 10
 
-/** What a write costs PostgreSQL alone, said the plain way. `:o` is one of 20 organizations with a document each. */
+/** The reference for writes: plain SQL in PostgreSQL. `:o` is one of 20 organizations with a document each. */
 const SCRIPT = `\\set o random(1, 20)
 BEGIN;
 SELECT key_version FROM bench_projects WHERE id = :o FOR SHARE;
@@ -36,7 +36,7 @@ export async function makeTables (sql: Sql): Promise<void> {
     INSERT INTO bench_counters SELECT i, 1 FROM generate_series(1, 20) i`)
 }
 
-/** Answers a function that runs `pgbench` with prepared statements and gives transactions a second. */
+/** Returns a function that runs `pgbench` with prepared statements and returns transactions per second. */
 export async function preparePlainTx (
   sql: Sql, url: string, dir: string
 ): Promise<(seconds: number) => Promise<number>> {

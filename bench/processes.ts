@@ -9,7 +9,7 @@ import { freePort } from '../test/helpers/postgres.ts'
 /** A process under measurement. */
 export interface Running {
   url: string
-  /** Milliseconds from spawning it to its first good answer. */
+  /** Milliseconds from the spawn to the first successful response. */
   startedIn: number
   /** Resident memory in MiB. */
   memory (): number
@@ -83,7 +83,7 @@ async function answers (child: ChildProcess, url: string, log: string) {
   }
 }
 
-// Linux counts in hundredths of a second; elsewhere nobody counts.
+// Linux reports CPU time in hundredths of a second; not available on other systems.
 function cpuOf (pid: number): number {
   try {
     const [user, system] = fs.readFileSync(
@@ -106,7 +106,7 @@ function workersOf (pid: number): number[] {
 
 const processes = () => fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name)).map(Number)
 
-/** Milliseconds of CPU of every process of PostgreSQL on this machine that runs now. */
+/** CPU time in milliseconds of all running PostgreSQL processes on this machine. */
 export function cpuOfPostgres (): number {
   try {
     return processes().reduce((sum, pid) => sum + (isPostgres(pid) ? cpuOf(pid) : 0), 0)

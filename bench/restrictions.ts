@@ -1,6 +1,6 @@
 /**
- * The rows about restrictions: what a request of a restricted API token, or of a member who acts by teams, takes beside
- * the same request of a caller without restrictions.
+ * Restriction rows: the latency of a restricted API token, or of a member with roles through teams, compared with a
+ * caller without restrictions.
  */
 import type { Sql } from 'postgres'
 import { ulid } from 'ulidx'
@@ -34,7 +34,7 @@ const SMALL = { targets: 1, environments: 1, versions: 1 }
 const WIDE = { slug: 'wide', targets: 100, environments: 1, versions: 1 }
 const DEEP = { slug: 'deep', targets: 1, environments: 100, versions: 1 }
 const LONG = { slug: 'long', targets: 0, environments: 0, versions: 1000 }
-// Transactions at once: a process of PostgreSQL each.
+// Concurrent transactions; each uses a PostgreSQL process.
 const AT_ONCE = 2
 
 interface Row {

@@ -1,8 +1,8 @@
 /**
- * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --levels 1000000 --only WORD]`: every figure beside a
- * reference, measured in turns with it, because machines differ and are noisy; a ratio is the median of the rounds'
- * ratios. Prints one Markdown table. A missed bar is no failure. What shows only after minutes is measured for as many,
- * and what shows only among very many levels among so many, with ten versions each; 0 leaves it out.
+ * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --levels 1000000 --only WORD]`: measures each row alternately
+ * with a reference, because machines differ and are noisy. A ratio is the median of the rounds' ratios. Prints one
+ * Markdown table. A missed bar is not a failure. `--minutes` is the duration of long measurements, `--levels` the
+ * size of the large database, with ten versions per level; 0 skips these rows.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -53,7 +53,7 @@ if (!(Number.isInteger(levels / CHUNK) && levels >= 0)) throw new Error(`--level
 const wanted = (row: string) => row.includes(values.only)
 
 type Reference = 'static' | 'one-query' | 'plain-tx'
-/** `bar`: least rate, or most time of the median request, through that of the reference. */
+/** `bar`: the minimum rate, or the maximum median latency, as a ratio to the reference. */
 interface Load {
   row: string
   reference: Reference
@@ -103,14 +103,14 @@ try {
   fs.rmSync(dir, { recursive: true, force: true })
 }
 
-/** What the service is asked under load, with the reference that each row is measured in turns with. */
+/** The requests of each load row, and its reference. */
 async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   const { id, token } = tenants[0]!
   const created = await fillTenants(url, tenants)
   await fillLayers(url, tenants[0]!)
   await fillHistory(url, tenants[0]!, VERSIONS)
   await fillProjects(url, tenants[1]!, 'listed', PROJECTS)
-  // As autovacuum does within a minute: what is measured is not the planner's first guess.
+  // Autovacuum would do this within a minute; without statistics the planner guesses.
   await sql`ANALYZE`
   const one = `/api/v1/${id}/orbit/backend/live/secrets`
   const fresh = await fetch(url + one, { headers: { authorization: `Bearer ${token}` } })
@@ -192,7 +192,7 @@ async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   ]
 }
 
-/** Answers the rates by row, for the embedded database to be compared with. */
+/** Returns the rates by row, as references for the embedded database. */
 async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Promise<Map<string, number>> {
   const [service, bare] = await Promise.all([startService(dir, env), startBare(dir, server.url)])
   const plainTx = await preparePlainTx(sql, server.url, dir)
@@ -255,10 +255,7 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
   return rates
 }
 
-/**
- * The same reads of one process and of two. Where the two share their cores with what serves and asks them, there is no
- * bar.
- */
+/** The same reads with one process and with two. Has no bar on machines with too few cores for all processes. */
 async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
   const row = 'reads with 2 workers'
   if (!wanted(row)) return
@@ -300,7 +297,7 @@ async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): 
   }
 }
 
-/** What the process grows to under load that leaves it time to breathe: a leak shows, and a cache without bounds. */
+/** The memory of the process under moderate load; shows leaks and unbounded caches. */
 async function measureMemory (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
   const row = `memory after ${minutes} minutes of load at 70 %`
   if (minutes === 0 || !wanted(row)) return
@@ -345,7 +342,7 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
       const process = await begin()
       figures.start.push(process.startedIn)
       figures.cpu.push(process.cpu())
-      // Idle means idle: what the start left behind has settled.
+      // Wait until the start's background work has ended.
       await pause(1_000)
       figures.memory.push(process.memory())
       await process.stop()
@@ -379,7 +376,7 @@ async function measureEmbeddedStarts (): Promise<void> {
       const service = await startService(dir, env)
       figures.start.push(service.startedIn)
       figures.cpu.push(service.cpu())
-      // What a first start makes once it listens is made by then, and what V8 had to compile is.
+      // Wait for the first start's background work and for V8's compilation.
       await pause(5_000)
       figures.memory.push(service.memory())
       await service.stop()

@@ -1,6 +1,6 @@
 /**
- * The rows about size: what is read, stored and listed among very many levels and versions, beside the same service on
- * an empty database. Each has a server of its own, with the same real tenants.
+ * Size rows: reads, writes and lists in a database with very many levels and versions, compared with an almost empty
+ * database. Both have their own server and the same tenants that are measured.
  */
 import postgres from 'postgres'
 import { open } from '../src/commands/common/open.ts'
@@ -27,21 +27,21 @@ const VERSIONS = 10
 
 /** `--levels` is a multiple of it. */
 export const CHUNK = SHARE * OF_ORGANIZATION
-// Transactions at once: a process of PostgreSQL each.
+// Concurrent transactions; each uses a PostgreSQL process.
 const AT_ONCE = 2
 
-// What one project has much of, in the filled database and in the empty one.
+// Large lists of one project, in both databases.
 const WIDE = { full: { targets: 99, environments: 100 }, empty: { targets: 1, environments: 1 } }
 const LONG = { full: 100_000, empty: HISTORY }
 
-/** How much there is to be made. */
+/** The size of the data set. */
 export interface Size { organizations: number, levels: number, versions: number }
 
 /** Projects of each organization; throws where levels do not make whole ones. */
 export function projectsOf ({ organizations, levels, versions }: Size): number {
   const projects = levels / OF_PROJECT / organizations
   if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
-    throw new Error(`--levels is a multiple of ${OF_PROJECT} for each of --organizations, and both and --versions are from 1`)
+    throw new Error(`--levels must be a multiple of ${OF_PROJECT} times --organizations; all counts must be at least 1`)
   }
   return projects
 }
@@ -55,7 +55,7 @@ export function projectsOf ({ organizations, levels, versions }: Size): number {
 export async function fillDatabase (env: Record<string, string>, size: Size): Promise<string> {
   const { organizations, levels, versions } = size
   const projects = projectsOf(size)
-  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations already: give an empty one')
+  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations; use an empty database')
   const tenants = await makeTenants(env, organizations)
   const said = await fill(env, tenants.flatMap(({ id }) => Array.from({ length: projects }, (_, i) =>
     ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions } }))))
@@ -73,7 +73,7 @@ async function hasOrganizations (url: string): Promise<boolean> {
   }
 }
 
-/** Makes projects, those of an organization far from each other, and has the server look at what it has then. */
+/** Creates projects, interleaved over the organizations, and then updates the planner's statistics. */
 async function fill (env: Record<string, string>, projects: { id: string, shape: Shape }[]): Promise<string> {
   const opened = await open(loadConfig(env))
   const sql = postgres(env.DATABASE_URL!, { max: 1, onnotice: () => {} })
@@ -105,7 +105,7 @@ function strideOf (count: number): number {
   return stride
 }
 
-/** Leaves the rows out where `levels` is 0. In each round first the empty database is asked, then the filled one. */
+/** Skips the rows if `levels` is 0. Each round measures the empty database first, then the filled one. */
 export async function measureScale (bench: Bench, levels: number): Promise<void> {
   const { dir, env, load, rounds, seconds, lines } = bench
   const size = `${levels.toLocaleString('en')} levels, ${(levels * VERSIONS).toLocaleString('en')} versions`

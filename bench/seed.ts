@@ -64,7 +64,7 @@ export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
   }
 }
 
-/** Project `history` has one document with so many versions. */
+/** Project `history` has one document with this number of versions. */
 export async function fillHistory (url: string, tenant: Tenant, versions: number): Promise<void> {
   await makeLevel(url, tenant, 'history')
   const request = storing(tenant, { ...LEVEL, project: 'history' })
@@ -93,7 +93,7 @@ export async function fillProjects (url: string, tenant: Tenant, name: string, c
   await several(count, async (i) => {
     await send(url, posting(tenant.token, `/api/v1/${tenant.id}/projects`, { name: projects[i] }))
     await send(url, storing(tenant, { project: projects[i] }))
-  // Each derives a key.
+  // Low concurrency, because each creation derives a key.
   }, 4)
   return projects
 }
@@ -117,7 +117,7 @@ export function getting (token: string, path: string, headers: Record<string, st
   return { method: 'GET', path, headers: { authorization: `Bearer ${token}`, ...headers } }
 }
 
-/** Sends one request and answers its body; anything but success ends the run. */
+/** Sends a request and returns its body; throws on an error status. */
 export async function send (url: string, { method, path, headers, body }: Request): Promise<unknown> {
   const answer = await fetch(url + path, { method, ...headers && { headers }, ...body !== undefined && { body } })
   if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
@@ -135,7 +135,7 @@ async function makeLevel (url: string, tenant: Tenant, project: string): Promise
   await send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: 'live' }))
 }
 
-/** Does it so many times, 25 at once. */
+/** Runs the work `count` times, `atOnce` concurrently. */
 export async function several (count: number, work: (i: number) => Promise<unknown>, atOnce = 25): Promise<void> {
   let next = 0
   await Promise.all(Array.from({ length: atOnce }, async () => {

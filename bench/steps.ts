@@ -1,6 +1,5 @@
 /**
- * The rows about single steps on the event loop, which nobody else can interrupt: the longest of each kind, beside what
- * is asked for.
+ * Rows about single synchronous steps, which block the event loop: the longest of each kind, compared with its bar.
  */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
 import { boundsOf, readJson, readLargeJson } from '../src/http/bodies/json.ts'

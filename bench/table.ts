@@ -44,7 +44,7 @@ export function median (values: number[]): number {
   return sorted.length % 2 === 1 ? sorted[Math.floor(middle)]! : (sorted[middle - 1]! + sorted[middle]!) / 2
 }
 
-/** How long the disk takes to keep a page, in milliseconds: write figures mean nothing without it. */
+/** The time of an `fdatasync` of one page in milliseconds, the context for all write figures. */
 export function probeDisk (dir: string): string {
   const file = fs.openSync(path.join(dir, 'probe'), 'w')
   const page = Buffer.alloc(8192, 1)
@@ -60,7 +60,7 @@ export function probeDisk (dir: string): string {
   return `${median(times).toFixed(2)} ms (p99 ${times[197]!.toFixed(2)} ms)`
 }
 
-/** The two figures as they are shown, and their ratio. */
+/** Formats both figures and computes their ratio. */
 export function compare (own: number, other: number, unit: string, digits: number) {
   const show = (value: number) => `${value.toLocaleString('en', { maximumFractionDigits: digits })}${unit}`
   return { own: show(own), other: show(other), ratio: own / other }

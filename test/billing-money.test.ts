@@ -294,7 +294,7 @@ t.test('what comes from the provider while the operator notes something else dow
   await background(app, async () => (await rows('charges', caller))[0]!.provider_status !== null)
   t.match(await rows('charges', caller), [{ status: 'succeeded', provider_reference: `ch_${id}` }])
   t.strictSame(await eventsOf(service, caller), ['charge.create', 'invoice.void', 'charge.report'])
-  t.ok(logs.some((line) => line.includes('something else than was noted down') && line.includes(id)))
+  t.ok(logs.some((line) => line.includes('contradicts the recorded outcome') && line.includes(id)))
 })
 
 t.test('what was noted down as moved and the provider moved, too, is a warning with its ids', async (t) => {

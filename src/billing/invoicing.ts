@@ -10,13 +10,13 @@ import { lockPlan } from '../repositories/billing/plans.ts'
 import { findSubscription, type Subscription } from '../repositories/billing/subscriptions.ts'
 import { fail } from '../rules/errors.ts'
 
-/** How this service makes invoices. */
+/** Settings for invoices. */
 export interface Invoicing {
-  /** Without a name nothing that costs something is invoiced. */
+  /** Without a name, only invoices without an amount can be issued. */
   seller: Party
-  /** Tells the operator that the name is missing. */
+  /** Logs that the seller's name is missing. */
   warnOfSeller: () => void
-  /** What is to be read on each invoice beside that; may be empty. */
+  /** A note on each invoice; may be empty. */
   note: string
   /** Days until an invoice is due. */
   dueDays: number
@@ -26,25 +26,25 @@ export interface Invoicing {
 export interface NewInvoice {
   currency: string
   lines: InvoiceLine[]
-  /** What the coupon takes off. */
+  /** The coupon's discount. */
   discount: number
-  /** Whether what the organization has in credit pays for it first. */
+  /** Whether the organization's credit is used first. */
   usesCredit: boolean
-  /** The default one when it is left out. */
+  /** The organization's default method if omitted. */
   method?: PaymentMethodRow | undefined
 }
 
 /**
- * Holds an organization until the end of the transaction: changes of its billing take turns. 404 when it is gone. What
- * else they hold comes right after it (docs/decisions/0029), in this order: coupon, invoice, charge, refund. Of an
- * organization that is gone the books remain, in the same order.
+ * Locks an organization until the end of the transaction, which serializes changes of its billing. Throws 404 if the
+ * organization is deleted. Lock other rows afterwards, in this order: coupon, invoice, charge, refund
+ * (docs/decisions/0029). The rows of a deleted organization are locked in the same order.
  */
 export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
   return { plan, account: await requireAccount(db, organizationId) }
 }
 
-/** Holds an organization that has a subscription, as `holdAccount` does. 404 when it has none. */
+/** Locks an organization like `holdAccount` and reads its subscription. Throws 404 without a subscription. */
 export async function holdSubscription (
   db: Db, organizationId: string
 ): Promise<{ account: Account, subscription: Subscription }> {
@@ -54,19 +54,20 @@ export async function holdSubscription (
 
 const DAY = 24 * 60 * 60 * 1000
 
-/** Tells the operator, once a day at most, that nobody is named who sells: what waits for that is tried again often. */
+/** Logs a missing seller name at most once a day, because the worker retries often. */
 export function createSellerWarning (warn: (line: string) => void): () => void {
   let next = 0
   return () => {
     if (performance.now() < next) return
     next = performance.now() + DAY
-    warn('INVOICE_SELLER_NAME is not set: nothing that costs something is invoiced, and subscriptions wait for it')
+    warn('INVOICE_SELLER_NAME is not set: set it to issue invoices and renew paid subscriptions')
   }
 }
 
 /**
- * Makes the next invoice of an organization, which the caller holds, and the charge that asks for what is to pay.
- * Nothing to pay is paid. 503 where nobody is named who sells: an invoice is made for good.
+ * Creates the next invoice of an organization and the charge for its total. The caller has locked the organization. An
+ * invoice with total 0 is paid at once, without a charge. Throws 503 without a seller name, because an issued invoice
+ * cannot be corrected.
  */
 export async function issueInvoice (
   db: Db, { seller, note, dueDays, provider, warnOfSeller }: Invoicing, account: Account, invoice: NewInvoice, now: Date

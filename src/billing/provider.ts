@@ -1,16 +1,16 @@
 import type { PaymentStatus } from '../../schemas/billing.ts'
 
-/** Money that is to be asked for. */
+/** A request to charge an amount. */
 export interface ChargeOrder {
-  /** Ours. Whoever is asked twice with one id does it once, and answers what became of it. */
+  /** The idempotency key: the provider executes a repeated order once and returns its outcome. */
   id: string
   amount: number
   currency: string
-  /** The payment method that the organization chose; null where it has none. */
+  /** The organization's payment method; null if it has none. */
   payment_method_id: string | null
 }
 
-/** Money that is to go back, of a charge that succeeded. */
+/** A request to refund an amount of a successful charge. */
 export interface RefundOrder {
   id: string
   amount: number
@@ -18,12 +18,13 @@ export interface RefundOrder {
   charge: { id: string, reference: string | null }
 }
 
-/** What the provider says: `pending` where it is known later. */
+/** The provider's result; `pending` if it is not known yet. */
 export interface Outcome { status: PaymentStatus, reference: string | null }
 
 /**
- * Who moves money. It is told outside of every transaction, after the intent was committed, and again until it has
- * answered, whatever was noted down meanwhile: an order is known by its id. `signal` ends what takes too long.
+ * A payment provider. Orders are sent outside of transactions, after the charge or refund was committed, and repeated
+ * with the same id until the provider returns a final status, even if the operator has recorded an outcome meanwhile.
+ * `signal` aborts a call at its timeout.
  */
 export interface Provider {
   name: string
@@ -31,14 +32,11 @@ export interface Provider {
   refund (order: RefundOrder, signal: AbortSignal): Promise<Outcome>
 }
 
-/**
- * Who has the money of a charge that succeeded, and gives it back: the provider that says so; else the operator, who
- * noted it down.
- */
+/** The provider that refunds a successful charge: the one that reported the success, else `manual` (the operator). */
 export const holderOf = ({ provider, provider_status }: { provider: string, provider_status: PaymentStatus | null }) =>
   provider_status === 'succeeded' ? provider : manual.name
 
-/** Whether a provider was asked to move the money of a charge or refund, and has not said yet what came of it. */
+/** Whether a charge or refund was sent to a provider that has not reported a final status yet. */
 export const isUnanswered = (
   { provider, asked_at, provider_status }:
   { provider: string, asked_at: Date | null, provider_status: PaymentStatus | null }
@@ -46,8 +44,8 @@ export const isUnanswered = (
   provider !== manual.name && (provider_status === 'pending' || (asked_at !== null && provider_status === null))
 
 /**
- * The operator's own ledger: invoices are paid by wire transfer, and the operator notes down what came and what went
- * (`invoice paid`, `refund paid`). It holds no data of cards or accounts.
+ * Payment by wire transfer. The operator records received payments and refunds (`invoice paid`, `refund paid`). Stores
+ * no card or account data.
  */
 export const manual: Provider = {
   name: 'manual',

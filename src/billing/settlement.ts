@@ -11,23 +11,23 @@ import { refundableOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
-// What becomes of invoices, charges and refunds. Each holds its organization (`lockPlan`) and then what it changes in
-// the order of `holdAccount`; of an organization that is gone the books alone.
+// Settles invoices, charges and refunds. Each function locks the organization (`lockPlan`), unless it is deleted, and
+// then the rows in the order of `holdAccount`.
 
-/** What the operator noted down. */
+/** The result of recording an outcome by the operator. */
 export interface Note {
-  /** Who was asked to move the same money and has not said what came of it, so that it may move twice; else null. */
+  /** A provider that has the same order and has not reported a status, so the money may move twice; else null. */
   unanswered: string | null
 }
 
 const noteOn = (orders: (Charge | Refund)[]): Note => ({ unanswered: orders.find(isUnanswered)?.provider ?? null })
 
-/** Notes down that what an invoice asks for was received; undefined when it is not open. */
+/** Records an invoice as paid; undefined if it is not open. */
 export async function payInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   return noteInvoice(db, actor, id, 'paid')
 }
 
-/** Notes down that an invoice asks for nothing any more; undefined when it is not open. */
+/** Records an invoice as void; undefined if it is not open. */
 export async function voidInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   return noteInvoice(db, actor, id, 'void')
 }
@@ -42,8 +42,8 @@ async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | '
 }
 
 /**
- * Closes an invoice that is open, and with it its charges. What is not used of its period becomes credit once it is
- * paid; what it took from the credit is there again once it is void.
+ * Closes an open invoice and its charges. When it is paid, the unused part of its period becomes credit. When it is
+ * void, the credit that it used is returned.
  */
 async function closeInvoice (
   db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
@@ -60,8 +60,8 @@ async function closeInvoice (
 const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
 
 /**
- * Gives back a charge that was received, or a part of it; all that is left when no amount is named. The caller holds
- * the organization, unless that is gone, and records the event.
+ * Creates a refund of a successful charge; without an amount, of all that is refundable. The caller locks the
+ * organization, unless it is deleted, and records the event.
  */
 export async function giveBack (
   db: Db, organizationId: string, chargeId: string, { amount, reason }: { amount?: number, reason?: string }
@@ -69,16 +69,16 @@ export async function giveBack (
   const charge = await lockCharge(db, organizationId, chargeId) ?? fail('not_found')
   if (charge.status !== 'succeeded') fail('charge_not_settled')
   const left = refundableOf((await findInvoice(db, organizationId, charge.invoice_id))!, charge)
-  const its = amount ?? left
-  if (its > left || left === 0) fail('refund_exceeds_charge', { left })
+  const refunded = amount ?? left
+  if (refunded > left || left === 0) fail('refund_exceeds_charge', { left })
   const refund = await createRefund(db, {
-    charge, id: ulid(), provider: holderOf(charge), amount: its, reason: reason ?? null
+    charge, id: ulid(), provider: holderOf(charge), amount: refunded, reason: reason ?? null
   })
   const { id, currency } = charge
-  return { refund, charge, event: eventOf('refund.create', refund.id, { amount: its, currency, charge_id: id }) }
+  return { refund, charge, event: eventOf('refund.create', refund.id, { amount: refunded, currency, charge_id: id }) }
 }
 
-/** Gives back a charge by the operator, also of an organization that is gone; the refund. */
+/** Creates a refund for the operator, also for a deleted organization. */
 export async function addRefund (
   db: Db, actor: Actor, chargeId: string, refund: { amount?: number }
 ): Promise<Refund> {
@@ -88,26 +88,26 @@ export async function addRefund (
   return given.refund
 }
 
-/** Notes down what became of a refund; undefined when that is known already. */
+/** Records the outcome of a refund; undefined if there is no such pending refund. */
 export async function payBack (
   db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
 ): Promise<Note | undefined> {
   const { organization_id } = actor
   await lockPlan(db, organization_id)
-  const held = await lockRefund(db, organization_id, id)
-  if (held?.refund.status !== 'pending') return undefined
-  await settleRefund(db, held, status)
-  await updateNoted(db, 'refund', held.refund, status)
-  await recordEvent(db, actor, refundEvent(held.refund, status))
-  return noteOn([held.refund])
+  const locked = await lockRefund(db, organization_id, id)
+  if (locked?.refund.status !== 'pending') return undefined
+  await settleRefund(db, locked, status)
+  await updateNoted(db, 'refund', locked.refund, status)
+  await recordEvent(db, actor, refundEvent(locked.refund, status))
+  return noteOn([locked.refund])
 }
 
-/** Notes down that the operator looked at a refund; undefined when there is nothing to look at (`concernOf`). */
+/** Records that the operator checked a refund; undefined if there is nothing to check (`concernOf`). */
 export async function checkRefund (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   await lockPlan(db, actor.organization_id)
-  const held = await lockRefund(db, actor.organization_id, id)
-  if (held === undefined || held.refund.checked_at !== null || concernOf(held.refund) === undefined) return undefined
-  await updateChecked(db, held.refund)
+  const refund = (await lockRefund(db, actor.organization_id, id))?.refund
+  if (refund === undefined || refund.checked_at !== null || concernOf(refund) === undefined) return undefined
+  await updateChecked(db, refund)
   await recordEvent(db, actor, eventOf('refund.check', id))
   return { unanswered: null }
 }
@@ -119,37 +119,33 @@ const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): Au
   details: { amount }
 })
 
-/**
- * What a provider says and the operator noted down do not go together: it is not the same, or the same money may have
- * moved by both of them.
- */
+/** A conflict between the provider and the operator: different outcomes, or both report the same payment. */
 export type Doubt = 'contradiction' | 'twice'
 
-/** Of what was settled before: by a note, since the provider has said nothing like it yet. */
-function doubtOf (settled: Charge['status'], says: 'succeeded' | 'failed'): Doubt | undefined {
-  if (settled === 'pending') return undefined
-  if (settled !== says) return 'contradiction'
-  return says === 'succeeded' ? 'twice' : undefined
+/** Compares the outcome that the operator recorded with the provider's report. */
+function doubtOf (recorded: Charge['status'], reported: 'succeeded' | 'failed'): Doubt | undefined {
+  if (recorded === 'pending') return undefined
+  if (recorded !== reported) return 'contradiction'
+  return reported === 'succeeded' ? 'twice' : undefined
 }
 
 /**
- * What an operator has to look at of a refund that is settled: what the provider said of it, or that it was asked to
- * move the same money and has not said yet what came of it. Undefined where nothing is.
+ * The reason why the operator has to check a settled refund: a conflict with the provider's report, or a provider that
+ * has the order and has not reported a status. Undefined if there is none.
  */
 export function concernOf (refund: Refund): Doubt | 'unanswered' | undefined {
   const { status, noted_status, provider_status } = refund
   if (status === 'pending') return undefined
   if (isUnanswered(refund)) return 'unanswered'
   if (provider_status === null || provider_status === 'pending') return undefined
-  // Where nobody noted anything down, the provider alone has moved it, and may have said another thing since.
+  // Without a record of the operator, compare the provider's latest report with its first.
   if (noted_status === null) return provider_status === status ? undefined : 'contradiction'
   return doubtOf(noted_status, provider_status)
 }
 
 /**
- * Notes down what the provider says of a charge. What it says after the charge was settled is remembered beside that:
- * money that came counts as received, also for an invoice that is void, so that it can go back; nothing else changes.
- * Answers what the operator has to look at.
+ * Records the provider's report on a charge. A success always settles the charge, even for a void invoice, so that the
+ * money can be refunded. A failure does not change a settled charge. Returns a conflict for the operator to check.
  */
 export async function reportCharge (
   db: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
@@ -176,23 +172,23 @@ export async function reportCharge (
 }
 
 /**
- * Notes down what the provider says of a refund, as of a charge: money that went counts as paid back, as far as there
- * is that much left of its charge.
+ * Records the provider's report on a refund, like `reportCharge`. A late success of a failed refund counts only if the
+ * charge still has that refundable amount.
  */
 export async function reportRefund (
   db: Db, { organization_id, id }: Refund, outcome: Outcome
 ): Promise<Doubt | undefined> {
   await lockPlan(db, organization_id)
-  const held = (await lockRefund(db, organization_id, id))!
-  const { refund, charge } = held
+  const locked = (await lockRefund(db, organization_id, id))!
+  const { refund, charge } = locked
   await updateReported(db, 'refund', refund, outcome)
   const { status } = outcome
   if (status === 'pending' || status === refund.provider_status) return undefined
   const isLate = refund.status !== 'pending'
-  if (!isLate) await settleRefund(db, held, status)
+  if (!isLate) await settleRefund(db, locked, status)
   else if (status === 'succeeded' && refund.status === 'failed') {
     const invoice = await findInvoice(db, organization_id, charge.invoice_id)
-    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, held, status)
+    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, locked, status)
   }
   await recordEvent(
     db, systemOf(organization_id), isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)

@@ -13,22 +13,24 @@ import { discountOf, periodEnd, unusedOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { issueInvoice, type Invoicing } from './invoicing.ts'
 
-// What handlers and the worker do to a subscription. Each holds the organization (`lockPlan`), so that they take turns.
+// Changes of subscriptions by handlers and the worker. The lock on the organization (`lockPlan`) serializes them.
 
-/** What is subscribed to. */
+/** The terms of a subscription. */
 export interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
 
-/** 422 where what an organization has does not fit into a plan. */
+/** Throws 422 `plan_limit_reached` if the organization's usage exceeds a limit of the plan. */
 export async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
-  for (const what of ['projects', 'members', 'bytes'] as const) {
-    const limit = plan[`max_${what}`]
+  for (const resource of ['projects', 'members', 'bytes'] as const) {
+    const limit = plan[`max_${resource}`]
     if (limit === null) continue
-    const used = what === 'bytes' ? await findStoredBytes(db, organizationId) : await countOf(db, organizationId, what)
+    const used = resource === 'bytes'
+      ? await findStoredBytes(db, organizationId)
+      : await countOf(db, organizationId, resource)
     if (used > limit) fail('plan_limit_reached', { limit, used, plan: plan.name })
   }
 }
 
-/** Begins a subscription: its plan holds at once, and its first period is invoiced. */
+/** Starts a subscription: switches the plan at once and invoices the first period. */
 export async function beginSubscription (
   db: Db, invoicing: Invoicing, account: Account, offer: Offer, now: Date
 ): Promise<Subscription> {
@@ -42,8 +44,8 @@ export async function beginSubscription (
 }
 
 /**
- * Gives a subscription another plan or interval: that holds at once, and begins a new period. What is left of the old
- * one becomes credit, which the invoice of the new one takes first.
+ * Changes the plan or interval of a subscription at once and starts a new period. The unused part of the old period
+ * becomes credit, which the new invoice uses first.
  */
 export async function changeSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, offer: Offer, now: Date
@@ -56,8 +58,8 @@ export async function changeSubscription (
   return updateSubscription(db, organization_id, { ...termsOf(offer), anchor: now, periods: 0, ...period })
 }
 
-// What was received for the rest of a period becomes credit: at once, or when the invoice that it stands on is paid;
-// never of one that is void.
+// Converts the unused part of the period to credit: at once for a paid invoice, at payment for an open one, never for a
+// void one.
 async function cutShort (
   db: Db, { organization_id, invoice_id, period_start, period_end }: Subscription, now: Date
 ): Promise<void> {
@@ -68,9 +70,9 @@ async function cutShort (
 }
 
 /**
- * Closes the periods of a subscription that are over, each in a transaction of its own: the next one begins, or the
- * subscription ends. The background and every change of a subscription go through here, so that none changes a period
- * that is over. One that is suspended is not billed on: it waits until the organization is active again.
+ * Closes ended periods of a subscription, each in its own transaction: starts the next period or ends the subscription.
+ * The worker and every change of a subscription call this function first, so that no change applies to an ended period.
+ * The subscription of a suspended organization waits until the organization is active again.
  */
 export async function closePeriods (
   handle: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string, isStopped = () => false
@@ -90,7 +92,7 @@ async function closePeriod (
   db: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string
 ): Promise<AuditEvent | undefined> {
   if (await lockPlan(db, organizationId) === undefined) return undefined
-  // Another instance may have been here.
+  // Check again under the lock: another instance may have closed the period.
   const due = await findDue(db, organizationId)
   if (due === undefined) return undefined
   const status = await findStatus(db, organizationId)
@@ -111,7 +113,7 @@ async function closePeriod (
   return event
 }
 
-// Goes on with the next period, at the price that the subscription began with.
+// Starts the next period at the original price of the subscription.
 async function renewSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, now: Date
 ): Promise<Subscription> {
@@ -125,8 +127,8 @@ async function renewSubscription (
 }
 
 /**
- * Ends a subscription: the organization falls back to the plan of whoever pays nothing, unless the operator gave it
- * another one meanwhile. What it has stays, also what that plan has no room for.
+ * Ends a subscription: switches the organization to the default plan, unless the operator has set another plan. Data
+ * above the limits of that plan stays.
  */
 export async function endSubscription (
   db: Db, { organization_id, plan }: Subscription, defaultPlan: string

@@ -3,7 +3,7 @@ import { mailboxOf } from '../rules/formats/emails.ts'
 
 /** A plain text message to one address. */
 export interface Mail {
-  /** What the log calls it, as `user 17`. */
+  /** The recipient's name in log messages, such as `user 17`. */
   about: string
   to: string
   subject: string
@@ -12,16 +12,16 @@ export interface Mail {
 
 export interface Mailer {
   /**
-   * Hands a mail to the mail server: true when the server took it. Otherwise one line says to the log why not, without
-   * the mail and without a credential; it never throws, because what the mail is about is done already.
+   * Sends a mail. Returns true if the mail server accepted it. Otherwise logs the reason without the text of the mail
+   * and without credentials. Never throws, because the change that the mail announces is already committed.
    */
   send (mail: Mail): Promise<boolean>
 }
 
-const TIMEOUT = 10_000
+const TIMEOUT_MS = 10_000
 const LOOPBACK = /^(?:localhost|127(?:\.\d{1,3}){3}|::1)$/i
 
-/** The mailer of a configuration: SMTP when `SMTP_URL` is set, else one that only logs that it did not send. */
+/** Creates a mailer: SMTP if `SMTP_URL` is set, else a mailer that sends nothing and logs each mail as not sent. */
 export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line: string) => void): Mailer {
   const notSent = ({ about }: Mail, reason: string) => {
     log(`The mail to ${about} was not sent: ${reason}`)
@@ -36,13 +36,13 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
       try {
         const { to, subject, text } = mail
         const address = mailboxOf(to)
-        if (address === undefined) return notSent(mail, 'its address is none that mail is sent to')
+        if (address === undefined) return notSent(mail, 'invalid e-mail address')
         transport ??= openTransport(smtp).catch((error) => {
-          // What could not be loaded now, the next mail tries again.
+          // The next mail retries the import.
           transport = undefined
           throw error
         })
-        // The address is an object, so that it is not parsed: what it holds cannot become a second recipient.
+        // nodemailer does not parse an address object, so the address cannot add a second recipient.
         await (await transport).sendMail({
           from, to: { name: '', address }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
         })
@@ -54,25 +54,25 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
   }
 }
 
-// Loaded with the first mail: a start, and a service that has no mail server, need none of it.
+// Imports nodemailer with the first mail, to keep the start fast.
 async function openTransport (smtp: NonNullable<Config['smtp']>) {
   const { createTransport } = await import('nodemailer')
   const isLocal = LOOPBACK.test(smtp.host)
   return createTransport({
     ...smtp,
     requireTLS: !smtp.secure && !isLocal,
-    // A relay on this machine may do without TLS, so its certificate, most often made by itself, protects nothing.
+    // A local relay may use no TLS at all, so its certificate, which is usually self-signed, is not verified.
     tls: { rejectUnauthorized: smtp.secure || !isLocal },
-    dnsTimeout: TIMEOUT,
-    connectionTimeout: TIMEOUT,
-    greetingTimeout: TIMEOUT,
-    socketTimeout: TIMEOUT,
+    dnsTimeout: TIMEOUT_MS,
+    connectionTimeout: TIMEOUT_MS,
+    greetingTimeout: TIMEOUT_MS,
+    socketTimeout: TIMEOUT_MS,
     disableFileAccess: true,
     disableUrlAccess: true
   })
 }
 
-// Mail servers refuse an IP address in the place of a domain.
+// Mail servers reject an IP address as the sender's domain.
 function domainOf (publicUrl: string | undefined): string {
   const host = publicUrl === undefined ? '' : new URL(publicUrl).hostname
   return host === '' || /^\[|^[\d.]+$/.test(host) ? 'localhost' : host
@@ -81,16 +81,16 @@ function domainOf (publicUrl: string | undefined): string {
 interface Failure extends Error { code?: string, responseCode?: number }
 
 const REASONS: Record<string, string> = {
-  EAUTH: 'the mail server did not accept the user and password of SMTP_URL',
-  ECONNECTION: 'the mail server ended the connection',
-  EDNS: 'the host of SMTP_URL was not found',
+  EAUTH: 'the mail server rejected the user and password in SMTP_URL',
+  ECONNECTION: 'the mail server closed the connection',
+  EDNS: 'the host in SMTP_URL was not found',
   EENVELOPE: 'the mail server refused the sender or the recipient',
   EMESSAGE: 'the mail server refused the message',
   ETIMEDOUT: 'the mail server did not answer in time',
-  ETLS: 'the mail server does not offer TLS that can be trusted'
+  ETLS: 'the mail server does not offer TLS with a trusted certificate'
 }
 
-// What the mail server answers is not repeated, only its number: it may quote what it was sent.
+// Logs only the code of the server's response, because its text may quote the mail.
 function reasonOf ({ code = '', message, responseCode }: Failure): string {
   const [system] = /\bE[A-Z]{4,}\b/.exec(message) ?? []
   const reason = REASONS[/certificate/i.test(message) ? 'ETLS' : code] ??

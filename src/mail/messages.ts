@@ -1,6 +1,6 @@
 import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
 
-/** What a message says, in plain text. */
+/** Subject and plain text of a mail. */
 export interface Message { subject: string, text: string }
 
 export interface Invitation {
@@ -11,7 +11,7 @@ export interface Invitation {
   organization?: { name: string, role: string } | undefined
 }
 
-/** To somebody whose account the operator made. */
+/** The mail for a new account created by the operator. */
 export function invitation ({ name, email, service, link, organization }: Invitation): Message {
   const place = organization === undefined
     ? ''
@@ -30,7 +30,7 @@ It works once, within three days. If you did not expect this message, ignore it.
   }
 }
 
-/** To somebody for whom the operator made a new link. */
+/** The mail with a new password link created by the operator. */
 export function newLink ({ name, email, service, link }: Omit<Invitation, 'organization'>): Message {
   return {
     subject: 'Set a new Strongroom password',
@@ -41,18 +41,15 @@ you can set a new password for your account ${email} at ${service} with this lin
 ${link}
 
 It works once, within three days. Until then your present password stays valid, and setting a new one signs you out
-everywhere. If you did not expect this message, tell whoever runs ${service}.
+everywhere. If you did not expect this message, tell the operator of ${service}.
 `
   }
 }
 
-/** A membership in a message. Names come from other people: each is reduced to one line of 100 characters at most. */
+/** A membership in a mail. Other users choose the names, so each is reduced to one line of at most 100 characters. */
 export interface Membership { service: string, organization: string, role: string }
 
-/**
- * To an address that an organization invites: the same with and without an account, so that only the person learns
- * whether there is one.
- */
+/** The invitation to an organization. Does not depend on whether an account exists, so it does not reveal that. */
 export function membershipInvitation (
   { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
 ): Message {
@@ -71,18 +68,18 @@ If you did not expect this message, ignore it: nothing happens until you accept.
   }
 }
 
-/** To a member who has another role; `null` when they are a member no more. */
+/** The mail to a member with a new role; `null` for a removed member. */
 export function membershipChanged (
   { name, service, organization, role }: Omit<Membership, 'role'> & { name: string, role: string | null }
 ): Message {
-  const what = role === null
-    ? `you are no member of the organization ${inLine(organization)} at ${service} any more.\nThe API tokens that you made in it have ended.`
-    : `you are ${spoken(role)} in the organization ${inLine(organization)} at ${service} from now on.`
+  const change = role === null
+    ? `you are no longer a member of the organization ${inLine(organization)} at ${service}.\nThe API tokens that you created there no longer work.`
+    : `your role in the organization ${inLine(organization)} at ${service} is now: ${spoken(role)}.`
   return {
     subject: role === null
-      ? `You have left ${inLine(organization)} on Strongroom`
+      ? `You are no longer a member of ${inLine(organization)} on Strongroom`
       : `Your role in ${inLine(organization)} on Strongroom`,
-    text: `Hello ${inLine(name)},\n\n${what}\n`
+    text: `Hello ${inLine(name)},\n\n${change}\n`
   }
 }
 

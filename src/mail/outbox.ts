@@ -1,79 +1,74 @@
 import { LRUCache } from 'lru-cache'
 import type { Mail, Mailer } from './mailer.ts'
 
-/** Where a mail comes from. */
+/** The originator of a mail, for quotas. */
 export interface Sender {
-  /** The organization whose share it takes. */
+  /** The organization whose quota the mail counts against. */
   organization: string
-  /** The person behind it, whichever organization or token of theirs it comes through; null: nobody in particular. */
+  /** The user who causes the mail, directly or through an API token; null if no user does. */
   person: number | null
 }
 
-/** A mail with a function that runs when the mail server did not take the mail. */
+/** A mail with a callback that runs if the mail server did not accept the mail. */
 export interface PostedMail extends Mail { onFailure?: () => Promise<void> }
 
-/** Room for one mail, which is to be posted or given back. */
+/** A reserved place in the queue. The caller has to call `post` or `release`. */
 export interface Room {
-  /** Takes the mail. The log has a line when it is not delivered. */
+  /** Queues the mail. A failed delivery is logged. */
   post (mail: PostedMail): void
   release (): void
 }
 
-/** Mails that nobody waits for. */
+/** A queue of mails that are sent in the background. */
 export interface Outbox {
-  /** Whether there is a mail server to hand them to. */
+  /** Whether a mail server is configured. */
   isOpen: boolean
   /**
-   * Keeps room for a mail to an address, in the spelling by which accounts are told apart. Undefined where there is
-   * none for this sender, which the log says, and where no mail is sent at all. It goes by sender and address alone, so
-   * the answer says nothing of an account.
+   * Reserves a place for a mail to a canonical address. Undefined if the sender's quota is used up, which is logged, or
+   * without a mail server. Depends only on sender and address, so it does not reveal whether an account exists.
    */
   reserve (sender: Sender, address: string): Room | undefined
-  /** Mails that are handed over right now, and those that wait for it or have room kept. */
+  /** The number of mails being sent, and the number of queued mails and reserved places. */
   load (): { underWay: number, waiting: number }
-  /** Resolves when everything that was taken is handed over, or given up. */
+  /** Resolves when all queued mails are sent or have failed. */
   settled (): Promise<void>
 }
 
-/** Mails that may be under way at once: each has its connection, and ends within the mailer's time-outs. */
+/** Mails that are sent concurrently. Each has its own connection and ends within the mailer's timeouts. */
 export const MOST_UNDER_WAY = 4
-/**
- * Mails that may wait for it, of one organization and of one who sends: as many people as an organization adds in an
- * hour, all at once.
- */
+/** Queued mails per organization and per sender: the number of members that an organization can add in an hour. */
 export const MOST_OF_ONE = 100
-// Of all together, but for the first of each who sends, which has a place of its own: whoever has nothing waiting finds
-// room, however many others fill their share. Of what is left nobody has more than this part waiting.
-const MOST_WAITING = 4_000
-const PART = 8
-/** Those places are bounded, too: by more accounts than anybody has. */
+// Queued mails in total, without the first mail of each sender. The first mail has its own place, so a sender with an
+// empty queue is never blocked by others. One sender may use at most this fraction of the free places.
+const MAX_QUEUED = 4_000
+const MAX_FRACTION = 1 / 8
+/** Bounds the reserved places: senders with queued mails. */
 export const MOST_SENDERS = 10_000
 
 /**
- * Mails an hour to one address from one person, or from one organization where no person sends. There is no limit over
- * all senders: with one, a stranger's mails would use up those of an address's own organization.
+ * Mails per hour to one address from one sender: a user, or an organization if no user is the sender. There is no limit
+ * for all senders together, because other senders could then block the mails of the recipient's own organization.
  */
 export const MOST_TO_ADDRESS = 10
 const HOUR = 3_600_000
-// Counts that are kept; those that nobody used for longest go first.
-const MOST_COUNTS = 20_000
+const MAX_COUNTS = 20_000
 
 /**
- * Hands mails to the mailer, a few at a time, so that no request waits for a mail server. Those who send take turns,
- * and of one their organizations; nobody fills what others wait in, through however many organizations. Nor does
- * anybody keep others' mails from an address by sending to it themselves.
+ * Creates the outbox. Requests do not wait for the mail server. Mails are sent round robin over the senders, and over
+ * each sender's organizations. A sender can neither fill the queue for others nor use up their mails to an address,
+ * even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
-  const turns = createTurns()
+  const queue = createFairQueue()
   const sent = createCounts()
   const underWay = new Set<Promise<void>>()
 
   async function send () {
-    for (let posted = turns.next(); posted !== undefined; posted = turns.next()) {
+    for (let posted = queue.next(); posted !== undefined; posted = queue.next()) {
       const { onFailure, ...mail } = posted
       if (await mailer.send(mail)) continue
       await onFailure?.().catch((error: Error) => {
-        log(`The failure of the mail to ${mail.about} was not recorded: ${error.name}`)
+        log(`Could not record that the mail to ${mail.about} failed: ${error.name}`)
       })
     }
   }
@@ -84,44 +79,41 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       if (!isOpen) return undefined
       const by = person === null ? organization : String(person)
       const both = `${by} ${address}`
-      const reason = !turns.hasRoom(by, organization)
-        ? 'too many are waiting'
+      const reason = !queue.hasRoom(by, organization)
+        ? 'the mail queue is full'
         : sent.count(both) >= MOST_TO_ADDRESS
-          ? 'there were too many to the same address'
+          ? 'too many mails to this address in an hour'
           : undefined
       if (reason !== undefined) {
         log(`A mail of the organization ${organization} is not sent: ${reason}`)
         return undefined
       }
-      turns.reserve(by, organization)
+      queue.reserve(by, organization)
       sent.add(both, 1)
       return {
         post (mail) {
-          turns.post(by, organization, mail)
+          queue.post(by, organization, mail)
           if (underWay.size >= MOST_UNDER_WAY) return
           const sending: Promise<void> = send().finally(() => underWay.delete(sending))
           underWay.add(sending)
         },
         release () {
-          turns.release(by, organization)
+          queue.release(by, organization)
           sent.add(both, -1)
         }
       }
     },
-    load: () => ({ underWay: underWay.size, waiting: turns.places() }),
+    load: () => ({ underWay: underWay.size, waiting: queue.places() }),
     settled: async () => { await Promise.all(underWay) }
   }
 }
 
-/**
- * Mails that wait, and those that room is kept for: of each who sends, by organization. Those who send take turns, and
- * so do the organizations of one.
- */
-function createTurns () {
+/** Queued mails and reserved places by sender and organization; `next` is round robin on both levels. */
+function createFairQueue () {
   interface Share { places: number, waiting: Map<string, PostedMail[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
-  // But for one of each share.
+  // Places without the first of each sender.
   let taken = 0
 
   const free = (by: string, organization: string) => {
@@ -138,7 +130,7 @@ function createTurns () {
     hasRoom (by: string, organization: string): boolean {
       const share = shares.get(by)
       if (share === undefined) return shares.size < MOST_SENDERS
-      const most = Math.min(MOST_OF_ONE, Math.floor((MOST_WAITING - taken) / PART))
+      const most = Math.min(MOST_OF_ONE, Math.floor((MAX_QUEUED - taken) * MAX_FRACTION))
       return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
     },
     places: (): number => taken + shares.size,
@@ -160,11 +152,11 @@ function createTurns () {
     },
     next (): PostedMail | undefined {
       for (const [by, share] of shares) {
-        const [turn] = share.waiting
-        if (turn === undefined) continue
-        const [organization, mails] = turn
+        const [oldest] = share.waiting
+        if (oldest === undefined) continue
+        const [organization, mails] = oldest
         const mail = mails.shift()
-        // Behind the others, until it is their turn again.
+        // Move the organization and the sender to the end.
         share.waiting.delete(organization)
         if (mails.length > 0) share.waiting.set(organization, mails)
         shares.delete(by)
@@ -179,7 +171,7 @@ function createTurns () {
 
 /** Counts in fixed windows of an hour. */
 function createCounts () {
-  const counts = new LRUCache<string, { count: number, end: number }>({ max: MOST_COUNTS })
+  const counts = new LRUCache<string, { count: number, end: number }>({ max: MAX_COUNTS })
   const current = (key: string) => {
     const counted = counts.get(key)
     return counted !== undefined && counted.end > performance.now() ? counted : undefined

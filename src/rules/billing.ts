@@ -3,7 +3,7 @@ import { refuse } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 
-/** Where the nth period ends. They are counted from the first, so that the 31st comes again after a short month. */
+/** The end of the nth period. Counts months from the anchor, so that the 31st returns after a short month. */
 export function periodEnd (anchor: Date, interval: Interval, periods: number): Date {
   const day = anchor.getUTCDate()
   const end = new Date(anchor)
@@ -14,16 +14,16 @@ export function periodEnd (anchor: Date, interval: Interval, periods: number): D
   return end
 }
 
-/** What is left of an amount that was for a whole period, rounded down to a minor unit; nothing once it is over. */
+/** The unused part of a period's amount, rounded down to a minor unit; 0 after the period has ended. */
 export function unusedOf (amount: number, start: Date, end: Date, now: Date): number {
   const left = Math.min(end.getTime() - now.getTime(), end.getTime() - start.getTime())
-  // The product of the two is more than a number holds exactly.
+  // The product can exceed 2^53.
   return left <= 0 ? 0 : Number(BigInt(amount) * BigInt(left) / BigInt(end.getTime() - start.getTime()))
 }
 
 /**
- * What can still go back of a charge: what was received, less what went back, and less what a change of plan has made
- * credit of it. What the invoice had from credit itself becomes credit first.
+ * The refundable part of a charge: the received amount minus refunds, minus the part that a plan change converted to
+ * credit. The conversion uses up the credit applied to the invoice before it uses the received money.
  */
 export function refundableOf (
   { status, credit, unused }: { status: InvoiceStatus, credit: number, unused: number },
@@ -32,7 +32,7 @@ export function refundableOf (
   return amount - refunded - (status === 'paid' ? Math.max(0, unused - credit) : 0)
 }
 
-/** What a coupon takes off an amount. */
+/** The discount terms of a coupon. */
 export interface Reduction {
   percent_off: number | null
   amount_off: number | null
@@ -41,8 +41,8 @@ export interface Reduction {
 }
 
 /**
- * What a coupon takes off the amount of a period, as far as it is of the currency and was good when the period began,
- * however late that is invoiced.
+ * The discount on the amount of a period. The coupon has to be valid at the period's start, even if the invoice is
+ * issued later. A fixed discount applies only in the coupon's currency.
  */
 export function discountOf (coupon: Reduction | undefined, amount: number, currency: string, start: Date): number {
   if (coupon === undefined || (coupon.valid_until !== null && coupon.valid_until <= start)) return 0
@@ -50,13 +50,13 @@ export function discountOf (coupon: Reduction | undefined, amount: number, curre
   return coupon.currency === currency ? Math.min(coupon.amount_off ?? 0, amount) : 0
 }
 
-/** How many digits the minor unit of a currency has. */
+/** The number of decimal digits of a currency (ISO 4217). */
 export function minorDigits (currency: string): number {
   const known = Object.entries(CURRENCIES).find(([, codes]) => (codes as readonly string[]).includes(currency))
   return Number(known?.[0] ?? 2)
 }
 
-/** An amount in minor units as people write it: `1,290.00 EUR`, `1,290 JPY`. */
+/** Formats an amount in minor units: `1,290.00 EUR`, `1,290 JPY`. */
 export function formatMoney (amount: number, currency: string): string {
   const digits = minorDigits(currency)
   const text = String(Math.abs(amount)).padStart(digits + 1, '0')
@@ -65,18 +65,18 @@ export function formatMoney (amount: number, currency: string): string {
   return `${amount < 0 ? '−' : ''}${whole}${fraction} ${currency}`
 }
 
-/** The number of an invoice as it is printed: the end of the organization's id, which is random, and a count. */
+/** The printed invoice number: the random end of the organization's id and a counter. */
 export const invoiceNumber = (organizationId: string, number: number) =>
   `${organizationId.slice(-10)}-${String(number).padStart(6, '0')}`
 
-// Digits, and what people write between their groups.
+// Groups of digits with separators.
 const RUN = /\d+(?:[\s\-._/]+\d+)*/g
 const IBAN_BEGINS = /(?<![A-Za-z0-9])(?=[A-Z]{2}\d{2})/gi
 const LIKE_AN_IBAN = /^[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]){11,30}/i
 const SHORTEST_IBAN = 15
 
-// How numbers of cards begin, and how long they are then: Visa; Mastercard and Mir; American Express; Diners Club; JCB;
-// Maestro, Discover, RuPay and UnionPay.
+// Card number prefixes and lengths: Visa; Mastercard and Mir; American Express; Diners Club; JCB; Maestro, Discover,
+// RuPay and UnionPay.
 const ISSUED =
   /^(?:4\d{12}(?:\d{3}|\d{6})?|(?:2[2-7]|5[1-5])\d{14}|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|(?:5[06-8]|6\d)\d{11,17})$/
 
@@ -91,9 +91,9 @@ export function holdsCardNumber (text: string): boolean {
   })
 }
 
-// The groups that follow on each other may be a card with something before or behind it (its code, its end, a count).
-// One in ten of whatever digits has the right check digit, so they have to be grouped like a card, and a part of a run
-// to begin as one does: dates, orders and numbers of telephones do not.
+// Tries each sequence of adjacent groups, because a security code, an expiry date or a counter may stand next to the
+// card number. One in ten random numbers passes the Luhn check, so the grouping has to match as well, and a part of a
+// run needs a known prefix. This excludes dates, order numbers and telephone numbers.
 function isCardIn (groups: string[], standsAlone: boolean): boolean {
   for (let from = 0; from < groups.length; from++) {
     let number = ''
@@ -109,14 +109,14 @@ function isCardIn (groups: string[], standsAlone: boolean): boolean {
   return false
 }
 
-// In groups of one length, of which the last may be shorter, or as some issuers print them.
+// Groups of equal length with a shorter last group, or the grouping of Amex, Diners Club and others.
 function isGroupedLikeACard (lengths: number[]): boolean {
   const [first] = lengths as [number]
   const isEven = lengths.every((length, i) => i === lengths.length - 1 ? length <= first : length === first)
   return isEven || /^(?:4,6,[45]|6,10|6,13)$/.test(lengths.join())
 }
 
-// What follows on an account number may look like more of it.
+// Replaces each IBAN by a semicolon, so that the digits before and after it stay separate.
 function withoutIbans (text: string): string {
   let rest = ''
   let end = 0
@@ -130,7 +130,8 @@ function withoutIbans (text: string): string {
   return rest + text.slice(end)
 }
 
-// Of the account number that a text begins with, 0 where it begins with none.
+// The length of the IBAN at the start of the text; 0 without one. Tries the longest first, because the following text
+// can look like a part of the IBAN.
 function ibanLength (text: string): number {
   const most = LIKE_AN_IBAN.exec(text)?.[0].length ?? 0
   for (let length = most; length >= SHORTEST_IBAN; length--) {
@@ -139,14 +140,14 @@ function ibanLength (text: string): number {
   return 0
 }
 
-// ISO 13616: the check digits make the number, as digits with the first four behind, 1 modulo 97.
+// ISO 13616: move the first four characters to the end and convert letters to digits; the result modulo 97 is 1.
 function isIban (number: string): boolean {
   const plain = number.replace(/[^A-Za-z0-9]/g, '').toUpperCase()
   const digits = (plain.slice(4) + plain.slice(0, 4)).replace(/[A-Z]/g, (letter) => String(letter.charCodeAt(0) - 55))
   return BigInt(digits) % 97n === 1n
 }
 
-// ISO/IEC 7812-1: every number of a card ends with this check digit.
+// ISO/IEC 7812-1: the last digit of a card number is its Luhn check digit.
 function passesLuhn (digits: string): boolean {
   const sum = [...digits].reverse().reduce((total, digit, i) => {
     const value = Number(digit) * (i % 2 === 0 ? 1 : 2)

@@ -3,24 +3,22 @@ import {
   Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
 } from 'yaml'
 
-/** How a document is to be read: the same words as `secret_format`. */
+/** The format of a document, with the values of `secret_format`. */
 export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 
-/** Names and values of a document. It has no prototype, so `__proto__` and `constructor` are names like any other. */
+/** Names and values of a document. Has no prototype, so `__proto__` and `constructor` are ordinary names. */
 export type Entries = Record<string, string>
 
 /**
- * What a document says, or undefined when it cannot be parsed, has more in it than `MOST_LINES` and its like, is YAML
- * beyond
- * `YAML_LENGTH`, or is `text`, which has no names. Never throws, takes some tens of milliseconds at most (all of this
- * happens on the one thread that answers everybody), and never lets a document reach a prototype.
+ * Parses a document into names and values. Undefined if the document is invalid, exceeds a limit below, or is `text`,
+ * which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most. A document cannot
+ * change a prototype.
  *
- * A value is a string: a string as it is, a number as it is written (so that no digit and no leading zero gets
- * lost), `true` or `false`, an object or array as compact JSON text. `null` is the empty string and not an absent
- * name: left out, it would let the value of an outer level show through where somebody meant to blank it.
+ * All values are strings: a number keeps its spelling (digits and leading zeros), an object or array becomes compact
+ * JSON. `null` becomes the empty string, because an absent name would let the value of an outer level show through.
  *
- * @param entries what earlier documents say, to merge the document into: its values replace those of the same names.
- *   Without a result, the entries may hold a part of the document.
+ * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
+ *   the result is undefined.
  */
 export function readDocument (
   format: DocumentFormat, text: string, entries: Entries = emptyEntries()
@@ -34,36 +32,31 @@ export function readDocument (
       case 'text': return undefined
     }
   } catch {
-    // The parsers throw on what they refuse, on documents nested too deeply for the stack among others.
+    // Invalid document, or a stack overflow from deep nesting.
     return undefined
   }
 }
 
-/** No names yet. */
+/** An empty object without a prototype. */
 export const emptyEntries = (): Entries => Object.create(null) as Entries
 
-/**
- * How many lines and names an env document may have, and how many tokens (names, values, brackets, commas, colons) a
- * JSON one.
- */
+/** Limits: lines and names of an env document; tokens (names, values, brackets, commas, colons) of JSON. */
 export const MOST_LINES = 20_000
 export const MOST_NAMES = 10_000
 export const MOST_TOKENS = 20_000
 
 const ENV_LINE_END = /\r\n?|\n/g
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
-// What dotenv takes for an assignment, bound to the place where it is tried: dotenv itself looks for the next place
-// that matches, and so skips without a word what it does not understand.
+// dotenv's pattern for an assignment, but sticky: dotenv searches for the next match and silently skips invalid lines.
 const ENV_ASSIGNMENT =
   /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
 
-// What nearly all lines are: a name and a value that dotenv takes as it is, with nothing in it that means something
-// else.
+// Fast path for nearly all lines: a value without quotes, escapes or comments.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
-/** dotenv's rules, without variable expansion; a line that is neither blank, comment nor assignment spoils it all. */
+/** dotenv's rules without variable expansion. Any invalid line makes the whole document invalid. */
 function readEnv (text: string, entries: Entries) {
-  // Before anything is made of it: each line costs something, also one that says nothing.
+  // Check the limit before parsing: blank lines and comments cost time, too.
   ENV_LINE_END.lastIndex = 0
   if (text.length > MOST_LINES) {
     for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
@@ -91,15 +84,15 @@ function readEnv (text: string, entries: Entries) {
     if (!match) return undefined
     const [, name = '', rest = '', written = ''] = match
     if (isUnterminated(written.trim())) return undefined
-    // One assignment at a time and under a name of ours: dotenv collects into an object with a prototype, and is
-    // quadratic on a long run of blank lines.
+    // Parse each assignment separately as `X`: dotenv's result has a prototype, and its run time is quadratic in the
+    // number of blank lines.
     entries[name] = parseEnv(`X${rest}`)['X'] ?? ''
     at = ENV_ASSIGNMENT.lastIndex
   }
   return entries
 }
 
-/** dotenv reads a lone opening quote as a part of the value; whoever wrote it meant the lines that follow too. */
+/** Rejects a missing closing quote, which dotenv would read as a part of a one-line value. */
 function isUnterminated (written: string) {
   const quote = written[0]
   return quote !== undefined && '"\'`'.includes(quote) && written.indexOf(quote, 1) === -1
@@ -107,15 +100,15 @@ function isUnterminated (written: string) {
 
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
-/** An object. A name given twice has its last value, as everywhere in JSON. */
+/** Reads a JSON object. The last of duplicate names wins, as in JSON.parse. */
 function readJson (text: string, entries: Entries) {
-  // Before anything is made of it.
+  // Check the limit before parsing.
   JSON_TOKEN.lastIndex = 0
   for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MOST_TOKENS) return undefined
   const parsed: unknown = JSON.parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
-  // The text is known to be good here, so its members can be cut out as they are written: JSON.parse has already
-  // rounded the numbers, and stringifying them again would hand out other digits than were stored.
+  // The text is valid JSON here. Cut the members out of the text: JSON.parse has rounded the numbers, and stringifying
+  // them would change their digits.
   let depth = 0
   let name: string | undefined
   let value: string[] = []
@@ -143,21 +136,16 @@ function jsonValue (text: string) {
   return text.startsWith('"') ? JSON.parse(text) as string : text
 }
 
-/**
- * The longest YAML text that is read, and how many tokens of the package's own lexer may be in it (`name: value` and
- * its line end are seven): some microseconds each.
- */
+/** Limits of a YAML document: characters and lexer tokens (`name: value` and its line end are seven). */
 export const YAML_LENGTH = 64 * 1024
 export const MOST_YAML_TOKENS = 4000
-/** Aliases are looked up through the whole document each, and can make a small document a huge one. */
+/** Each alias costs a search through the document, and aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
-/**
- * What its values may take together with the aliases written out: this many characters and four times the text's own.
- */
+/** Limit of all values with aliases expanded: this many characters plus four times the text's length. */
 const YAML_OUTPUT = 64 * 1024
 
-/** One YAML 1.2 document that is a mapping, or empty. No tags but the core schema's, no merge keys, no name twice. */
+/** Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge and duplicate keys. */
 function readYaml (text: string, entries: Entries) {
   if (text.length > YAML_LENGTH) return undefined
   const document = parseYaml(text)
@@ -177,12 +165,11 @@ function readYaml (text: string, entries: Entries) {
   return entries
 }
 
-const YAML_UNREADABLE = new Error('Not one good YAML document')
+const YAML_UNREADABLE = new Error('Expected one valid YAML document')
 
 /**
- * What `parseDocument` of the package does, but for two things: it takes no more tokens than are allowed, and it throws
- * at the first error. The package would go on and make an object for each, of which one quoted text can have tens of
- * thousands.
+ * The package's `parseDocument` with a token limit. Throws at the first error, because the package would create an
+ * object for each of possibly tens of thousands of errors.
  */
 function parseYaml (text: string): Document.Parsed {
   const parser = new Parser()
@@ -191,13 +178,13 @@ function parseYaml (text: string): Document.Parsed {
     resolveKnownTags: false,
     merge: false,
     customTags: null,
-    // Done below: the parser compares every key with every other one.
+    // `pairs` checks it: the parser compares each key with all others.
     uniqueKeys: false,
-    // Pretty errors quote the document, and one day somebody logs one.
+    // Pretty errors quote the document, and its secrets could reach a log.
     prettyErrors: false
   })
-  // Warnings too: of an unknown tag, which is then read as something else than was meant. Always the same error,
-  // because the package catches it and reports another one at each depth.
+  // Also throws on warnings: with an unknown tag the value would get another type. Throws one shared error object,
+  // because the package catches the error and reports a new one at each depth.
   Object.assign(composer, { onError: () => { throw YAML_UNREADABLE } })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {
@@ -221,14 +208,14 @@ function parseYaml (text: string): Document.Parsed {
   return document
 }
 
-/** Names and values of a mapping. Throws on a name that is no plain value, or is there twice. */
+/** Names and values of a mapping. Throws on duplicate names and on names that are not scalars. */
 function pairs (items: { key: unknown, value: unknown }[]) {
   const found = new Map<string, unknown>()
   for (const { key, value } of items) {
-    if (!isScalar(key) || key.value === null) throw new Error('A key is not a name')
+    if (!isScalar(key) || key.value === null) throw new Error('A mapping key is not a scalar')
     const name = yamlText(key)
-    // `<<` merges in YAML 1.1; serving it as a secret of that name would be neither here nor there.
-    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw new Error('A key is there twice, or merges')
+    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2: reject it rather than guess.
+    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw new Error('Duplicate key or merge key')
     found.set(name, value)
   }
   return found
@@ -240,7 +227,7 @@ function yamlText (scalar: Scalar) {
   return typeof value === 'number' ? source ?? String(value) : String(value)
 }
 
-/** Writes nodes as JSON text, within one allowance of depth and length for the whole document. */
+/** Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. */
 function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   let left = allowance
   return { write, spend }
@@ -249,7 +236,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
     if (depth > YAML_DEPTH) throw new Error('Nested too deeply')
     if (isAlias(node)) {
       const target = targets.get(node)
-      if (target === undefined) throw new Error('An alias names nothing')
+      if (target === undefined) throw new Error('Unresolved alias')
       return write(target, depth + 1)
     }
     if (isMap(node)) {
@@ -263,7 +250,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
 
   function spend (text: string) {
     left -= text.length + 2
-    if (left < 0) throw new Error('Too long')
+    if (left < 0) throw new Error('Expanded values are too long')
     return text
   }
 }
@@ -273,6 +260,6 @@ function jsonText (scalar: Scalar) {
   if (typeof value !== 'number') return JSON.stringify(value ?? null)
   const written = yamlText(scalar)
   if (/^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/.test(written)) return written
-  // JSON has no .inf, .nan, 0x1F or 007: what has a value keeps it, the rest its text.
+  // JSON has no .inf, .nan, 0x1F or 007: write finite numbers in decimal, others as a string.
   return Number.isFinite(value) ? String(value) : JSON.stringify(written)
 }

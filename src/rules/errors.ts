@@ -5,7 +5,7 @@ export class ApiError extends Error {
   override name = 'ApiError'
   readonly code: ErrorCode
   readonly details: unknown
-  /** Member name → sentences, for errors that say which member is wrong. */
+  /** Maps the name of each invalid member to its messages. */
   readonly errors: Record<string, string[]> | undefined
 
   constructor (code: ErrorCode, details?: unknown, errors?: Record<string, string[]>) {
@@ -21,14 +21,12 @@ export class ApiError extends Error {
   }
 }
 
-/** Ends the request with a catalogue error. It never returns, so a guard is one line. */
+/** Throws an error of the catalogue, which ends the request. */
 export function fail<C extends ErrorCode> (code: C, ...args: ErrorArgs<C>): never {
   throw new ApiError(code, args[0])
 }
 
-/**
- * Ends the request with 422 `validation_failed` (or a code of its kind) that names the member and says what is wrong.
- */
+/** Throws 422 `validation_failed` (or a similar code) with a message for the invalid member. */
 export function refuse (member: string, sentence: string, code: ErrorCode = 'validation_failed'): never {
   throw new ApiError(code, undefined, { [member]: [sentence] })
 }

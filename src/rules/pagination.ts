@@ -2,7 +2,7 @@ import { PAGE_SIZE, WHOLE_LIST, type ListQuery, type PageMeta } from '../../sche
 
 export interface PageRequest { page: number, per_page: number }
 
-/** Resource lists come back whole, up to 1,000 rows, to a caller that names no page. */
+/** The requested page. Without `page` and `per_page`, it is the whole list, up to 1,000 rows. */
 export function pageOf (query: ListQuery): PageRequest {
   const whole = query.page === undefined && query.per_page === undefined
   return { page: query.page ?? 1, per_page: whole ? WHOLE_LIST : query.per_page ?? PAGE_SIZE.default }
@@ -25,7 +25,7 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
   }
 }
 
-/** A page of a list as the API answers it. */
+/** A page of a list as the API's response body. */
 export async function answerPage<R, I> (
   query: ListQuery, toItem: (row: R) => I, list: (page: PageRequest) => Promise<{ rows: R[], total: number }>
 ): Promise<{ data: I[], meta: PageMeta }> {
@@ -35,26 +35,26 @@ export async function answerPage<R, I> (
 }
 
 /**
- * Reads a page of a list whose rows say how long the list is, as `total`. Of a page beyond the end no row can: the
- * first one then tells.
+ * Reads a page of a list. Each row has the length of the list as `total`. A page beyond the end has no rows, so the
+ * total then comes from the first row of the list.
  */
 export async function readPage<R extends { total: number }> (
   request: PageRequest, read: (part: { limit: number, offset: number }) => Promise<R[]>
 ): Promise<{ rows: R[], total: number }> {
   const rows = await read({ limit: request.per_page, offset: offsetOf(request) })
-  const [told] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
-  return { rows, total: told?.total ?? 0 }
+  const [first] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
+  return { rows, total: first?.total ?? 0 }
 }
 
-/** How many of what a person holds are on one page of their account. */
+/** Page size of the lists on an account page, such as sessions, grants and tokens of a user. */
 export const HELD_ON_PAGE = 100
 
-/** A page of what a person holds, and whether there is another behind it. */
+/** A page of such a list; `isLast` is false if more pages follow. */
 export interface HeldPage<T> { rows: T[], page: number, isLast: boolean }
 
-/** Where a page of it is, for a statement that looks for one row more than it shows. */
+/** Limit and offset of a page, plus one row that shows whether another page follows. */
 export const heldFrom = (page: number) => ({ limit: HELD_ON_PAGE + 1, offset: (page - 1) * HELD_ON_PAGE })
 
-/** The page, of the rows that were found. */
+/** Makes the page from the rows selected with `heldFrom`. */
 export const heldPage = <T>(rows: readonly T[], page: number): HeldPage<T> =>
   ({ rows: rows.slice(0, HELD_ON_PAGE), page, isLast: rows.length <= HELD_ON_PAGE })

@@ -1,19 +1,19 @@
 import { REDIRECT_LENGTH } from '../../schemas/oauth.ts'
 
-// Redirect URIs are compared byte by byte (RFC 6749 3.1.2.3, RFC 9700 2.1). The one exception is the port of a loopback
-// address (RFC 8252, 7.3): a command line tool listens on whichever is free.
+// Redirect URIs are compared byte by byte (RFC 6749 3.1.2.3, RFC 9700 2.1), except the port of a loopback address
+// (RFC 8252, 7.3), because a command line tool listens on any free port.
 
 const LOOPBACK =
   /^http:\/\/(127\.0\.0\.1|\[::1\]|localhost)(?::(\d{1,5}))?(\/[\x21\x24-\x3b\x3d\x3f-\x5b\x5d\x5f\x61-\x7a\x7e]*)$/
 const PRIVATE_USE = /^[a-z][a-z0-9+-]*(?:\.[a-z0-9+-]+)+:\/[\x21\x24-\x3b\x3d\x3f-\x5b\x5d\x5f\x61-\x7a\x7e]*$/
-// A URL's host may have a semicolon in it, which would end a directive of the policy that the host is named in.
+// Excludes `;`, which is valid in a URL's host but would end the directive of the content security policy.
 const HOST = /^(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])$/
 const OWN_PATH = /^\/[A-Za-z0-9._~/-]*$/
 
 /**
  * Whether a client may register the URI: https, http on a loopback address, a private-use scheme in reverse domain
- * form, or a path of this service (for a page of its own). No wildcard, fragment, user, or spelling that a parser would
- * change.
+ * form, or a path of this service. Rejects wildcards, fragments, user names, and URIs that the URL parser would
+ * normalize.
  */
 export function isRegistrable (uri: string): boolean {
   if (uri.length > REDIRECT_LENGTH || uri.includes('*')) return false
@@ -31,10 +31,10 @@ export function isRegistrable (uri: string): boolean {
   return protocol === 'https:' ? HOST.test(hostname) : PRIVATE_USE.test(uri)
 }
 
-/** Whether the URI of a request is the registered one; `issuer` is this service's own address. */
+/** Whether the `redirect_uri` of a request matches the registered URI; `issuer` is the URL of this service. */
 export function redirectMatches (registered: string, sent: string, issuer: string): boolean {
   if (sent.length > REDIRECT_LENGTH) return false
-  // On a laptop, the service's own pages are at localhost as well as at 127.0.0.1.
+  // In local development, localhost and 127.0.0.1 are the same service.
   if (registered.startsWith('/')) {
     return sent === issuer + registered || (isLoopback(issuer) &&
       sent.replace('//localhost:', '//127.0.0.1:') === issuer.replace('//localhost:', '//127.0.0.1:') + registered)
@@ -44,15 +44,15 @@ export function redirectMatches (registered: string, sent: string, issuer: strin
   return one !== undefined && other !== undefined && one.host === other.host && one.rest === other.rest
 }
 
-/** What a form may be sent on to, for the page's content security policy: the origin, or the scheme of an app. */
+/** The source for `form-action` in the content security policy: the URI's origin, or the scheme of an app. */
 export function formTarget (redirectUri: string): string {
   const { origin, protocol, hostname, port } = new URL(redirectUri)
   if (origin === 'null') return protocol
-  // The policy's grammar has no IPv6 address: only the port can be named.
+  // CSP host sources cannot be IPv6 addresses, so allow any host with this port.
   return hostname.startsWith('[') ? `${protocol}//*${port && `:${port}`}` : origin
 }
 
-/** Where a redirect leads, for people to read: a host, or the app that has the scheme. */
+/** The target of a redirect for display: a host, or the app that handles the scheme. */
 export function destinationOf (redirectUri: string): string {
   const { origin, host, protocol } = new URL(redirectUri)
   return origin === 'null' ? `the app behind ${protocol}` : host

@@ -1,19 +1,19 @@
-/** A place in the hierarchy by ids: the deepest one given is the place itself. */
+/** A level of the hierarchy, by ids: the deepest id that is set is the level. */
 export interface Place {
   project_id: string
   target_id?: string | null | undefined
   environment_id?: string | null | undefined
 }
 
-/** Part of the hierarchy that a token may act in; ids, so that a rename moves nothing in or out. */
+/** A restriction of a token to a part of the hierarchy. Uses ids, so a rename does not change it. */
 export interface Slice { project_id: string, target_id: string | null, environment_id: string | null }
 
-/** Whether a token narrowed to `inner` can reach nothing that one narrowed to `outer` cannot. */
+/** Whether a token restricted to `inner` can access only levels that a token restricted to `outer` can access. */
 export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
   return outer.length === 0 || (inner.length > 0 && inner.every((slice) => isInside(outer, slice)))
 }
 
-/** Whether the place lies inside one of the slices. No slices: the token acts in the whole organization. */
+/** Whether a level is inside of a restriction. Without restrictions, the token has the whole organization. */
 export function isInside (slices: readonly Slice[], place: Place): boolean {
   return slices.length === 0 || slices.some((slice) =>
     slice.project_id === place.project_id &&
@@ -21,11 +21,11 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
     (slice.environment_id === null || slice.environment_id === place.environment_id))
 }
 
-/** The ids of a slice from its project down as one text, which no other slice has. */
+/** A unique text of a restriction: its ids from the project down. */
 export const pathOf = ({ project_id, target_id, environment_id }: Slice): string =>
   [project_id, target_id, environment_id].filter((id) => id !== null).join('/')
 
-/** The projects that a slice covers whole; null without slices, which means all projects. */
+/** The projects that a restriction includes as a whole; null without restrictions, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
   if (slices.length === 0) return null
   return slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)

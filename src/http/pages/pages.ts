@@ -5,17 +5,17 @@ import { formToken, isFormToken, mintSecret } from '../../crypto/bearer.ts'
 import { Html, html } from '../../rules/formats/html.ts'
 import { STYLE } from './style.ts'
 
-// Pages for people: server-rendered HTML without script, each under a policy of its own.
+// Server-rendered HTML pages without scripts. Each page has its own content security policy.
 
 export interface Page {
   title: string
   body: Html
   status?: number
-  /** Where else than here the page's form may lead, by a redirect: an origin, or the scheme of an app. */
+  /** Additional `form-action` sources for redirects after the form: an origin, or the scheme of an app. */
   formTargets?: readonly string[]
 }
 
-/** Sends a page that nobody keeps, frames or adds script to (OA-21, CR-45). */
+/** Sends a page that cannot be cached or framed and cannot run scripts (OA-21, CR-45). */
 export function sendPage (reply: FastifyReply, { title, body, status = 200, formTargets = [] }: Page) {
   const nonce = mintSecret()
   const policy = [
@@ -38,7 +38,7 @@ ${body}
 </body>
 </html>
 `
-  // Views name paths from the root; the service may live below one. No text of anybody's can look like this markup.
+  // Views use absolute paths; add the base path of the service. User data cannot match, because it is escaped.
   const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply)}`)
   return reply.code(status).headers({
     'content-security-policy': policy, 'cache-control': 'no-store'
@@ -46,8 +46,8 @@ ${body}
 }
 
 /**
- * 303: whatever came before, the browser asks for the next page with GET and without the form (OA-19). A path is one of
- * this service.
+ * Redirects with 303, so the browser sends GET without the form data (OA-19). A location that is a path gets the base
+ * path of the service.
  */
 export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
@@ -57,7 +57,7 @@ export function seeOther (reply: FastifyReply, location: string) {
 
 const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname.replace(/\/$/, '')
 
-// Cookies. `__Host-` ties one to this very host and to https, where there is https.
+// Cookies. With https, the prefix `__Host-` binds a cookie to exactly this host.
 
 export type CookieName = keyof typeof COOKIES
 
@@ -65,15 +65,15 @@ const DAY = 24 * 60 * 60
 const COOKIES = {
   session: { maxAge: 7 * DAY, sameSite: 'lax' },
   browser: { maxAge: 7 * DAY, sameSite: 'lax' },
-  /** A browser that somebody has signed in with; only forms of this service need it. */
+  /** Marks a browser that has been used to sign in; only forms of this service need it. */
   device: { maxAge: 90 * DAY, sameSite: 'strict' }
 } as const
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
-/** Reads and sets cookies in the plugin that it is called in. */
+/** Installs cookie support in a plugin. */
 export async function installCookies (app: FastifyInstance) {
-  // The guard reads cookies before a hook of this plugin could parse them.
+  // No hook: the guard reads cookies before the hook would run.
   await app.register(cookies, { hook: false })
 }
 
@@ -94,23 +94,23 @@ export function setCookie (app: FastifyInstance, reply: FastifyReply, name: Cook
   })
 }
 
-/** The value that a form of this browser goes by before anybody has signed in; made when there is none. */
+/** The cookie that binds forms to this browser before sign-in; sets it if it is missing. */
 export function browserOf (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   const known = readCookie(app, request, 'browser')
   if (known !== undefined) return known
-  const made = mintSecret()
-  setCookie(app, reply, 'browser', made)
-  return made
+  const created = mintSecret()
+  setCookie(app, reply, 'browser', created)
+  return created
 }
 
-/** The hidden field that proves a form to be ours, and this browser's. */
+/** The hidden field with the CSRF token, bound to the cookie. */
 export function formField (cookie: string): Html {
   return html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
 }
 
 /**
- * Whether a form was sent by a page of ours in this browser (OA-18, CR-47). The browser says so itself; a page without
- * referrer sends no origin, so where it tells the site, that counts.
+ * Whether a page of this service sent the form from this browser (OA-18, CR-47). Checks the CSRF token and
+ * `Sec-Fetch-Site`, or `Origin` in older browsers. With `Referrer-Policy: no-referrer` the origin is `null`.
  */
 export function isOwnForm (
   app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined
@@ -120,35 +120,32 @@ export function isOwnForm (
   return own && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
 }
 
-/** The fields of a form that were sent once. */
+/** The form fields that were sent exactly once. */
 export type Form = ReadonlyMap<string, string>
 
 const MAX_FORM_BYTES = 64 * 1024
 
-/** Accepts forms, and no other bodies, in the plugin that it is called in. */
+/** Makes a plugin accept form bodies only. */
 export async function installForms (app: FastifyInstance, options: FastifyFormbodyOptions = {}) {
   app.removeAllContentTypeParsers()
   await app.register(formbody, { bodyLimit: MAX_FORM_BYTES, ...options })
 }
 
-// The parser makes a list of a field that was sent more than once.
+// The parser returns an array for a repeated field.
 const fieldsOf = ({ body }: FastifyRequest) => (body ?? {}) as Record<string, string | string[]>
 
-/** A field that was sent twice has no value (OA-12), nor has one with a NUL, which browsers do not send. */
+/** Parses a form. Ignores repeated fields (OA-12) and values with NUL, which browsers do not send. */
 export function formOf (request: FastifyRequest): Form {
   return new Map(Object.entries(fieldsOf(request)).filter((field): field is [string, string] =>
     typeof field[1] === 'string' && !field[1].includes('\0')))
 }
 
-/** Every value of a field, such as the checked boxes of a list. */
+/** All values of a field, such as a group of checkboxes. */
 export function valuesOf (request: FastifyRequest, name: string): string[] {
   return [fieldsOf(request)[name] ?? []].flat()
 }
 
-/**
- * A query in visible ASCII, so that a header and a hidden field carry it unchanged: what else is in it is
- * percent-encoded.
- */
+/** Percent-encodes all but visible ASCII in a query, so that headers and hidden fields carry it unchanged. */
 export function visible (query: string): string {
   return query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)
 }

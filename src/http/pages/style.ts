@@ -1,7 +1,6 @@
 /**
- * The one style sheet of the pages: system fonts, light and dark, readable at 320 pixels and by keyboard alone. Text
- * has a contrast of 4.5 and more on what is behind it, an edge that one has to see 3 (WCAG AA); whatever is pressed is
- * 44 pixels high.
+ * The style sheet of all pages: system fonts, light and dark, from 320 pixels width. Meets WCAG AA: contrast of at
+ * least 4.5 for text and 3 for borders of controls. Controls are 44 pixels high and have a visible focus.
  */
 export const STYLE = `
 :root { --paper: #fff; --ground: #f3f4f6; --ink: #16181d; --soft: #565c69; --line: #d5d8df; --edge: #737a88; --strong: #1f4b99; --on-strong: #fff; --bad: #9b1c1c; --bad-ground: #fdecec; }
@@ -44,7 +43,7 @@ ul.held { margin: .5rem 0 0; padding: 0; list-style: none; } .held button { flex
 dl { margin: 0 0 1rem; } dt { margin-top: .75rem; color: var(--soft); } dd { margin: 0; }
 `
 
-/** What Swagger UI looks like beside them: their type and their light colors, because all the rest of it is light. */
+/** The style sheet of Swagger UI: the fonts and light colors of the pages. Swagger UI has no dark mode. */
 export const LOOK = `
 body { margin: 0; background: #fff; }
 .swagger-ui, .swagger-ui .info .title, .swagger-ui .opblock-tag, .swagger-ui .btn, .swagger-ui .opblock .opblock-summary-description { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -52,7 +51,7 @@ body { margin: 0; background: #fff; }
 .swagger-ui .info .title small { background: #1f4b99; }
 .swagger-ui .info .title small.version-stamp { background: #565c69; }
 .swagger-ui .info a { color: #1f4b99; }
-/* Leads to what this page reads, which is more than a client is generated from. */
+/* Hides the link to the page's own document, which is not the one to generate clients from. */
 .swagger-ui .info hgroup > .link { display: none; }
 .swagger-ui .btn.authorize { border-color: #1f4b99; color: #1f4b99; }
 .swagger-ui .btn.authorize svg { fill: #1f4b99; }
@@ -61,6 +60,6 @@ body { margin: 0; background: #fff; }
 :focus-visible { outline: .2rem solid #1f4b99; outline-offset: .15rem; }
 `
 
-/** A door with a lock, in one color that is seen on light and on dark. */
+/** The icon: a vault door, in a color for light and dark backgrounds. */
 export const ICON =
   '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="3" width="26" height="26" rx="5" fill="#3b6fc4"/><circle cx="16" cy="16" r="7" fill="none" stroke="#fff" stroke-width="3"/><path d="M16 12v8M12 16h8" stroke="#fff" stroke-width="2"/></svg>'

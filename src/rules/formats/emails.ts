@@ -1,27 +1,26 @@
 import { domainToASCII, domainToUnicode } from 'node:url'
 import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../../schemas/users.ts'
 
-/** Whether something is an address that an account can have, and that mail goes to. */
+/** Whether the text is a valid e-mail address for an account. */
 export function isEmail (text: string | undefined): text is string {
   if (text === undefined || text.length > EMAIL_LENGTH) return false
-  // Compatibility forms of a few characters are longer than these, as is a domain in ASCII, and both are stored. They
-  // may also be signs that an address has none of: what is left of `＜` is `<`.
+  // Check the NFKC form and the ASCII domain as well. Both are stored and can be longer than the original, and NFKC can
+  // produce forbidden characters: `＜` becomes `<`.
   return [text, text.normalize('NFKC')].every((form) => EMAIL_PATTERN.test(form)) &&
     asciiOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
 /**
- * What an address is compared by: its spellings are one account (CR-42). Neither case nor compatibility forms make a
- * difference, nor whether an internationalized domain is written in Unicode or in ASCII (RFC 5890). What is no address
- * is the same as itself alone.
+ * The canonical form, by which addresses are compared (CR-42): lower case, NFKC, and the domain in ASCII (RFC 5890).
+ * Also accepts invalid addresses, so that they can be compared.
  */
 export function canonicalEmail (email: string): string {
   return mailboxIn(email).toLowerCase()
 }
 
 /**
- * Where mail to an address goes: to what it is compared by, in the case that it was given, since whoever opens a link
- * has shown that this address is theirs and no other. Undefined where it is none.
+ * The address that mail is sent to: the canonical form, but in the original case. Opening a link proves control of
+ * exactly this mailbox. Undefined for an invalid address.
  */
 export function mailboxOf (email: string): string | undefined {
   return isEmail(email) ? mailboxIn(email) : undefined
@@ -39,9 +38,9 @@ function partsOf (email: string): { local: string, domain: string } {
 }
 
 /**
- * A domain in ASCII; undefined where that and Unicode do not lead to one another. They are made by what reads the
- * host of a URL: it ends at `/ ? # \`, decodes `%41`, leaves out what is not seen, and takes `xn--example-` for
- * `example`. What it reads so is the domain of somebody else. It never sees one in ASCII, where it has nothing to do.
+ * The domain in ASCII; undefined if the conversion to Unicode and back changes it. Node's functions parse a URL host:
+ * they stop at `/ ? # \`, decode `%41`, drop invisible characters and read `xn--example-` as `example`, so the result
+ * could be the domain of another owner. Plain ASCII domains skip the conversion.
  */
 function asciiOf (domain: string): string | undefined {
   const text = domain.toLowerCase()

@@ -1,4 +1,4 @@
-/** Text that is already markup. */
+/** Trusted markup that is not escaped again. */
 export class Html {
   readonly text: string
   constructor (text: string) { this.text = text }
@@ -18,6 +18,6 @@ function render (value: Piece): string {
   return String(value).replace(INVISIBLE, '').replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`)
 }
 
-// Control characters, direction marks and line separators: with them a name could rewrite the sentence around it
-// (OA-16). Joiners stay, because words and emoji need them.
+// Control characters, direction marks and line separators could change how the text around a name is displayed (OA-16).
+// Joiners stay, because words and emoji need them.
 const INVISIBLE = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu

@@ -1,4 +1,4 @@
-/** A positive whole number below 2^53, written plainly; undefined for everything else, which names nothing. */
+/** Parses an id: a positive decimal integer below 2^53 without leading zeros; undefined for other texts. */
 export function parseId (text: string): number | undefined {
   if (!/^[1-9][0-9]{0,15}$/.test(text)) return undefined
   const id = Number(text)

@@ -1,21 +1,21 @@
 import { TIMESTAMP_LENGTH } from '../../../schemas/shapes.ts'
 import { refuse } from '../errors.ts'
 
-/** What every refusal of a timestamp says. */
+/** The error message for an invalid timestamp. */
 export const TIMESTAMP_RULE =
   'Expected an RFC 3339 time between the years 0001 and 9999 in UTC, such as 2026-03-01T12:00:00Z'
 
 const RFC_3339 = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|([+-])(\d\d):(\d\d))$/
 
-// PostgreSQL reads neither the year 0000 nor a year of five digits in the text that the driver sends.
+// PostgreSQL rejects the year 0000 and five-digit years in the driver's text format.
 const EARLIEST = Date.parse('0001-01-01T00:00:00.000Z')
 const LATEST = Date.parse('9999-12-31T23:59:59.999Z')
 
 const MINUTE = 60_000
 
 /**
- * Reads an RFC 3339 timestamp of any offset, cut off to the millisecond. Undefined for a date or a time of day that
- * does not exist, for a leap second, and for a time that the database cannot store.
+ * Parses an RFC 3339 timestamp with any offset, truncated to milliseconds. Undefined for dates and times that do not
+ * exist, leap seconds, and times that the database cannot store.
  */
 export function parseTimestamp (text: string): Date | undefined {
   if (text.length > TIMESTAMP_LENGTH) return undefined
@@ -30,6 +30,6 @@ export function parseTimestamp (text: string): Date | undefined {
   return time < EARLIEST || time > LATEST ? undefined : new Date(time)
 }
 
-/** The time that a member of a request names; 422 naming the member for an invalid timestamp. */
+/** Parses the timestamp of a request's member; throws 422 for that member if it is invalid. */
 export const requireTimestamp = (member: string, text: string): Date =>
   parseTimestamp(text) ?? refuse(member, TIMESTAMP_RULE)
