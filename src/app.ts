@@ -252,9 +252,9 @@ export async function buildApp (
   if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)
     const { load } = outbox
-    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
-    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails that are handed over', () => load().underWay)
-    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails that wait for it', () => load().waiting)
+    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests in progress', requestLog.underWay)
+    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => load().underWay)
+    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => load().waiting)
     const endMeasuring = measureProcess(metrics)
     app.addHook('onClose', async () => { endMeasuring() })
     installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))

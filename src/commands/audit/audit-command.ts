@@ -8,11 +8,11 @@ import { FLAG, parse, TEXT, timeOf, UsageError } from '../common/words.ts'
 /** `audit` and what it takes. */
 export const noun: Noun = {
   help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
-                                          check the audit in the database, or in an export without one
+                                          verify the audit log in the database, or in an export without a database
   audit export [--organization ID] [--since TIME]
-                                          the audit as lines of JSON, with what its verification needs
+                                          print the audit log as JSON Lines that can be verified offline
   audit rotate-key --organization ID | --all
-                                          give what is recorded from now on a key of its own
+                                          use a new chain key for later events
 `,
 
   run: verbs('audit', {
@@ -22,7 +22,7 @@ export const noun: Noun = {
       })
       const from = timeOf('--since', since)
       if (from !== undefined && file !== undefined) {
-        throw new UsageError('--since goes with the database: an export says from where on it is')
+        throw new UsageError('--since cannot be combined with --file: an export states its own start')
       }
       // 1 says that the audit was tampered with, so whatever keeps us from telling is 2.
       try {

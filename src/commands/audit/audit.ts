@@ -73,9 +73,9 @@ export async function * rotateChainKeys (
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
-        yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
+        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}\n`, isDone: true }
       } else if (organization !== undefined) {
-        yield { line: `${id}: the organization is gone, and nothing more is recorded in it\n`, isDone: false }
+        yield { line: `${id}: the organization is deleted, so its chain is closed\n`, isDone: false }
       }
     } catch (error) {
       // A counter that somebody holds is the trouble of its organization; a database that is away is that of all.
@@ -97,8 +97,8 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
 /** What came of a chain, in a line for the operator. */
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
-    const range = after === null ? `up to ${last}` : `behind ${after} up to ${last}; what is before was not looked at`
-    return `${organization}: ${events} events are what was recorded, ${range}\n`
+    const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
+    return `${organization}: ${events} events verified, ${range}\n`
   }
   const { sequence, reason, expected, actual } = broken
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
@@ -179,10 +179,10 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
+    if (told !== undefined) throw new StartError(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is no export of the audit, or one of another build`)
+        throw new StartError(`${file} is not an audit export, or comes from an incompatible build`)
       }
       first = firstKey(keyring, Buffer.from(value.key, 'base64'))
       exported = { only: textOf(value.organization), since: textOf(value.since) }
@@ -213,7 +213,7 @@ export async function * verifyFile (
   }
   yield * end()
   if (first === undefined) throw new StartError(`${file} is empty`)
-  if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
+  if (told === undefined) throw new StartError(`${file} is truncated: its last line is missing`)
   // Of whom an anchor tells and the export does not, everything is missing.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
@@ -230,7 +230,7 @@ export async function * verifyFile (
   // Where a chain is broken, what is missing has been told.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
     throw new StartError(
-      `${file} is cut off: its last line tells of ${inWords(told)}, and there are ${inWords(counted)}`
+      `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
     )
   }
 }
@@ -266,13 +266,13 @@ async function organizationsOf (db: Db, { organization }: Asked, anchors?: Ancho
 
 async function wrappedKey (db: Db): Promise<Buffer> {
   const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) throw new StartError('The key that chains events is missing')
+  if (key === undefined) throw new StartError('The audit chain key is missing')
   return key.wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) throw new StartError('The key that chains events does not open')
+  if (key === undefined) throw new StartError('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
@@ -307,7 +307,7 @@ function opened (
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
       if (!isMasterKey(error.id)) return undefined
-      throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
+      throw new StartError(`Master key ${error.id} is missing: it wraps an audit chain key`)
     }
     if (error instanceof IntegrityError) return undefined
     throw error

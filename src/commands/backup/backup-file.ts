@@ -89,7 +89,7 @@ export async function * encodeBackup (
 export async function * decodeBackup (
   name: string, chunks: AsyncIterable<Uint8Array>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const reader = createReader(chunks, () => new DamagedBackup(`${name} is cut off`))
+  const reader = createReader(chunks, () => new DamagedBackup(`${name} is truncated`))
   try {
     yield * decodeParts(name, reader, begin)
   } finally {
@@ -100,9 +100,9 @@ export async function * decodeBackup (
 async function * decodeParts (
   name: string, reader: ReturnType<typeof createReader>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} is not what was written`)
+  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} fails verification`)
   if (!(await reader.take(LINE.length)).equals(LINE)) {
-    throw new DamagedBackup(`${name} is no backup, or one of another build`)
+    throw new DamagedBackup(`${name} is not a backup, or comes from an incompatible build`)
   }
   let next: FrameChain | undefined
   for (let number = 0; ; number++) {
@@ -125,7 +125,7 @@ async function * decodeParts (
     if (header !== undefined) yield { kind: 'header', header }
     else if (kind === 'rows') yield { kind, ...decodeRows(content) }
     else {
-      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} goes on behind its end`)
+      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} has trailing data`)
       yield { kind: 'end', counts: JSON.parse(content.toString('utf8')) as Count[], bytes: reader.taken() }
       return
     }

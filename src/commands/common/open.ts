@@ -116,7 +116,7 @@ export interface OpenedToRead extends Opened { note (backup: Backup): Promise<vo
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
   if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
-    throw new StartError(`No database is in ${resolve(config.dataDir)}, which DATA_DIR names, and DATABASE_URL is not set`)
+    throw new StartError(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
   }
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
@@ -210,7 +210,7 @@ async function readKeyring (config: Config, provider?: KeyProvider): Promise<Key
   const newest = readMasterKey(config)
   if (newest !== undefined) return makeKeyring(config, newest, provider)
   if (config.keyCommands === undefined) return undefined
-  throw new StartError(`${keyFileOf(config)} is missing, and a key that is not wrapped is not made: key new makes one that is`)
+  throw new StartError(`${keyFileOf(config)} is missing. Run \`key new\` to create a wrapped key`)
 }
 
 async function makeKeyring (
@@ -219,7 +219,7 @@ async function makeKeyring (
   const given = [newest, ...config.masterKeysPrevious]
   // Whoever sets the command believes that no key lies about as it is.
   if (config.keyCommands?.unwrap !== undefined && !given.some(isWrapped)) {
-    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key of <id>:exec:<base64>, or no command')
+    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key <id>:exec:<base64>, or no command')
   }
   const keys: MasterKey[] = []
   for (const key of given) keys.push(await masterKeyOf(key, provider))
@@ -248,7 +248,7 @@ function readMasterKey (config: Config): string | undefined {
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
   if (!await wrapsNothing(db)) {
-    throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+    throw new StartError(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
   }
   writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
@@ -271,8 +271,8 @@ export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring)
       openCanary(keyring, canary)
     } catch (error) {
       throw new StartError(error instanceof MasterKeyMissing
-        ? `Master key ${key_id} is missing: the database holds records under it. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS`
-        : `Master key ${key_id} is wrong: it does not open what was wrapped under this id`)
+        ? `Master key ${key_id} is missing: it wraps keys in the database. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS`
+        : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id`)
     }
   }
 }

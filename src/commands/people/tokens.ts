@@ -22,7 +22,7 @@ export async function addToken (
     // It stays until the token is there: one of an organization that is gone would be left behind.
     await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
     const limit = await makeTokenRoom(db, id, null)
-    if (limit !== undefined) throw new StartError(`The organization has ${limit} tokens already: there can be no more`)
+    if (limit !== undefined) throw new StartError(`The organization has reached its limit of ${limit} tokens: revoke one first`)
     const token = mintApiToken(id)
     const made = await createToken(db, {
       organization_id: id,

@@ -5,7 +5,7 @@ import { parse } from '../common/words.ts'
 
 /** `serve` and what it takes. */
 export const noun: Noun = {
-  help: `  serve                                   migrate and serve (docs/operations.md has the variables)
+  help: `  serve                                   migrate the schema and serve (variables: docs/operations.md)
 `,
 
   run: async (args, env) => {

@@ -57,8 +57,8 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
     measure(isAlone)
-    if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
-    else log?.warn('limits are counted over all workers again')
+    if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
+    else log?.warn('limits are counted across all workers again')
   })
   // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
   worker.exitedAfterDisconnect = true
@@ -70,7 +70,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     process.once('disconnect', () => {
       // Nobody would ever give it a port.
       if (!isListening) process.exit(1)
-      log?.error('the supervisor has gone: stopping')
+      log?.error('supervisor disconnected: stopping')
       resolve()
     })
   })
@@ -127,7 +127,7 @@ async function run (
   // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
   const service = import('../../app.ts')
   const opened = await open(config, {
-    onFatal: (error) => die('the database cannot go on', error), provider, waits: interrupted
+    onFatal: (error) => die('database failed; restart required', error), provider, waits: interrupted
   })
   try {
     const { buildApp } = await service
