@@ -4,7 +4,7 @@ import { write } from '../common/output.ts'
 import type { Noun } from '../common/noun.ts'
 import { parseFile, TEXTS } from '../common/words.ts'
 
-/** `backup` and what it takes. */
+/** `backup` command. */
 export const noun: Noun = {
   help: `  backup FILE [--recipient AGE-RECIPIENT ...]
                                           back up the database to a file, encrypted if a recipient is given

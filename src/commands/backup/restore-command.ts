@@ -4,7 +4,7 @@ import { write } from '../common/output.ts'
 import type { Noun } from '../common/noun.ts'
 import { parseFile, TEXT } from '../common/words.ts'
 
-/** `restore` and what it takes. */
+/** `restore` command. */
 export const noun: Noun = {
   help: `  restore FILE [--identity FILE]          restore a backup into an empty database
 `,

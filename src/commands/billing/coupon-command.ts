@@ -3,7 +3,7 @@ import { addCoupon, describeCoupons, stopCoupon } from './billing.ts'
 import { change, listing, verbs, type Noun } from '../common/noun.ts'
 import { currencyOf, fail, numberOf, parse, TEXT, timeOf, UsageError } from '../common/words.ts'
 
-/** `coupon` and what it takes. */
+/** `coupon` command. */
 export const noun: Noun = {
   help: `  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
                                           create a coupon; amounts are in minor units

@@ -2,7 +2,7 @@ import { exportInvoices } from './billing.ts'
 import { listing, verbs, type Noun } from '../common/noun.ts'
 import { noteDown } from './settling.ts'
 
-/** `invoice` and what it takes. */
+/** `invoice` command. */
 export const noun: Noun = {
   help: `  invoice paid --id ID                    record that a wire transfer was received
   invoice void --id ID                    void an invoice: it is no longer due

@@ -3,7 +3,7 @@ import { setPrice } from './billing.ts'
 import { change, verbs, type Noun } from '../common/noun.ts'
 import { currencyOf, numberOf, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `plan` and what it takes. */
+/** `plan` command. */
 export const noun: Noun = {
   help: `  plan price --plan NAME --interval month|year --currency CODE --amount N
                                           set the price of a plan, in minor units; 0 removes the price

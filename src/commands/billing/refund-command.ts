@@ -5,7 +5,7 @@ import { listing, verbs, withDatabase, type Noun } from '../common/noun.ts'
 import { noteDown } from './settling.ts'
 import { numberOf, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `refund` and what it takes. */
+/** `refund` command. */
 export const noun: Noun = {
   help: `  refund add --charge ID [--amount N]     refund a charge, or a part of it
   refund paid --id ID                     record that a refund was paid

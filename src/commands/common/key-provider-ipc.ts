@@ -1,8 +1,8 @@
 import type { Channel } from '../../telemetry/channel.ts'
 import { KeyProviderError, type KeyProvider } from './key-provider.ts'
 
-// Workers let their supervisor unwrap master keys: the command runs once, and the start of a worker does not depend on
-// it. Keys go over the IPC channel, never through an environment.
+// Workers request unwrapped master keys from the supervisor, so that the command runs once and a worker can start while
+// it fails. Keys are sent over the IPC channel, never through the environment.
 
 const UNWRAP = 'unwrapMasterKey'
 

@@ -5,7 +5,7 @@ import { write } from '../common/output.ts'
 import { verbs, type Noun } from '../common/noun.ts'
 import { parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `key` and what it takes. */
+/** `key` command. */
 export const noun: Noun = {
   help: `  key new [--id ID]                       print a new master key, wrapped by MASTER_KEY_WRAP_COMMAND
 `,

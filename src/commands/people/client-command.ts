@@ -4,7 +4,7 @@ import { addClient, CLIENT_ID, describeClients, switchClient } from './clients.t
 import { change, listing, verbs, type Environment, type Noun } from '../common/noun.ts'
 import { isName, parse, TEXT, TEXTS, UsageError } from '../common/words.ts'
 
-/** `client` and what it takes. */
+/** `client` command. */
 export const noun: Noun = {
   help: `  client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
                                           register an OAuth client

@@ -8,7 +8,7 @@ import { write } from '../common/output.ts'
 import { withOpened, type Noun } from '../common/noun.ts'
 import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `init` and what it takes. */
+/** `init` command. */
 export const noun: Noun = {
   help: `  init --organization NAME --email ADDRESS [--password-stdin] [--json]
                                           create the first organization, its owner and a token

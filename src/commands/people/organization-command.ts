@@ -6,7 +6,7 @@ import { write } from '../common/output.ts'
 import { change, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { isName, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `organization` and what it takes. */
+/** `organization` command. */
 export const noun: Noun = {
   help: `  organization add --name NAME [--owner EMAIL] [--plan NAME]
                                           create an organization; the owner must have an account

@@ -6,7 +6,7 @@ import { addToken, describeTokens, revokeToken } from './tokens.ts'
 import { change, listing, verbs, withDatabase, type Noun } from '../common/noun.ts'
 import { isName, parse, TEXT, TEXTS, UsageError } from '../common/words.ts'
 
-/** `token` and what it takes. */
+/** `token` command. */
 export const noun: Noun = {
   help: `  token add --organization ID --name NAME [--ability SCOPE ...]
                                           create an API token and print it once; without a scope, it has all scopes

@@ -12,7 +12,7 @@ import {
 import { change, listing, verbs, withDatabase, writeLines, type Environment, type Noun } from '../common/noun.ts'
 import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
 
-/** `user` and what it takes. */
+/** `user` command. */
 export const noun: Noun = {
   help: `  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
                                           create an account and a link to set its password

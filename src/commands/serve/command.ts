@@ -3,7 +3,7 @@ import { serve } from './serve.ts'
 import type { Noun } from '../common/noun.ts'
 import { parse } from '../common/words.ts'
 
-/** `serve` and what it takes. */
+/** `serve` command. */
 export const noun: Noun = {
   help: `  serve                                   migrate the schema and serve (variables: docs/operations.md)
 `,

@@ -103,7 +103,7 @@ interface Way {
   metrics?: Metrics | undefined
   /** The metrics of all processes of the service. */
   readMetrics?: (() => Promise<Measured>) | undefined
-  /** Who unwraps master keys; by default, the command of the configuration. */
+  /** Unwraps master keys; by default, the configured command. */
   provider?: KeyProvider
   /**
    * Ends the wait for keys and for the database; nothing does that of a worker, which its supervisor kills before it
