@@ -13,8 +13,8 @@ import { checkKeys, openKeyring, StartError } from '../common/open.ts'
 import { makeScratch } from '../common/scratch.ts'
 
 /**
- * Rehearses a restore: brings a backup into an embedded database of its own, which is gone afterwards, opens all that
- * is in it and verifies the audit. Answers the exit status: 0 when all is well, 1 when something is not.
+ * Restores a backup into a temporary embedded database, decrypts everything and verifies the audit log. Returns the
+ * exit status: 0 without faults, otherwise 1.
  */
 export async function drill (
   config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },

@@ -12,8 +12,8 @@ import { StartError, type Opened } from '../common/open.ts'
 import { everyOrganization } from './tokens.ts'
 
 /**
- * Makes an organization, owned by somebody who has an account, or by nobody yet. Throws a StartError when there is no
- * such account or plan: then nothing was made.
+ * Creates an organization, optionally with an owner. Throws a StartError, and creates nothing, when the account or the
+ * plan does not exist.
  */
 export async function addOrganization (
   { database, keyring }: Opened, { name, owner, plan }: { name: string, owner?: string | undefined, plan: string }
@@ -32,8 +32,8 @@ export async function addOrganization (
 }
 
 /**
- * Changes the plan or status of an organization, or whether it requires a second factor. Throws a StartError when there
- * is no such organization or plan.
+ * Changes the plan, the status or the second-factor requirement of an organization. Throws a StartError when the
+ * organization or the plan does not exist.
  */
 export async function setOrganization (
   { db: handle }: Database, idOrSlug: string, changes: {

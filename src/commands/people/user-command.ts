@@ -69,7 +69,7 @@ export const noun: Noun = {
   })
 }
 
-// The link is printed before anything is mailed: whatever the mail server does, the operator has it.
+// Prints the link before sending the e-mail, so that the operator has it even if the mail server fails.
 async function handOver (
   env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
 ): Promise<number> {
