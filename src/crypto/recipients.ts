@@ -7,12 +7,12 @@
 interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
 const streamOf = (chunks: AsyncIterable<Uint8Array>) => (ReadableStream as unknown as Streams).from(chunks)
 
-/** What each file that is encrypted like this begins with. */
+/** The first bytes of an age file. */
 export const AGE = Buffer.from('age-encryption.org/v1\n')
 
 const IDENTITY = /^\s*AGE-SECRET-KEY-/i
 
-/** A recipient or an identity that is none, or none that opens the file. */
+/** A recipient or an identity is invalid, or no identity matches the file. */
 export class RecipientError extends Error {
   override readonly name = 'RecipientError'
 }
@@ -27,7 +27,7 @@ export async function encryptTo (
     try {
       encrypter.addRecipient(recipient)
     } catch {
-      // Standard error of a backup is kept, and read by others.
+      // Do not print the identity: logs often keep the standard error of a backup.
       if (IDENTITY.test(recipient)) throw new RecipientError('this is a secret identity; pass its recipient, which begins with age1')
       throw new RecipientError(`${JSON.stringify(recipient.slice(0, 80))} is not an age recipient`)
     }

@@ -8,7 +8,7 @@ import { StartError } from '../common/open.ts'
 
 // The format of a backup file (decision 0046): an identification line, then frames. A frame is its kind (1 byte), the
 // length of its content (4), the content, and a MAC (32) over the MAC of the previous frame and these fields. A
-// changed, moved, missing or inserted frame is detected before it is used. The last frame has the row counts and digests.
+// changed, moved, missing or inserted frame is detected before it is used. The last frame has row counts and digests.
 
 const LINE = Buffer.from('strongroom backup 1\n')
 const KINDS = { header: 1, rows: 2, end: 3 } as const
