@@ -67,44 +67,43 @@ import { createHistoryWorker } from './vault/jobs/worker.ts'
 import { createReadRecorder } from './vault/documents/write.ts'
 
 /**
- * The map of the service: every domain, all below one prefix. OAuth is beside them, at the paths that its standards
- * name.
+ * All API plugins, under one prefix. OAuth is registered separately, at its standard paths.
  */
 const DOMAINS = [
   audit, organizations, members, invitations, teams, projects, targets, environments, secrets, versions,
   encryptionKeys, tokens, user, plans, subscriptions, payments, invoices, cli
 ]
 
-const MOST_URL = 8192
-const MOST_HEADERS = 100
+const MAX_URL_LENGTH = 8192
+const MAX_HEADERS = 100
 
 export interface AppDependencies {
   config: Config
   database: Database
   keyring: Keyring
-  /** What derivations cost: those of production, unless a test that is about something else says less. */
+  /** Parameters of key derivations; tests may use cheaper ones than production. */
   costs?: Costs
-  /** Where log lines go instead of standard output. */
+  /** The stream for log lines; by default, standard output. */
   logStream?: LogStream
-  /** Whether requests are to go elsewhere: not ready from that moment, and connections end with an answer. */
+  /** Whether a shutdown has begun: readiness fails, and connections close after a response. */
   isLeaving?: () => boolean
-  /** Whether it takes no more requests. */
+  /** Whether new requests are refused. */
   isStopping?: () => boolean
-  /** Milliseconds for which the guard's judgement holds, before it is made again for a late body. */
+  /** Milliseconds for which the guard's decision is valid; a later body is authorized again. */
   judgedFor?: number
-  /** Who moves money: the operator, by hand, unless it is given. */
+  /** The payment provider; by default, the operator moves money manually. */
   provider?: Provider
-  /** Milliseconds that it may take for an answer. */
+  /** Timeout of the payment provider in milliseconds. */
   patienceOfProvider?: number | undefined
-  /** Where requests are counted, or while Redis cannot; in this process alone unless it is given. */
+  /** Rate limit counters, also the fallback for Redis; by default, counters of this process. */
   counters?: OwnCounters | undefined
-  /** Where this process is measured, if METRICS_TOKEN is set; by default, a new registry. */
+  /** The registry for metrics of this process, if METRICS_TOKEN is set; by default, a new one. */
   metrics?: Metrics | undefined
   /** The metrics of all processes of the service; by default, of this one only. */
   readMetrics?: (() => Promise<Measured>) | undefined
 }
 
-/** Builds the one Fastify instance. It listens to nothing yet. */
+/** Builds the Fastify instance. It does not listen yet. */
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
@@ -132,14 +131,14 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
-    // Given here, they are all that is loaded. Its types know those of Fastify's own packages alone.
+    // Prevents Fastify from loading its own compilers. Its types accept only those, hence the cast.
     schemaController: {
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
     // The guard refuses requests without `Host`, so that they count towards the rate limit.
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
-    // A path that no route could take: no hook runs for it.
+    // For an invalid path Fastify runs no hooks.
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
@@ -161,15 +160,15 @@ export async function buildApp (
     if (answered !== undefined) requestLog.answered(socket, id, answered)
   }
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
-  // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
-  app.server.maxHeadersCount = MOST_HEADERS + 1
+  // Node.js silently drops headers above its limit. Accept one more, to detect too many headers.
+  app.server.maxHeadersCount = MAX_HEADERS + 1
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
   app.decorate('lists', database.lists)
   app.decorate('pages', database.pages)
   app.decorate('longTransactions', database.longTransactions)
   app.decorate('databaseKind', database.kind)
-  // The embedded database writes its log at each commit, or not until the next one that asks for it.
+  // With `off`, the embedded database would not write its log until the next synchronous commit.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   app.decorate('recordRead', createReadRecorder(database.db, commitOfReads))
   app.decorate('recordRefused', async (own, actors, event) => transaction(database.db, async (db) => {
@@ -213,10 +212,10 @@ export async function buildApp (
   installBodyParser(app)
   app.addHook('onRequest', (request, reply, done) => {
     const isLast = isStopping() && request.routeOptions.url !== '/healthz'
-    const hasTooMany = request.raw.rawHeaders.length > 2 * MOST_HEADERS
+    const hasTooMany = request.raw.rawHeaders.length > 2 * MAX_HEADERS
     if (isLast || isLeaving() || hasTooMany) reply.header('connection', 'close')
     if (isLast) done(new ApiError('service_unavailable'))
-    else if (request.url.length > MOST_URL) done(new ApiError('uri_too_long'))
+    else if (request.url.length > MAX_URL_LENGTH) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
     // CORS preflights are answered before the guard runs.
     else if (request.method === 'OPTIONS') done(requestFormatError(request))
@@ -238,7 +237,7 @@ export async function buildApp (
   }
   await installOpenApi(app)
   installMethods(app)
-  // Swagger UI registers routes of its own, which declare nothing: before the guard, which refuses such routes.
+  // Before the guard, which rejects routes without access rules: Swagger UI registers such routes.
   await installDocs(app)
   installAliases(app)
   installEtags(app)
@@ -252,9 +251,9 @@ export async function buildApp (
   if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)
     const { load } = outbox
-    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
-    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails that are handed over', () => load().underWay)
-    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails that wait for it', () => load().waiting)
+    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests in progress', requestLog.underWay)
+    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => load().underWay)
+    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => load().waiting)
     const endMeasuring = measureProcess(metrics)
     app.addHook('onClose', async () => { endMeasuring() })
     installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))
@@ -264,7 +263,7 @@ export async function buildApp (
   return app
 }
 
-// PUBLIC_URL may have a path: a proxy may take it away or leave it.
+// Removes the path of PUBLIC_URL, which a proxy may or may not strip.
 function withoutBase (publicUrl: string | undefined) {
   const base = publicUrl === undefined ? '/' : new URL(publicUrl).pathname
   return ({ url = '/' }: { url?: string }): string =>
@@ -273,7 +272,7 @@ function withoutBase (publicUrl: string | undefined) {
       : url
 }
 
-// PUBLIC_URL, or where it listens; before it does, where it is going to.
+// PUBLIC_URL, or the address on which the service listens or will listen.
 function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () => string {
   let known = publicUrl
   return () => {
@@ -285,7 +284,7 @@ function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () 
   }
 }
 
-// Left to itself, ulidx asks the system for each of the 16 random characters, and takes ten times as long.
+// Ten times as fast as the default of ulidx, which requests system randomness for each of the 16 characters.
 function newRequestId (): string {
   const bytes = nonce(16)
   let used = 0

@@ -6,7 +6,7 @@ import { UsageError } from './commands/common/words.ts'
 import { lineOf } from './commands/common/open.ts'
 import { write } from './commands/common/output.ts'
 
-/** The first words of a command line, in the order of the help. Each is loaded when it is asked for. */
+/** Commands by their first word, in the order of the help. Each module is loaded on use. */
 const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
   serve: () => import('./commands/serve/command.ts'),
   init: () => import('./commands/people/init-command.ts'),
@@ -63,7 +63,7 @@ export async function main (argv: string[]): Promise<number> {
 // The installed command is a link to this file.
 const [, started] = process.argv
 if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) {
-  // There is nowhere else to say it.
+  // A failed write to standard error cannot be reported anywhere.
   process.stderr.on('error', () => {})
   process.exit(await main(process.argv.slice(2)))
 }

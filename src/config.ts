@@ -7,7 +7,7 @@ import { PLANS, type PlanName } from '../schemas/organizations.ts'
 import { NAME_LENGTH, OneOf } from '../schemas/shapes.ts'
 import type { TracesConfig } from './telemetry/traces.ts'
 
-/** The environment cannot be served from. The message is one line for the operator and never holds a secret. */
+/** The configuration is invalid. The message is one line for the operator and never contains a secret. */
 export class ConfigError extends Error {
   override name = 'ConfigError'
 }
@@ -18,12 +18,12 @@ const KIBIBYTE = 1024
 const MEBIBYTE = 1024 * KIBIBYTE
 
 const PORT_ALLOWED = 'a whole number from 0 to 65535 (0 picks a free port)'
-/** What a command may make of a master key at most: in base64 and with its id, no more than a key file holds. */
+/** Maximum bytes of a wrapped master key: with base64 and its id, it must fit into a key file. */
 export const WRAPPED_BYTES = 3000
-const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, the id being 1 to 32 letters, digits, ".", "_" or "-"; ' +
-  'make one with: echo "k1:$(openssl rand -base64 32)"; or as key new prints it'
-const COMMAND_ALLOWED = 'a program and its arguments in words, or as a JSON array of strings where one holds spaces or ' +
-  'characters that shells read otherwise; at most 64 of at most 4096 characters'
+const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, where id is 1 to 32 letters, digits, ".", "_" or "-"; ' +
+  'create one with: echo "k1:$(openssl rand -base64 32)"; or the output of `key new`'
+const COMMAND_ALLOWED = 'a program and its arguments separated by spaces, or a JSON array of strings if one contains spaces or ' +
+  'shell metacharacters; at most 64 words of at most 4096 characters'
 
 const Credential = Type.RegExp(/^\P{C}{1,512}$/u)
 /** A mail server. TLS from the first byte when `secure`; `auth` only when a user and a password were given. */
@@ -42,21 +42,21 @@ const Redis = Type.Object({
   username: Type.Optional(Credential),
   password: Type.Optional(Credential)
 })
-// `Type.RegExp` would judge a list as what it is in text.
+// `Type.RegExp` would convert an array to text and accept it.
 const Command = Type.Array(Type.String({ pattern: '^[^\\0]{1,4096}$' }), { minItems: 1, maxItems: 64 })
-/** Who a mail is from; the name may be empty. */
+/** The sender of e-mails; the name may be empty. */
 const Sender = Type.Object({
   name: Type.RegExp(/^[^<>"\p{C}]{0,100}$/u),
   address: Type.RegExp(/^[^\s@<>",;:\p{C}]{1,64}@[^\s@<>",;:\p{C}]{1,255}$/u)
 })
 
 interface Variable<T extends TSchema = TSchema> {
-  /** What the value is after reading. It is the judge: a reader only turns text into something to judge. */
+  /** Validates the parsed value; `read` only parses. */
   schema: T
   read: (text: string) => unknown
   /** Ends the line "… is allowed". */
   allowed: string
-  /** What a message may repeat of the given text; by default the text without a password in an address. */
+  /** Redacts the given text for messages; by default, removes credentials from URLs. */
   show?: (text: string) => string
 }
 
@@ -71,17 +71,17 @@ const integer = (minimum: number, maximum: number, allowed = `a whole number fro
 const word = <const T extends readonly string[]> (words: T) => variable(OneOf(words), (text) => text, words.join(', '))
 const text = (most: number) => variable(
   Type.RegExp(new RegExp(`^[^\\p{Cc}]{1,${most}}$`, 'u')), (text) => text.trim(),
-  `1 to ${most} characters, none of them a control character; | begins a new line`
+  `1 to ${most} characters, without control characters; | starts a new line`
 )
 const onOrOff = () => variable(Type.Boolean(), readSwitch, 'on, off, 1, 0, true or false')
 
-/** Every variable there is. */
+/** All environment variables. */
 const VARIABLES = {
   HOST: variable(Type.String({ pattern: '^[A-Za-z0-9._:-]{1,255}$' }), (text) => text,
     'a host name or an IP address without port, as in 127.0.0.1'),
   PORT: integer(0, 65535, PORT_ALLOWED),
   DATABASE_URL: variable(Type.String(), readDatabaseUrl,
-    'postgres://user:password@host:5432/database, special characters of user and password being percent-encoded', showScheme),
+    'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme),
   DATABASE_POOL: integer(2, 100),
   DATABASE_WAIT: integer(0, 3600, 'a whole number of seconds from 0 to 3600'),
   WORKERS: integer(1, 64),
@@ -92,12 +92,12 @@ const VARIABLES = {
   TRUST_PROXY: variable(Type.Union([Type.Literal(false), Type.Array(Type.String(), { minItems: 1 })]), readProxies,
     'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
   SMTP_URL: variable(Smtp, readSmtpUrl,
-    'smtp://user:password@host:587 or smtps://user:password@host:465, special characters of user and password being percent-encoded', showScheme),
+    'smtp://user:password@host:587 or smtps://user:password@host:465; percent-encode special characters of user and password', showScheme),
   MAIL_FROM: variable(
     Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'
   ),
   REDIS_URL: variable(Redis, readRedisUrl,
-    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0, special characters of user and password being percent-encoded', showScheme),
+    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0; percent-encode special characters of user and password', showScheme),
   MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
@@ -126,12 +126,12 @@ const VARIABLES = {
   LOG_LEVEL: word(LOG_LEVELS),
   LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
   METRICS_TOKEN: variable(Type.RegExp(/^[\x21-\x7e]{16,512}$/), (text) => text,
-    '16 to 512 visible ASCII characters; make one with: openssl rand -hex 32', hide),
+    '16 to 512 visible ASCII characters; create one with: openssl rand -hex 32', hide),
   OTEL_EXPORTER_OTLP_ENDPOINT: variable(Type.String(), readReceiver,
     'an http:// or https:// address without user, query, fragment or trailing slash, as in http://127.0.0.1:4318',
     showScheme),
   OTEL_EXPORTER_OTLP_HEADERS: variable(Type.Record(Type.String(), Type.String()), readHeaders,
-    'a comma-separated list of name=value, values being percent-encoded, as in x-api-key=…', hide),
+    'a comma-separated list of name=value, with percent-encoded values, as in x-api-key=…', hide),
   OTEL_SERVICE_NAME: text(NAME_LENGTH),
   OTEL_TRACES_SAMPLER_ARG: variable(Type.Number({ minimum: 0, maximum: 1 }), readShare, 'a share from 0 to 1, as in 0.1'),
   CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
@@ -141,18 +141,18 @@ const VARIABLES = {
 type Name = keyof typeof VARIABLES
 type Given = { [N in Name]?: Static<(typeof VARIABLES)[N]['schema']> }
 
-/** How master keys that are not kept as they are are wrapped and unwrapped. */
+/** The commands that wrap and unwrap master keys. */
 export interface KeyCommands {
-  /** A program and its arguments, as in all of them; only new keys need it. */
+  /** A program and its arguments; only needed for new keys. */
   wrap: string[] | undefined
   unwrap: string[] | undefined
   /** Seconds. */
   timeout: number
-  /** All that the commands get of the environment: nothing of it is the service's own. */
+  /** The environment of the commands, without variables of the service. */
   env: Record<string, string>
 }
 
-/** What the service is run with. Nothing below `cli.ts` reads the environment. */
+/** The configuration. Only `cli.ts` reads the environment. */
 export interface Config {
   host: string
   /** 0 means that the system picks a free port. */
@@ -161,12 +161,12 @@ export interface Config {
   databaseUrl: string | undefined
   /** Connections of each process. */
   databasePool: number
-  /** Seconds that a start waits for a PostgreSQL that is not there yet. */
+  /** Seconds that a start waits for an unavailable PostgreSQL. */
   databaseWait: number
   /** Processes that share the port; above 1 only with a `databaseUrl`. */
   workers: number
   dataDir: string
-  /** Without it the address that is listened on. Never ends with a slash. */
+  /** By default, the listening address. Never ends with a slash. */
   publicUrl: string | undefined
   /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
   trustProxy: false | string[]
@@ -174,45 +174,45 @@ export interface Config {
   smtp: Static<typeof Smtp> | undefined
   /** Without it an address at the host of `publicUrl`. */
   mailFrom: Static<typeof Sender> | undefined
-  /** Where limits are counted for all instances; without it each counts by itself. */
+  /** Counts limits for all instances; without it, each instance counts separately. */
   redis: Static<typeof Redis> | undefined
   /**
-   * `id:base64`, or wrapped `id:exec:base64`; checked. At most one of `masterKey` and `masterKeyFile` is there; with a
+   * `id:base64`, or wrapped `id:exec:base64`; validated. At most one of `masterKey` and `masterKeyFile` is set; with a
    * `databaseUrl`, exactly one.
    */
   masterKey: string | undefined
   /** Not read yet: see `readKeyFile`. */
   masterKeyFile: string | undefined
-  /** In the same forms, checked; no id twice. */
+  /** In the same forms, validated, with unique ids. */
   masterKeysPrevious: string[]
-  /** Where there is one. */
+  /** Undefined when no command is set. */
   keyCommands: KeyCommands | undefined
   /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
   rateLimits: { api: number, oauth: number, keyRotation: number, billing: number, longOperations: number }
   defaultPlan: PlanName
-  /** What is on every invoice beside what is invoiced. */
+  /** Fixed contents of every invoice. */
   invoices: {
-    /** Without a name nothing that costs something is invoiced. */
+    /** Without a name, no invoices are created. */
     seller: Party
-    /** What is to be read on each beside that, in lines; may be empty. */
+    /** Additional text in lines; may be empty. */
     note: string
-    /** How to pay, in lines; empty where an invoice does not say it. */
+    /** Payment instructions in lines; may be empty. */
     paymentDetails: string
     dueDays: number
   }
-  /** Seconds between not being ready any more and taking no more requests. */
+  /** Seconds between failing readiness and refusing requests on shutdown. */
   shutdownDelay: number
   /** Bytes. */
   bodyLimit: number
   allowRevealingKeyProof: boolean
   docsUi: boolean
   logLevel: (typeof LOG_LEVELS)[number]
-  /** How much of a client's address goes into the log: `network` is IPv4 /24, IPv6 /64. */
+  /** The part of client addresses in the log: `network` is IPv4 /24, IPv6 /64. */
   logClientAddress: (typeof CLIENT_ADDRESSES)[number]
   corsOrigins: string[]
-  /** The bearer that reads `/metrics`; without it there is no such path, and nothing is measured. */
+  /** The bearer token for `/metrics`; without it, metrics are disabled. */
   metricsToken: string | undefined
-  /** Without an `OTEL_EXPORTER_OTLP_ENDPOINT` nothing is traced. */
+  /** Undefined without an `OTEL_EXPORTER_OTLP_ENDPOINT`: tracing is disabled. */
   traces: TracesConfig | undefined
 }
 
@@ -279,7 +279,7 @@ export function loadConfig (env: NodeJS.ProcessEnv): Config {
   }
 }
 
-/** The commands alone, for who makes the key that the rest of the configuration needs. */
+/** Loads only the key commands, for `key new`: the other checks require an existing key. */
 export function loadKeyCommands (env: NodeJS.ProcessEnv): KeyCommands | undefined {
   return keyCommandsOf(readVariables(env), env)
 }
@@ -293,18 +293,18 @@ export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
     refuseFile(name, path, 'does not hold a master key', `one line of ${MASTER_KEY_ALLOWED}`)
 }
 
-/** The text of a file that holds a secret, which is judged as that of a master key is. */
+/** The text of a file with a secret, with the same permission checks as a key file. */
 export function readSecretFile (path: string, name: string): string {
   const refuse = (given: string, allowed: string) => refuseFile(name, path, given, allowed)
   let file: number
   try {
-    // Without O_NONBLOCK the start would hang on a named pipe that nobody writes to.
+    // Without O_NONBLOCK, opening a named pipe without a writer would block.
     file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
   } catch (error) {
     return refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`, 'a file that this user can read')
   }
   try {
-    // The open file is judged, not its name, so that it cannot be exchanged in between.
+    // Check the open file, not its path: the path could be replaced in between.
     const { mode, uid, size } = fstatSync(file)
     if ((mode & constants.S_IFMT) !== constants.S_IFREG) refuse('is not a regular file', 'a regular file')
     const me = process.getuid?.()
@@ -341,15 +341,15 @@ function readVariables (env: NodeJS.ProcessEnv): Given {
   return given as Given
 }
 
-// Over plain http everybody on the way reads tokens, passwords and secrets. It never leaves a loopback address.
+// Plain HTTP exposes tokens, passwords and secrets on the network, except on loopback addresses.
 function checkPublicUrl ({ PUBLIC_URL, ALLOW_INSECURE_PUBLIC_URL = false }: Given) {
   if (PUBLIC_URL === undefined || PUBLIC_URL.startsWith('https:') || ALLOW_INSECURE_PUBLIC_URL) return
   if (isLoopback(new URL(PUBLIC_URL).hostname)) return
   throw new ConfigError(`PUBLIC_URL is ${redact(PUBLIC_URL)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
-    'ALLOW_INSECURE_PUBLIC_URL=on takes it all the same')
+    'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }
 
-/** Whether a host as URLs spell it is this machine and no other. */
+/** Whether the host of a URL is a loopback host. */
 export function isLoopback (hostname: string): boolean {
   return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(hostname)
 }
@@ -368,13 +368,13 @@ function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KE
   const twice = ids.find((id, index) => ids.indexOf(id) !== index)
   if (twice !== undefined) {
     throw new ConfigError(
-      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`
+      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or MASTER_KEY has it too; allowed: each id once`
     )
   }
 }
 
-// A command is trusted with the master key, and gets the environment that cloud tools look their credentials up in;
-// whatever is the service's own, the database's password among it, is nothing to it.
+// The commands get the environment, because cloud tools read their credentials there, but no variables of the service,
+// such as the database password.
 function keyCommandsOf (
   { MASTER_KEY_WRAP_COMMAND: wrap, MASTER_KEY_UNWRAP_COMMAND: unwrap, MASTER_KEY_COMMAND_TIMEOUT: timeout = 10 }: Given,
   env: NodeJS.ProcessEnv
@@ -386,11 +386,11 @@ function keyCommandsOf (
   return { wrap, unwrap, timeout, env: Object.fromEntries(rest) }
 }
 
-// The embedded database is in the process that opened it.
+// The embedded database runs inside one process, so several workers cannot share it.
 function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
   if (WORKERS === 1 || DATABASE_URL !== undefined) return
   throw new ConfigError(
-    `WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
+    `WORKERS is ${WORKERS}, but DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
   )
 }
 
@@ -422,13 +422,13 @@ function readList (text: string, read: (member: string) => string | undefined) {
 
 function readMasterKey (text: string) {
   const [, exec, encoded = ''] = /^[A-Za-z0-9._-]{1,32}:(exec:)?([A-Za-z0-9+/]+={0,2})$/.exec(text) ?? []
-  // Base64 that is not what its bytes encode to was cut or mistyped.
+  // Non-canonical base64 indicates truncated or mistyped text.
   const bytes = Buffer.from(encoded, 'base64')
   if (encoded === '' || bytes.toString('base64') !== encoded) return undefined
   return (exec === undefined ? bytes.length === 32 : bytes.length <= WRAPPED_BYTES) ? text : undefined
 }
 
-// Without a shell: what one would make something else of is not guessed at.
+// Commands run without a shell, so shell metacharacters are refused.
 function readCommand (text: string) {
   if (!text.trimStart().startsWith('[')) {
     return /["'`\\$|&;<>(){}*?~#!]/.test(text) ? undefined : text.trim().split(/\s+/)
@@ -446,7 +446,7 @@ function readDatabaseUrl (text: string) {
   const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1'))
   if (!url || url.hash !== '') return undefined
   try {
-    // The driver decodes both, and would throw a bare URIError.
+    // The driver decodes these parts, and would throw a URIError without context.
     decodeURIComponent(url.username + url.password + url.pathname)
   } catch {
     return undefined
@@ -457,12 +457,12 @@ function readDatabaseUrl (text: string) {
 function readPublicUrl (text: string) {
   const url = parseUrl(text)
   if (!url || !/^https?:$/.test(url.protocol) || url.username !== '' || url.password !== '') return undefined
-  // Clients compare the issuer byte by byte, so only what no parser would spell otherwise is taken.
+  // Clients compare the issuer byte by byte, so only the normal form is accepted.
   const plain = url.search === '' && url.hash === '' && !text.endsWith('/')
   return plain && (url.href === text || url.href === `${text}/`) ? text : undefined
 }
 
-// Options in a query would be the mail library's own, among them one that switches the check of certificates off.
+// No query: the mail library would read options from it, including one that disables certificate checks.
 function readSmtpUrl (text: string) {
   const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   if (!url || !/^\/?$/.test(url.pathname)) return undefined
@@ -475,7 +475,7 @@ function readSmtpUrl (text: string) {
   }
 }
 
-// As with mail, a query would be of the library's own options.
+// No query, as for SMTP: the library would read options from it.
 function readRedisUrl (text: string) {
   const url = /^rediss?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   const path = /^(?:\/(\d{0,5}))?$/.exec(url?.pathname ?? '?')
@@ -512,7 +512,7 @@ function readReceiver (text: string) {
   return url.search === '' && url.hash === '' && !text.endsWith('/') ? text : undefined
 }
 
-// As the specification of OpenTelemetry has them: those of W3C Baggage.
+// The format of W3C Baggage, as the OpenTelemetry specification requires.
 function readHeaders (text: string) {
   if (text.length > 4096) return undefined
   const headers: Record<string, string> = {}
@@ -545,7 +545,7 @@ function readProxies (text: string) {
 function readProxy (text: string) {
   if (/^(?:loopback|linklocal|uniquelocal)$/.test(text)) return text
   const [, address = '', bits] = /^([^/]*)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-  // A network of everything (/0) would be `true` in other words: then anybody chooses the address that is limited.
+  // Prefix /0 would trust every proxy: any client could then choose the address that rate limits count.
   const fits = bits === undefined || (Number(bits) > 0 && Number(bits) <= (isIP(address) === 4 ? 32 : 128))
   return isIP(address) !== 0 && !address.includes('%') && fits ? text : undefined
 }
@@ -555,10 +555,10 @@ function parseUrl (text: string) {
 }
 
 function hide () {
-  return 'not a right one (the value is not shown)'
+  return 'invalid (the value is not shown)'
 }
 
-/** Where a password may be anywhere, as in an address that does not parse, only the scheme is safe to repeat. */
+/** Shows only the scheme: in an invalid URL, the password may be anywhere. */
 function showScheme (text: string) {
   const [scheme] = /^[a-z][a-z0-9+.-]{0,19}:\/\//i.exec(text) ?? []
   return scheme ? `${quote(`${scheme}…`)} (the rest is not shown)` : hide()

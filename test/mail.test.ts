@@ -144,15 +144,15 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   const { user } = await add({ organization: nimbus.organization, role: 'owner' }, 'iris@nimbus.example')
   await t.rejects(
     add(undefined, 'IRIS@nimbus.example'),
-    { name: 'StartError', message: 'There is an account of IRIS@nimbus.example already' }
+    { name: 'StartError', message: 'An account with IRIS@nimbus.example already exists' }
   )
   await t.rejects(
     renewLink(service.database, address, 'nobody@nimbus.example'),
-    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+    { name: 'StartError', message: 'There is no account with nobody@nimbus.example' }
   )
   await t.rejects(
     switchUser(service.database, 'nobody@nimbus.example', true),
-    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+    { name: 'StartError', message: 'There is no account with nobody@nimbus.example' }
   )
   const small = (await service.organization({ plan: 'free' })).organization
   const added = await Promise.allSettled(Array.from({ length: 8 }, (_, i) =>
@@ -161,7 +161,7 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
     })))
   t.strictSame(
     added.flatMap((one) => one.status === 'rejected' ? [String(one.reason)] : []),
-    Array(3).fill(`StartError: The plan free of ${small} has room for 5 members: organization set --plan`)
+    Array(3).fill(`StartError: The plan free of ${small} is limited to 5 members: change it with \`organization set --plan\``)
   )
   const [{ members, accounts }] = await service.sql(`SELECT
     (SELECT count(*)::int FROM members WHERE organization_id = '${small}') AS members,

@@ -650,7 +650,7 @@ t.test('CR-14: rewrap puts its secret under the newest master key, and the codes
   await database.db.execute(sql`UPDATE second_factors SET secret = secret || '\\x00'`)
   t.match(
     (await rewrap({ database, keyring: createKeyring([old!, fresh!]) })).failures,
-    [new RegExp(`^second_factors ${person.id}: a wrapped value does not open`)]
+    [new RegExp(`^second_factors ${person.id}: the wrapped value fails authentication`)]
   )
 })
 

@@ -1,8 +1,8 @@
 /**
  * API tokens (CR-30 to CR-32): `dotenv_<ULID of the organization>_<40 base62 random><6 base62 checksum>`. It guarantees
  * 238 unbiased random bits, a form that secret scanners find and a double click selects, and a checksum that tells a
- * mistyped token from an unknown one without asking the database. The checksum protects nobody from an attacker: only
- * looking the hash up does.
+ * mistyped token from an unknown one without asking the database. The checksum is no protection against attackers:
+ * only the look-up of the hash authenticates.
  */
 import { crc32 } from 'node:zlib'
 import { random, sameBytes, sha256 } from './primitives.ts'
@@ -26,7 +26,7 @@ export function mintApiToken (organizationId: string): string {
 export function parseApiToken (text: string): { organizationId: string } | undefined {
   if (!TOKEN_PATTERN.test(text)) return undefined
   const end = text.length - CHECKSUM_CHARACTERS
-  // The checksum is no secret: whoever has the body can compute it, so its comparison may take any time.
+  // The checksum is computable from the body, so a constant-time comparison is unnecessary.
   if (checksum(text.slice(0, end)) !== text.slice(end)) return undefined
   return { organizationId: text.slice('dotenv_'.length, 'dotenv_'.length + 26) }
 }

@@ -51,7 +51,7 @@ export function createGate (
     try {
       return await work()
     } finally {
-      // The place is handed on, not freed: a newcomer cannot overtake whoever waits.
+      // Pass the slot to the next queued job directly, so that a new job cannot overtake it.
       const next = queue.shift()
       if (next) next()
       else free++
@@ -60,8 +60,7 @@ export function createGate (
 }
 
 /**
- * A gate of its own for each key, kept for as long as somebody is at it: however many keys there are, none loses its
- * place.
+ * A separate gate for each key, which exists while jobs run or wait in it.
  */
 export function createGates (
   running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime

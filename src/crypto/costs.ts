@@ -1,6 +1,6 @@
 /**
- * What one derivation costs: the service, and whoever guesses. The service always runs with `COSTS`; tests that are
- * about something else give `buildApp` smaller ones. An operator cannot: no variable leads here.
+ * The cost of key derivations. The service always uses `COSTS`; tests can pass lower costs to `buildApp`. No
+ * environment variable changes them.
  */
 
 /** Parameters of Argon2id. */

@@ -104,7 +104,7 @@ export function parseMasterKey (text: string): MasterKey {
   return { id, key: takeKey(bytes) }
 }
 
-/** The id of a new master key that nobody gave one. */
+/** A generated id for a new master key. */
 export function makeKeyId (): string {
   return `mk-${random(4).toString('hex')}`
 }

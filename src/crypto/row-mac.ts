@@ -14,7 +14,7 @@ export function encodeRow (table: string, fields: readonly (readonly [name: stri
   return wellFormed(text)
 }
 
-// Half a surrogate pair would become U+FFFD on its way to the hash, and collide.
+// A lone surrogate would be hashed as U+FFFD and collide.
 function wellFormed (text: string): string {
   if (!isWellFormed(text)) throw new Error('a row needs well-formed text')
   return text
@@ -83,7 +83,7 @@ export function deriveLookupKey (key: KeyObject): KeyObject {
   return deriveKey(key, Buffer.from('strongroom lookups'), 'hash')
 }
 
-/** What tells row keys apart without telling anything of them. */
+/** A fingerprint of a row key, which reveals nothing about the key. */
 export function rowKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom rows'), 'fingerprint').export()
 }
@@ -103,7 +103,7 @@ function encodeValue (value: unknown): string {
     default: throw new Error(`a row has no ${typeof value}`)
   }
   if (Buffer.isBuffer(value)) return `b${counted(value.toString('base64'))}`
-  // A moment that JavaScript cannot hold is NaN, which no service wrote.
+  // NaN: a time outside JavaScript's range, which the service never writes.
   if (value instanceof Date) return `d${counted(String(value.getTime()))}`
   if (Array.isArray(value)) return `a${value.length}:${value.map(encodeValue).join('')}`
   const members = Object.entries(value as object).sort(([a], [b]) => a < b ? -1 : 1)

@@ -3,9 +3,9 @@ import type { ReadableSpan, SpanExporter } from '@opentelemetry/sdk-trace'
 import type { Metrics } from './metrics.ts'
 import type { End, Trace } from './spans.ts'
 
-/** Where traces go, and how many. */
+/** The configuration of tracing. */
 export interface TracesConfig {
-  /** Without `/v1/traces`, which is put behind it. */
+  /** The base URL; `/v1/traces` is appended. */
   endpoint: string
   headers: Record<string, string>
   serviceName: string
@@ -13,7 +13,7 @@ export interface TracesConfig {
   ratio: number
 }
 
-/** What a request was, when it is over. */
+/** The attributes of a finished request. */
 export interface Outcome {
   method: string
   /** The pattern; null where there was none. */
@@ -26,22 +26,22 @@ export interface Outcome {
 
 /** The trace of a request. */
 export interface RequestTrace extends Trace {
-  /** Afterwards it takes no more pieces. */
+  /** Ends the trace, which then ignores further spans. */
   end (outcome: Outcome): void
 }
 
-/** Traces requests, and sends them away in the background. */
+/** Traces requests and exports the traces in the background. */
 export interface Tracer {
-  /** Undefined where this request is not traced. */
+  /** Undefined when the request is not sampled. */
   start (traceparent: string | string[] | undefined): RequestTrace | undefined
-  /** Sends what is left, for a second at most. */
+  /** Exports the remaining traces, within one second. */
   stop (): Promise<void>
 }
 
-// What a rotation of a project does is thousands of pieces, of which the first tell enough.
+// A project rotation has thousands of spans; the first ones are sufficient.
 const MOST_PIECES = 100
 const QUEUE = { maxQueueSize: 4096, maxExportBatchSize: 512, scheduledDelayMillis: 1_000 }
-// Milliseconds for a batch, with its repeats.
+// Timeout in milliseconds for a batch, including retries.
 const PATIENCE = 3_000
 const LAST = 1_000
 const MOST_NAMES = 2_000
@@ -167,7 +167,7 @@ export function parseTraceparent (header: string | string[] | undefined): SpanCo
   return { traceId, spanId: spanId!, traceFlags: parseInt(flags!, 16) & 1, isRemote: true }
 }
 
-// The same few hundred texts are sent again and again.
+// Cached: the service sends only a few hundred different statements.
 const names = new Map<string, string>()
 
 /** The first word of a statement and the first table that it names: a text of ours, without any value. */

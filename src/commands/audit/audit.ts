@@ -16,25 +16,25 @@ import { readPieces } from '../common/input.ts'
 import { lineOf, open, openKeyring, StartError, type Opened } from '../common/open.ts'
 import { retryDatabase } from '../common/retry.ts'
 
-// Chains of events, verified, exported and handed over to other keys. An export is lines of JSON: what it is, with the
-// wrapped key that every chain begins with; then for each organization the other keys of its chain, what its counter
-// says, with a MAC, and its events; and how many there were of both.
+// Verifies and exports audit chains, and rotates their keys. An export is JSON Lines: a header with the wrapped first
+// chain key; for each organization its other chain keys, the state of its counter with a MAC, and its events; and a
+// last line with the numbers of organizations and events.
 
 const FORMAT = 'strongroom audit export 2'
 
-// Characters of a line: an event has some thousand at most. A longer one is none of ours.
-const MOST_LINE = 256 * 1024
+// Characters. An event has a few thousand at most, so a longer line was not written by an export.
+const MAX_LINE = 256 * 1024
 
-/** What an operator asks for: one organization by id or slug, or all, and events of a moment or later, or all. */
-interface Asked { organization?: string | undefined, since?: Date | undefined }
+/** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
+interface Filter { organization?: string | undefined, since?: Date | undefined }
 
 /**
- * Verifies chains in the database or in an export, and tells of each. Answers the exit status: 0 when all of them hold,
- * 1 when one is broken. `since` is for the database: an export says by itself from where on it is.
+ * Verifies chains in the database or in an export and reports each. Returns the exit status: 0 when all are valid, 1
+ * when one is broken. `since` applies to the database only: an export states its own start.
  */
 export async function verifyAudit (
   config: Config,
-  { file, anchors: log, ...asked }: Asked & { file?: string | undefined, anchors?: string | undefined },
+  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
   tell: (verified: Verified) => void | Promise<void>
 ): Promise<number> {
   const anchors = await readAnchors(log)
@@ -46,25 +46,24 @@ export async function verifyAudit (
     }
   }
   if (file !== undefined) {
-    await tellAll(verifyFile(await openKeyring(config), file, asked, anchors))
+    await tellAll(verifyFile(await openKeyring(config), file, filter, anchors))
     return status
   }
   const opened = await open(config)
   try {
-    await tellAll(verifyDatabase(opened, asked, anchors))
+    await tellAll(verifyDatabase(opened, filter, anchors))
     return status
   } finally {
     await opened.database.close()
   }
 }
 
-/** What came of a chain that was to be handed over: a line for the operator, and whether that was done. */
+/** The result of a chain key rotation: a line for the operator, and whether the key was rotated. */
 export interface Rotated { line: string, isDone: boolean }
 
 /**
- * Hands the chains of one organization, or of all, over to new keys, and tells of each: one that cannot be handed over
- * keeps no other from it. What is recorded meanwhile comes before or behind; ended in the middle, it can be begun
- * again.
+ * Rotates the chain key of one organization, or of all, and reports each. A failed rotation does not stop the others.
+ * Events can be recorded meanwhile. After an interruption the command can be repeated.
  */
 export async function * rotateChainKeys (
   { database: { db }, keyring }: Opened, organization: string | undefined
@@ -73,19 +72,19 @@ export async function * rotateChainKeys (
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
-        yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
+        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}\n`, isDone: true }
       } else if (organization !== undefined) {
-        yield { line: `${id}: the organization is gone, and nothing more is recorded in it\n`, isDone: false }
+        yield { line: `${id}: the organization is deleted, so its chain is closed\n`, isDone: false }
       }
     } catch (error) {
-      // A counter that somebody holds is the trouble of its organization; a database that is away is that of all.
+      // A locked counter affects one organization; an unavailable database affects all of them.
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
       yield { line: `${id}: ${lineOf(error)}\n`, isDone: false }
     }
   }
 }
 
-// Of all, also those that were made while the first were handed over: they began under the key of before.
+// Lists twice: organizations that are created during the rotation start with the old key.
 async function * organizationsOnce (db: Db, organization: string | undefined): AsyncGenerator<string> {
   const ids = await organizationsOf(db, { organization })
   yield * ids
@@ -94,24 +93,24 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
   for (const id of await organizationsOf(db, {})) if (!known.has(id)) yield id
 }
 
-/** What came of a chain, in a line for the operator. */
+/** The result of a verification as a line for the operator. */
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
-    const range = after === null ? `up to ${last}` : `behind ${after} up to ${last}; what is before was not looked at`
-    return `${organization}: ${events} events are what was recorded, ${range}\n`
+    const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
+    return `${organization}: ${events} events verified, ${range}\n`
   }
   const { sequence, reason, expected, actual } = broken
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
 }
 
-/** Verifies chains in the database, one after the other; `since` some moment behind the event before it. */
+/** Verifies the chains in the database one by one. With `since`, starts after the last event before that time. */
 export async function * verifyDatabase (
-  { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
+  { database: { db }, keyring }: Opened, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   const first = firstKey(keyring, await wrappedKey(db))
-  for (const organization of await organizationsOf(db, asked, anchors)) {
-    // Before the end is looked up, so that it is not behind that.
-    const after = asked.since && await findBefore(db, organization, asked.since)
+  for (const organization of await organizationsOf(db, filter, anchors)) {
+    // Read the start before the end, so that the start is never after the end.
+    const after = filter.since && await findBefore(db, organization, filter.since)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
     const verifier = new ChainVerifier(chain, await keysIn(db, keyring, first, keys), anchors)
@@ -122,9 +121,9 @@ export async function * verifyDatabase (
   }
 }
 
-/** The lines of an export. `since` leaves out what happened before: what is left is verified behind that. */
+/** The lines of an export. `since` omits earlier events; verification then starts after the last omitted event. */
 export async function * exportEvents (
-  { database: { db }, keyring }: Opened, { organization, since }: Asked
+  { database: { db }, keyring }: Opened, { organization, since }: Filter
 ): AsyncGenerator<string> {
   const line = (value: object) => `${JSON.stringify(value)}\n`
   const organizations = await organizationsOf(db, { organization })
@@ -156,11 +155,11 @@ export async function * exportEvents (
 }
 
 /**
- * Verifies the chains of an export. Throws a StartError when it is none, or was made under a master key that is not at
- * hand.
+ * Verifies the chains of an export. Throws a StartError when the file is not a complete export, or when its master key
+ * is missing.
  */
 export async function * verifyFile (
-  keyring: Keyring, file: string, asked: Asked, anchors: Anchors
+  keyring: Keyring, file: string, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   let first: ChainKey | undefined
   let rows: ChainKeyRow[] = []
@@ -169,7 +168,7 @@ export async function * verifyFile (
   let exported: { only: string | null, since: string | null } = { only: null, since: null }
   let told: Counts | undefined
   const counted: Counts = { organizations: 0, events: 0 }
-  const wanted = asked.organization?.toUpperCase()
+  const wanted = filter.organization?.toUpperCase()
   const seen = new Set<string>()
   const end = (): Verified[] => {
     const verified = verifier === undefined ? [] : [verifier.end()]
@@ -179,10 +178,10 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
+    if (told !== undefined) throw new StartError(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is no export of the audit, or one of another build`)
+        throw new StartError(`${file} is not an audit export, or comes from an incompatible build`)
       }
       first = firstKey(keyring, Buffer.from(value.key, 'base64'))
       exported = { only: textOf(value.organization), since: textOf(value.since) }
@@ -198,7 +197,7 @@ export async function * verifyFile (
         const chain = chainOf(value.organization, exported, value)
         const mac = bytesOf(value.mac)
         const isForged = mac === null || !exportMac(keys.at(-1)!.key, chain).equals(mac)
-        // What nobody vouches for begins at the first event, whatever it says.
+        // Without a valid MAC the stated start is not trusted: verify from the first event.
         verifier = new ChainVerifier({ ...chain, ...(isForged && { after: null, isForged }) }, keys, anchors)
       }
       rows = []
@@ -213,8 +212,8 @@ export async function * verifyFile (
   }
   yield * end()
   if (first === undefined) throw new StartError(`${file} is empty`)
-  if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
-  // Of whom an anchor tells and the export does not, everything is missing.
+  if (told === undefined) throw new StartError(`${file} is truncated: its last line is missing`)
+  // An organization that has an anchor but is not in the export lacks all of its events.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
     if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
@@ -225,22 +224,22 @@ export async function * verifyFile (
     ).end()
   }
   if (wanted !== undefined && seen.size === 0) {
-    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
+    throw new StartError(`${file} has no events of the organization ${filter.organization}`)
   }
-  // Where a chain is broken, what is missing has been told.
+  // A broken chain already reports its missing events.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
     throw new StartError(
-      `${file} is cut off: its last line tells of ${inWords(told)}, and there are ${inWords(counted)}`
+      `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
     )
   }
 }
 
-/** What of an export its last line tells of. */
+/** The numbers in the last line of an export. */
 interface Counts { organizations: number, events: number }
 
 const inWords = ({ organizations, events }: Counts) => `${events} events of ${organizations} organizations`
 
-/** The anchors in a log: of its lines, those that say one. */
+/** The anchors in a log file; ignores other log lines. */
 export async function readAnchors (file: string | undefined): Promise<Anchors> {
   const anchors = new Anchors()
   if (file === undefined) return anchors
@@ -255,8 +254,8 @@ export async function readAnchors (file: string | undefined): Promise<Anchors> {
   return anchors
 }
 
-async function organizationsOf (db: Db, { organization }: Asked, anchors?: Anchors): Promise<string[]> {
-  // Of whom only an anchor tells, everything is missing.
+async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anchors): Promise<string[]> {
+  // Includes organizations that have only an anchor: all of their events are missing.
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
@@ -266,17 +265,18 @@ async function organizationsOf (db: Db, { organization }: Asked, anchors?: Ancho
 
 async function wrappedKey (db: Db): Promise<Buffer> {
   const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) throw new StartError('The key that chains events is missing')
+  if (key === undefined) throw new StartError('The audit chain key is missing')
   return key.wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) throw new StartError('The key that chains events does not open')
+  if (key === undefined) throw new StartError('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
-// One that does not open is none: the event that hands over to it is then broken, as where the row is gone.
+// Ignores a key that cannot be unwrapped. The event that introduces the key then fails verification, as if the row
+// were missing.
 function keysOf (
   keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
 ): ChainKeys {
@@ -288,9 +288,9 @@ function keysOf (
 }
 
 /**
- * The keys of a chain in the database. Every master key that wraps something there has its canary, so a row under
- * another one was planted, and is the trouble of its organization alone. Where there is a canary by now, the master key
- * was changed after this process began, and nothing can be told of the row.
+ * The keys of a chain in the database. Every master key in use has a canary. A row under a master key without canary
+ * is forged, and breaks only the chain of its organization. With a canary, the master key is merely missing here, for
+ * example after a change since the start of this process: this throws a StartError.
  */
 async function keysIn (
   db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]
@@ -307,14 +307,14 @@ function opened (
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
       if (!isMasterKey(error.id)) return undefined
-      throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
+      throw new StartError(`Master key ${error.id} is missing: it wraps an audit chain key`)
     }
     if (error instanceof IntegrityError) return undefined
     throw error
   }
 }
 
-/** The lines of a file, one at a time; what is too long comes as an empty one. */
+/** The lines of a file; a line that is too long becomes an empty line. */
 async function * linesOf (file: string): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
@@ -326,8 +326,8 @@ async function * linesOf (file: string): AsyncGenerator<string> {
       lines[0] = ''
       isTooLong = false
     }
-    for (const line of lines) yield line.length > MOST_LINE ? '' : line
-    if (rest.length > MOST_LINE) {
+    for (const line of lines) yield line.length > MAX_LINE ? '' : line
+    if (rest.length > MAX_LINE) {
       rest = ''
       isTooLong = true
     }
@@ -344,7 +344,7 @@ function readLine (text: string): Record<string, unknown> | undefined {
   }
 }
 
-// Whatever else is wrong with it, its MAC is not right then.
+// Other invalid fields make the MAC check fail.
 function eventOf (value: Record<string, unknown>): ChainRow | undefined {
   const { seq, occurred_at, mac } = value
   const time = typeof occurred_at === 'string' ? parseTimestamp(occurred_at) : undefined
@@ -367,7 +367,7 @@ function chainOf (
   }
 }
 
-// Of whatever else is there, nothing opens.
+// Invalid fields become values that cannot be unwrapped.
 const chainKeyOf = (value: Record<string, unknown>, kid: string): ChainKeyRow => ({
   organization_id: textOf(value.organization_id) ?? '',
   kid,

@@ -6,28 +6,27 @@ import type { Numbered, Table, Values } from '../../repositories/operations/dump
 import type { FrameChain } from '../../vault/audit/backups.ts'
 import { StartError } from '../common/open.ts'
 
-// What is in the file of a backup (0046): a line that says what it is, then frames. A frame is its kind (1 byte), the
-// length of what it holds (4), that, and a MAC (32) over the MAC of the frame before and all of this. So a frame that
-// was changed, moved, left out or put in is found where it comes, and none is used before; the last one says what all
-// of them held.
+// The format of a backup file (decision 0046): an identification line, then frames. A frame is its kind (1 byte), the
+// length of its content (4), the content, and a MAC (32) over the MAC of the previous frame and these fields. A
+// changed, moved, missing or inserted frame is detected before it is used. The last frame has row counts and digests.
 
 const LINE = Buffer.from('strongroom backup 1\n')
 const KINDS = { header: 1, rows: 2, end: 3 } as const
 const FRAME = { head: 5, mac: 32 }
 
-// A page of rows has a MiB, and a single row at most what the largest request stores.
-const MOST = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
+// Bytes. A page of rows has about 1 MiB; a single row at most the size of the largest request.
+const MAX_LENGTH = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
 
-// A value that is none.
+// The length that encodes SQL NULL.
 const NULL = 0xffffffff
 
-/** What a backup says of itself first. */
+/** The first frame of a backup. */
 export interface Header {
   id: string
   made_at: string
-  /** The key of its MACs, wrapped by a master key. */
+  /** The key of the frame MACs, wrapped by a master key. */
   wrapped: Buffer
-  /** The hashes of the migrations that made its schema. */
+  /** The hashes of the migrations of its schema. */
   migrations: string[]
   tables: Table[]
   numbered: Numbered[]
@@ -45,17 +44,17 @@ const SAID = Type.Object({
   numbered: Type.Array(Type.Object({ table: text, column: text, last: text }))
 })
 
-/** Rows of a table, by its place in the header. */
+/** Rows of a table; `table` is an index into the tables of the header. */
 export interface Rows { table: number, rows: Values[] }
 
-/** How many rows a table has, and a digest of them that does not depend on their order. */
+/** The number of rows of a table, and a digest that does not depend on their order. */
 export interface Count { table: string, rows: number, digest: string }
 
-/** The parts of a backup, in their order: a header, rows, an end. */
+/** The parts of a backup in order: a header, rows, an end. */
 export type Part =
   { kind: 'header', header: Header } | ({ kind: 'rows' } & Rows) | { kind: 'end', counts: Count[], bytes: number }
 
-/** A file that is not what was written. */
+/** The file differs from the backup that was written. */
 export class DamagedBackup extends StartError {
   override name = 'DamagedBackup' as 'StartError'
 }
@@ -73,23 +72,22 @@ export async function * encodeBackup (
   const { wrapped, ...said } = header
   const json = Buffer.from(JSON.stringify({ ...said, wrapped: wrapped.toString('base64') }))
   yield LINE
-  // Its own digest as well: whether it is damaged can be told before there is a key.
+  // The header also has a plain digest, so that damage is detected before the key is available.
   yield Buffer.concat(frame('header', sha256(json), json))
   for await (const page of rows) yield * frame('rows', encodeRows(page))
   yield Buffer.concat(frame('end', Buffer.from(JSON.stringify(counts()))))
 }
 
 /**
- * The parts of a backup, each after it was found to be what was written. Throws a DamagedBackup at the first that is
- * not, and where there is no end, or something behind it.
+ * The verified parts of a backup. Throws a DamagedBackup for an invalid frame, a missing end or trailing data.
  *
- * @param name what the file is called
- * @param begin the chain of its MACs; throws an IntegrityError where none can be meant
+ * @param name the file name for messages
+ * @param begin starts the chain of MACs; throws an IntegrityError for an invalid header
  */
 export async function * decodeBackup (
   name: string, chunks: AsyncIterable<Uint8Array>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const reader = createReader(chunks, () => new DamagedBackup(`${name} is cut off`))
+  const reader = createReader(chunks, () => new DamagedBackup(`${name} is truncated`))
   try {
     yield * decodeParts(name, reader, begin)
   } finally {
@@ -100,23 +98,23 @@ export async function * decodeBackup (
 async function * decodeParts (
   name: string, reader: ReturnType<typeof createReader>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} is not what was written`)
+  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} fails verification`)
   if (!(await reader.take(LINE.length)).equals(LINE)) {
-    throw new DamagedBackup(`${name} is no backup, or one of another build`)
+    throw new DamagedBackup(`${name} is not a backup, or comes from an incompatible build`)
   }
   let next: FrameChain | undefined
   for (let number = 0; ; number++) {
     const head = await reader.take(FRAME.head)
     const kind = (Object.keys(KINDS) as (keyof typeof KINDS)[]).find((one) => KINDS[one] === head[0])
     const length = head.readUInt32BE(1)
-    if (kind === undefined || (kind === 'header') !== (number === 0) || length > MOST[kind]) throw damaged(number)
+    if (kind === undefined || (kind === 'header') !== (number === 0) || length > MAX_LENGTH[kind]) throw damaged(number)
     const content = await reader.take(length)
     const mac = await reader.take(FRAME.mac)
     let header: Header | undefined
     if (kind === 'header') {
       const json = content.subarray(FRAME.mac)
       if (!sha256(json).equals(content.subarray(0, FRAME.mac))) throw damaged(number)
-      // Anybody can write a digest: what is behind it may be anything.
+      // The digest is not authenticated, so the content may be arbitrary.
       header = decodeHeader(json)
       next = header && chainOf(header, begin)
       if (next === undefined) throw damaged(number)
@@ -125,7 +123,7 @@ async function * decodeParts (
     if (header !== undefined) yield { kind: 'header', header }
     else if (kind === 'rows') yield { kind, ...decodeRows(content) }
     else {
-      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} goes on behind its end`)
+      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} has trailing data`)
       yield { kind: 'end', counts: JSON.parse(content.toString('utf8')) as Count[], bytes: reader.taken() }
       return
     }
@@ -151,7 +149,7 @@ function chainOf (header: Header, begin: (header: Header) => FrameChain): FrameC
   }
 }
 
-/** Counts rows, and digests them in whatever order they come. */
+/** Counts rows and computes digests that do not depend on the order of the rows. */
 export function createCounter (tables: readonly Table[]) {
   const all = tables.map(() => ({ rows: 0, digest: Buffer.alloc(32) }))
   return {
@@ -168,7 +166,7 @@ export function createCounter (tables: readonly Table[]) {
   }
 }
 
-/** One digest of all that was counted: the same for the same rows in the same tables. */
+/** One digest of all tables: equal for equal rows in equal tables. */
 export function digestOf (counts: readonly Count[]): string {
   const lines = counts.map(({ table, rows, digest }) => `${table} ${rows} ${digest}\n`).sort()
   return sha256(lines.join('')).toString('hex')
@@ -181,7 +179,7 @@ const encodeRows = ({ table, rows }: Rows): Buffer => {
   return Buffer.concat([head, ...rows.flatMap(encodeRow)])
 }
 
-// Each value behind its length.
+// Each value is prefixed with its length.
 function encodeRow (row: Values): Buffer[] {
   return [numberOf(row.length), ...row.flatMap((value) =>
     value === null ? [numberOf(NULL)] : [numberOf(value.length), value])]
@@ -210,7 +208,7 @@ function numberOf (number: number): Buffer {
   return bytes
 }
 
-// Takes as much as is asked for from what comes in pieces of whatever size.
+// Reads exact lengths from a stream of chunks.
 function createReader (chunks: AsyncIterable<Uint8Array>, cutOff: () => Error) {
   const source = chunks[Symbol.asyncIterator]()
   let parts: Buffer[] = []

@@ -23,23 +23,23 @@ import { nameOf, readPieces } from '../common/input.ts'
 import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from '../common/open.ts'
 import { write } from '../common/output.ts'
 
-// The whole database into a file, and back into an empty one, be it of the same kind or the other (0046).
+// Backs up the whole database to a file, and restores it into an empty PostgreSQL or embedded database (decision 0046).
 
-/** What is in a backup. */
+/** The contents of a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
 
-/** A backup that was made, and why the database does not know of it, where it could not be told. */
+/** A completed backup; `unknown` is the reason why the database could not record it. */
 export interface Made extends Summary { unknown?: string }
 
-/** What a restore needs to know of its file: where it is, and whose identity opens it. */
+/** The file of a backup, and the file of the age identity that decrypts it. */
 export interface Source { file: string, identity?: string | undefined }
 
 /**
- * Writes all that there is at one moment into a file, or to standard output (`-`), encrypted to the recipients if there
- * are any. The file is there whole or not at all. The database keeps when that was, for the metrics.
+ * Writes a snapshot of the database to a file, or to standard output (`-`), encrypted if there are recipients. The file
+ * is created atomically. The database records the time of the backup for the metrics.
  */
 export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
-  if (file !== '-' && existsSync(file)) throw new StartError(`${file} is there already`)
+  if (file !== '-' && existsSync(file)) throw new StartError(`${file} already exists`)
   const encrypt = recipients.length === 0
     ? undefined
     : await explained(encryptTo(recipients), (reason) => `--recipient: ${reason}`)
@@ -55,13 +55,13 @@ export async function backup (config: Config, file: string, recipients: readonly
         await writeStreamDurably(file, chunks.all, 0o600).catch((error: NodeJS.ErrnoException) => {
           if (error.syscall === undefined) throw error
           throw new StartError(error.code === 'EEXIST'
-            ? `${file} is there already`
+            ? `${file} already exists`
             : `${file} cannot be written (${error.code})`)
         })
       }
       return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
     })
-    // The file is there: a database that takes no writes, or is of an older schema, is a reason to say so alone.
+    // The backup is complete: a read-only database or an older schema causes only a warning.
     const { made_at, bytes } = summary
     return await opened.note({ made_at, bytes }).then(() => summary,
       (error: unknown) => ({ ...summary, unknown: lineOf(error) }))
@@ -70,7 +70,7 @@ export async function backup (config: Config, file: string, recipients: readonly
   }
 }
 
-// The tables that are known are held before the snapshot is taken, so that it sees them as they stay.
+// Locks the known tables before the snapshot, so that a concurrent migration cannot change them.
 async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
   await disableTimeouts(db)
   await lockTableSchemas(db, known)
@@ -79,22 +79,22 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   if (migrations.length > 0 && !canMakeSchema(migrations)) {
     throw new StartError('The database has migrations that this build does not know: back it up with the build that made them')
   }
-  // Another database than was meant, as a rule: a backup of it would be found out when it is needed.
+  // Usually a wrong database, which would otherwise be noticed only at a restore.
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
-    throw new StartError(`There is nothing to back up: no organization is in ${where}`)
+    throw new StartError(`Nothing to back up: ${where} contains no organization`)
   }
   const strange = await listUnknownTables(db)
   if (strange.length > 0) {
-    throw new StartError(`A backup would leave out what is no table of this build: ${strange.slice(0, 10).join(', ')}`)
+    throw new StartError(`Tables unknown to this build would be missing from the backup: ${strange.slice(0, 10).join(', ')}`)
   }
   if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
-    throw new StartError('The schema is being changed: run it again')
+    throw new StartError('The schema is being migrated: run the command again')
   }
   const id = ulid()
   const { next, wrapped } = beginChain(keyring, id)
-  // Behind the snapshot: no number that it has comes again.
+  // Read after the snapshot, so that restored sequences never repeat a number in it.
   const numbered = await listNumbered(db, tables)
-  // Of the database, as the time that its age is told by: a clock that is wrong would hide that there are no others.
+  // The database clock, which also computes the age of the backup: a wrong local clock could hide missing backups.
   const made_at = new Date(await readNow(db)).toISOString()
   const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
   const counter = createCounter(tables)
@@ -114,8 +114,8 @@ async function * readAll (
 }
 
 /**
- * Brings what is in a file into an empty database, and its schema up to date. All of it is there afterwards, or
- * nothing. A file is looked through before anything is done with it; standard input (`-`) as it comes.
+ * Restores a backup into an empty database in one transaction, then migrates the schema. A file is verified completely
+ * first; standard input (`-`) is verified while it is restored.
  */
 export async function restore (config: Config, source: Source): Promise<Summary> {
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
@@ -132,21 +132,21 @@ export async function restore (config: Config, source: Source): Promise<Summary>
 }
 
 /**
- * Ends what would bring a file into an embedded database in a directory, or the nearest one above it that is there,
- * where not even the file has room: the database is larger still.
+ * Throws a StartError if the free space of the directory, or of its nearest existing parent, is less than the size of
+ * the file. The embedded database needs more space than the file.
  */
 export async function refuseWithoutRoom ({ file }: Source, directory: string): Promise<void> {
   let dir = resolve(directory)
   while (!existsSync(dir)) dir = dirname(dir)
-  // Of what cannot be looked at, whoever reads it tells.
+  // If stat fails, reading the file reports the error.
   const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
   const free = freeBytes(dir)
-  if (free < size) throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${free} are free`)
+  if (free < size) throw new StartError(`Not enough disk space in ${dir}: ${file} has ${size} bytes, but only ${free} are free`)
 }
 
 /**
- * Opens a backup: what is answered reads it. A file has been read once before, whole, so that nothing is begun with a
- * damaged one. Throws a DamagedBackup, or a StartError where it cannot be told.
+ * Opens a backup and returns a function that reads it. A file is first read and verified completely. Throws a
+ * DamagedBackup, or a StartError when it cannot be verified.
  */
 export async function openBackup (
   keyring: Keyring, { file, identity }: Source
@@ -160,12 +160,12 @@ export async function openBackup (
     } catch (error) {
       if (error instanceof MasterKeyMissing) {
         throw new StartError(`Master key ${error.id} is missing: ${nameOf(file)} was made under it. ` +
-          'Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS')
+          'Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
-        // Of what is no wrapped key, this throws one as well.
+        // For a malformed wrapped key, this throws an IntegrityError too.
         const key = keyring.idOf(header.wrapped)
-        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under another one of this id`)
+        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under a different key with this id`)
       }
       throw error
     }
@@ -175,13 +175,13 @@ export async function openBackup (
   return read
 }
 
-/** Brings the parts of a backup into an empty database, in the caller's transaction, and compares what is there. */
+/** Restores a backup into an empty database, in the caller's transaction, and compares the rows with its digests. */
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
   await disableTimeouts(db)
   await lockSchema(db)
   const content = await findContent(db)
   if (content !== undefined) {
-    throw new StartError(`The database is not empty, it has ${content}: a backup is restored into an empty one`)
+    throw new StartError(`The database is not empty (found ${content}): restore into an empty database`)
   }
   let header: Header | undefined
   let tables: Table[] = []
@@ -199,7 +199,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
       const there = createCounter(tables)
       await drain(readAll(db, tables, there))
       if (digestOf(there.counts()) !== digestOf(counts)) {
-        throw new StartError('What was restored is not what was backed up')
+        throw new StartError('The restored rows differ from the backup')
       }
       await analyze(db)
       return { made_at: header!.made_at, counts, bytes }
@@ -208,7 +208,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
   throw new Error('a backup has an end')
 }
 
-// The embedded database begins with the schema of this build, which is as a rule that of the backup.
+// A new embedded database has the schema of this build, usually the same as that of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
   if (areUnreleased(migrations)) {
@@ -216,26 +216,26 @@ async function becomeSchema (db: Db, migrations: readonly string[]): Promise<voi
   }
   await dropTables(db)
   if (!await makeSchema(db, migrations)) {
-    throw new StartError('The backup was made by a newer build, or another one: restore it with that')
+    throw new StartError('The backup was made by a newer or different build: restore it with that build')
   }
 }
 
-// Of names and types, those of the catalogue go into statements, once they are the same.
+// Returns the tables of the catalogue after a comparison, so that statements contain no names from the file.
 function tablesOf (header: Header, found: readonly Table[]): Table[] {
   return header.tables.map((table) => {
     const same = found.find(({ name }) => name === table.name)
     if (JSON.stringify(same) !== JSON.stringify(table)) {
-      throw new StartError(`The backup has a table ${JSON.stringify(table.name)} that this schema has not`)
+      throw new StartError(`The table ${JSON.stringify(table.name)} of the backup does not match the schema`)
     }
     return same!
   })
 }
 
-/** How many rows of a table are in a backup. */
+/** The number of rows of a table in a backup. */
 export const rowsIn = ({ counts }: Summary, name: string): number =>
   counts.find(({ table }) => table === name)?.rows ?? 0
 
-/** What is in a backup, in a line for the operator. */
+/** The contents of a backup as a line for the operator. */
 export function describeSummary (summary: Summary): string {
   const { counts, bytes, made_at } = summary
   const [organizations, versions, events] = ['organizations', 'secret_versions', 'audit_events'].map((name) =>
@@ -253,17 +253,17 @@ async function * opened (
     yield * all
     return
   }
-  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: give the identity that opens it, --identity FILE`)
+  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: pass its identity with --identity FILE`)
   try {
     yield * await explained(decrypt(all), (reason) =>
-      `${nameOf(file)} does not open with --identity: ${reason}, for it is for somebody else, or damaged`)
+      `${nameOf(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
   } catch (error) {
     if (error instanceof StartError) throw error
-    throw new DamagedBackup(`${nameOf(file)} is damaged: it does not decrypt`)
+    throw new DamagedBackup(`${nameOf(file)} is damaged: decryption failed`)
   }
 }
 
-// What something begins with, and all of it.
+// The first bytes of a stream, and the whole stream.
 async function begun (chunks: AsyncGenerator<Buffer>) {
   let head = Buffer.alloc(0)
   while (head.length < AGE.length) {

@@ -5,15 +5,15 @@ import { write } from '../common/output.ts'
 import type { Noun } from '../common/noun.ts'
 import { parseFile, TEXT } from '../common/words.ts'
 
-/** `drill` and what it takes. */
+/** `drill` command. */
 export const noun: Noun = {
   help: `  drill FILE [--identity FILE] [--anchors LOG]
-                                          restore a backup for trial, open everything in it, check its audit
+                                          test-restore a backup: decrypt everything, verify the audit log
 `,
 
   run: async (args, env) => {
     const { file, values: { identity, anchors } } = parseFile('drill', args, { identity: TEXT, anchors: TEXT })
-    // 1 says that the backup is no good, so whatever keeps us from telling is 2.
+    // Exit status 1 means a faulty backup; errors that prevent the drill use 2.
     try {
       return await drill(loadConfig(env), { file, identity, anchors }, {
         say: write,

@@ -13,8 +13,8 @@ import { checkKeys, openKeyring, StartError } from '../common/open.ts'
 import { makeScratch } from '../common/scratch.ts'
 
 /**
- * Rehearses a restore: brings a backup into an embedded database of its own, which is gone afterwards, opens all that
- * is in it and verifies the audit. Answers the exit status: 0 when all is well, 1 when something is not.
+ * Restores a backup into a temporary embedded database, decrypts everything and verifies the audit log. Returns the
+ * exit status: 0 without faults, otherwise 1.
  */
 export async function drill (
   config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
@@ -33,7 +33,7 @@ export async function drill (
     await withScratch(async (database) => {
       const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
       await say(`Restored ${describeSummary(brought)}`)
-      if (rowsIn(brought, 'organizations') === 0) fault('The backup has no organization: it is of another database\n')
+      if (rowsIn(brought, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database\n')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)
@@ -41,8 +41,9 @@ export async function drill (
         setAuthority(db, authorityOf(database.db))
         return openEverything(db, keyring, (line) => { fault(`${line}\n`) })
       }, 'is opened')
-      await say(`Opened ${versions} versions, ${documents} documents (${of_clients} of both as far as their clients ` +
-        `encrypted them) and ${keys} keys; ${removed} versions wait for their removal; ${rows} rows are authentic\n`)
+      await say(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
+        `(${of_clients} values remain client-encrypted); ` +
+        `${removed} versions are queued for removal; ${rows} rows are authentic\n`)
       for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
         if (verified.broken === null) await say(describeVerified(verified))
         else fault(describeVerified(verified))
@@ -67,7 +68,7 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
       await database.close()
     }
   } catch (error) {
-    throw error instanceof DiskFull ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
+    throw error instanceof DiskFull ? new StartError(`There is no room left in ${tmpdir()} (TMPDIR)`) : error
   } finally {
     remove()
   }

@@ -4,9 +4,9 @@ import { write } from '../common/output.ts'
 import type { Noun } from '../common/noun.ts'
 import { parseFile, TEXT } from '../common/words.ts'
 
-/** `restore` and what it takes. */
+/** `restore` command. */
 export const noun: Noun = {
-  help: `  restore FILE [--identity FILE]          a backup back into an empty database
+  help: `  restore FILE [--identity FILE]          restore a backup into an empty database
 `,
 
   run: async (args, env) => {

@@ -11,20 +11,20 @@ import { ApiError } from '../../rules/errors.ts'
 import { StartError } from '../common/open.ts'
 import { allRows } from '../common/pages.ts'
 
-/** Makes a coupon. Throws a StartError when its code is taken, or its end is in the past. */
+/** Creates a coupon. Throws a StartError when its code exists, or its end is in the past. */
 export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
   if (coupon.valid_until !== null && coupon.valid_until.getTime() <= await readNow(db)) {
-    throw new StartError('--valid-until is in the past: nobody could redeem the coupon')
+    throw new StartError('--valid-until is in the past; give a later time')
   }
-  if (!await createCoupon(db, coupon)) throw new StartError(`There is a coupon ${coupon.code} already`)
+  if (!await createCoupon(db, coupon)) throw new StartError(`The coupon ${coupon.code} already exists`)
 }
 
-/** Ends a coupon, also for whoever redeemed it: it takes nothing off the invoices to come. */
+/** Ends a coupon, also for organizations that redeemed it: it no longer reduces future invoices. */
 export async function stopCoupon ({ db }: Database, code: string): Promise<void> {
   if (!await endCoupon(db, code)) throw new StartError(`There is no coupon ${code}`)
 }
 
-/** Every coupon as one line: code, what it takes off, how often it was and may be redeemed, until when. */
+/** Every coupon as one line: code, discount, redemptions and their limit, end. */
 export async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
   for await (const coupon of allRows((after) => listCoupons(db, after), '', ({ code }) => code)) {
     const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } = coupon
@@ -35,7 +35,7 @@ export async function * describeCoupons ({ db }: Database): AsyncGenerator<strin
   }
 }
 
-/** Every invoice of the installation as a line of JSON, those of organizations that were deleted too. */
+/** Every invoice of the installation as a line of JSON, including those of deleted organizations. */
 export async function * exportInvoices ({ db }: Database): AsyncGenerator<string> {
   const all = allRows((after) => listAllInvoices(db, after), { organization_id: '', number: 0 }, (invoice) => invoice)
   for await (const { number, ...invoice } of all) {
@@ -44,8 +44,8 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
 }
 
 /**
- * Refunds that wait to be paid, and those to look at, as lines: id, organization, amount, the charge, when it was asked
- * for, who pays, and `pending`, or what there is to look at.
+ * Refunds that are pending or need review, as lines: id, organization, amount, charge, creation, provider, and
+ * `pending` or the reason for the review.
  */
 export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
   const all = allRows((after) => listUndoneRefunds(db, manual.name, after), '', ({ refund }) => refund.id)
@@ -60,8 +60,8 @@ export async function * describeRefunds ({ db }: Database): AsyncGenerator<strin
 }
 
 /**
- * Gives back what was received of a charge, or a part of it, also when its organization is gone; the refund's id.
- * Throws a StartError when there is no such charge, or not that much left of it.
+ * Refunds a charge or a part of it, also of a deleted organization. Returns the refund's id. Throws a StartError when
+ * the charge does not exist, or the amount exceeds its refundable rest.
  */
 export async function refundCharge (
   { db: handle }: Database, charge: string, amount: number | undefined
@@ -86,12 +86,12 @@ const NOTES = {
   }
 }
 
-const DONE = 'is settled already'
-const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'leaves nothing to look at' }
+const DONE = 'is already settled'
+const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'needs no review' }
 
 /**
- * Notes down what became of an invoice or a refund, or that it was looked at; answers what the operator has to know
- * about it. Throws a StartError when there is none, or nothing to note down.
+ * Records the outcome or the review of an invoice or a refund. Returns a message for the operator. Throws a StartError
+ * when it does not exist, or is already settled or reviewed.
  */
 export async function settle<T extends keyof typeof NOTES> (
   { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T] & keyof typeof NOTHING_TO_DO, id: string
@@ -105,11 +105,11 @@ export async function settle<T extends keyof typeof NOTES> (
     return noted
   })
   if (noted.unanswered === null) return 'Changed.'
-  return `Changed. Warning: ${noted.unanswered} was asked to move this money too, and has not said what came of it. ` +
-    `It is asked until it does, so the money may move ${as === 'paid' ? 'twice' : 'all the same'}: look there.`
+  return `Changed. Warning: ${noted.unanswered} was also requested to move this money and has not reported a result. ` +
+    `The request is retried, so the money may move ${as === 'paid' ? 'twice' : 'anyway'}: check with the provider.`
 }
 
-/** Sets what a plan costs; no amount takes the price away. Throws a StartError when there is no such plan or price. */
+/** Sets the price of a plan; null removes it. Throws a StartError when the plan or the price does not exist. */
 export async function setPrice (
   { db }: Database, price: { plan: string, interval: Interval, currency: string, amount: number | null }
 ): Promise<void> {

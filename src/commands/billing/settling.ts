@@ -3,7 +3,7 @@ import { write } from '../common/output.ts'
 import { withDatabase, type Environment } from '../common/noun.ts'
 import { parse, TEXT, UsageError } from '../common/words.ts'
 
-/** Notes down what became of an invoice or a refund. */
+/** Records the outcome of an invoice or a refund. */
 export async function noteDown<T extends 'invoice' | 'refund'> (
   of: T, as: Parameters<typeof settle<T>>[2], args: string[], env: Environment
 ): Promise<number> {

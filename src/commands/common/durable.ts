@@ -7,9 +7,8 @@ import { ulid } from 'ulidx'
 import { makeScratch } from './scratch.ts'
 
 /**
- * Makes a file that is there whole or not at all, and on disk with its name before this returns: written beside its
- * place, and linked there. Throws EEXIST when there is one, which stays as it is. Nothing is left of a file that does
- * not become whole.
+ * Creates a file atomically and syncs the file and its directory: writes a draft next to the target, then links it.
+ * Throws EEXIST when the file exists, and does not change that file. Removes the draft on failure.
  */
 export function writeDurably (file: string, text: string, mode: number): void {
   const draft = draftOf(file)
@@ -29,7 +28,7 @@ export function writeDurably (file: string, text: string, mode: number): void {
   sync(dirname(file))
 }
 
-/** The same for what comes in pieces, one at a time in memory. */
+/** The same for a stream; one chunk at a time is in memory. */
 export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
@@ -51,20 +50,20 @@ export async function writeStreamDurably (
   sync(dirname(file))
 }
 
-// Whoever makes the same file at the same time has another draft, be it under the same process id in another
-// container; what is there under its name is never written to, or through.
+// The ULID makes drafts of concurrent writers differ, also in containers with equal process ids. O_EXCL and O_NOFOLLOW
+// never write to an existing file or through a link.
 const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW
 const draftOf = (file: string) => `${file}.${ulid()}`
 
-/** Waits until a file or directory, whoever made it, is on disk, and the name that it has. */
+/** Syncs an existing file or directory and its directory entry. */
 export function syncWithName (path: string): void {
   sync(path)
   sync(dirname(resolve(path)))
 }
 
-/** Makes a directory, and what is missing above it, and waits until their names are on disk. */
+/** Creates a directory with its missing parents and syncs their directory entries. */
 export function makeDirectoryDurably (directory: string, mode: number): void {
-  // Without one, there was nothing to make.
+  // Undefined: the directory already existed.
   const first = mkdirSync(directory, { recursive: true, mode })
   if (first === undefined) return
   const top = dirname(resolve(first))

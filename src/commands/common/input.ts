@@ -3,10 +3,10 @@ import { StartError } from './open.ts'
 
 const PIECE = 256 * 1024
 
-/** What a line for the operator calls a file, or standard input (`-`). */
+/** The name of a file, or of standard input (`-`), in messages. */
 export const nameOf = (file: string): string => file === '-' ? 'Standard input' : file
 
-/** A file, or standard input (`-`), piece by piece. Throws a StartError where it cannot be read. */
+/** The chunks of a file, or of standard input (`-`). Throws a StartError on a read error. */
 export async function * readPieces (file: string): AsyncGenerator<Buffer> {
   const source = file === '-' ? process.stdin : createReadStream(file, { highWaterMark: PIECE })
   try {

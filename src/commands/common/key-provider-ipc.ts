@@ -1,8 +1,8 @@
 import type { Channel } from '../../telemetry/channel.ts'
 import { KeyProviderError, type KeyProvider } from './key-provider.ts'
 
-// Workers let their supervisor unwrap master keys: the command runs once, and the start of a worker does not depend on
-// it. Keys go over the IPC channel, never through an environment.
+// Workers request unwrapped master keys from the supervisor, so that the command runs once and a worker can start while
+// it fails. Keys are sent over the IPC channel, never through the environment.
 
 const UNWRAP = 'unwrapMasterKey'
 
@@ -20,7 +20,7 @@ export const keyHandlers = (provider: KeyProvider) => ({
 
 /** The key provider of a worker. */
 export const remoteProvider = (channel: Channel): KeyProvider => ({
-  wrap: () => Promise.reject(new KeyProviderError('A worker makes no master keys')),
+  wrap: () => Promise.reject(new KeyProviderError('A worker cannot create master keys')),
   unwrap: async (id, wrapped) => {
     const key = await channel.request<string>(UNWRAP, { id, wrapped: wrapped.toString('base64') })
       .catch((error: Error) => { throw new KeyProviderError(error.message) })

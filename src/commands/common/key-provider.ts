@@ -5,11 +5,11 @@ import { decodeBase64, random, sameBytes, takeKey } from '../../crypto/primitive
 import { retry, type NextPause } from './retry.ts'
 
 /**
- * Who wraps and unwraps master keys that are not kept as they are. A key that is (in `MASTER_KEY` or a file) needs
- * none. It is asked when a process starts, never by a request.
+ * Wraps and unwraps master keys with an external key management system. Keys that are configured in plain form need
+ * no provider. Only starts and commands call the provider, never requests.
  */
 export interface KeyProvider {
-  /** What `unwrap` makes the same 32 bytes of again. */
+  /** Returns bytes from which `unwrap` restores the 32-byte key. */
   wrap (id: string, key: Buffer): Promise<Buffer>
   /** The 32 bytes; the caller wipes them. */
   unwrap (id: string, wrapped: Buffer): Promise<Buffer>
@@ -18,7 +18,7 @@ export interface KeyProvider {
 /** A master key cannot be wrapped or unwrapped. The message is one line for the operator and never holds a secret. */
 export class KeyProviderError extends Error {
   override name = 'KeyProviderError'
-  /** Whether the next attempt may come out otherwise. */
+  /** Whether a retry may succeed. */
   readonly mayPass: boolean
 
   constructor (message: string, mayPass = false) {
@@ -31,19 +31,19 @@ export class KeyProviderError extends Error {
 const ATTEMPTS = 4
 const FIRST_PAUSE = 200
 
-/** The commands of the configuration. `stopped` ends what runs, and what is waited for, with its reason. */
+/** Runs the configured commands. Aborting `stopped` kills a running command, ends the retries and rejects. */
 export function execProvider (commands: Config['keyCommands'], stopped?: AbortSignal): KeyProvider {
   const { wrap, unwrap } = commands ?? {}
   const call = (command: string[], id: string, input: Buffer, name: string, effect?: string) =>
     retry(() => run(command, commands!, id, input, stopped), nextPause(name, effect), stopped)
   return {
     async wrap (id, key) {
-      if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set; it wraps new master keys')
+      if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set: it is required to wrap a new master key')
       const input = Buffer.from(key.toString('base64'))
       try {
         const wrapped = await call(wrap, id, input, 'MASTER_KEY_WRAP_COMMAND')
         if (tells(wrapped, key)) {
-          throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the key itself, not wrapped')
+          throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the unwrapped key')
         }
         return wrapped
       } finally {
@@ -53,35 +53,36 @@ export function execProvider (commands: Config['keyCommands'], stopped?: AbortSi
 
     async unwrap (id, wrapped) {
       if (unwrap === undefined) {
-        throw new ConfigError(`Master key ${id} is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set`)
+        throw new ConfigError(`Master key ${id} is wrapped, but MASTER_KEY_UNWRAP_COMMAND is not set`)
       }
-      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} stays closed: `)
+      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} cannot be unwrapped: `)
       const key = decodeBase64(output.toString('latin1').replace(/\r?\n$/, ''))
       const { length } = output
       output.fill(0)
       if (key?.length === 32) return key
       key?.fill(0)
       throw new KeyProviderError(
-        `Master key ${id} stays closed: MASTER_KEY_UNWRAP_COMMAND wrote ${length} bytes that are not the base64 of 32`
+        `Master key ${id} cannot be unwrapped: MASTER_KEY_UNWRAP_COMMAND wrote ${length} bytes; expected the base64 of 32 bytes`
       )
     }
   }
 }
 
-// So many characters of each form are the same whatever comes behind them, padding too; nobody writes them by chance.
+// Length of the prefix to search for. The end of an encoded key depends on the bytes after it and on padding. A match
+// of 40 characters is no coincidence.
 const TELLING = 40
 
-/** Whether the output has the key as it is, or written down in a form that needs no key to be read. */
+/** Whether the output contains the key unwrapped: raw, or as hex or base64. */
 function tells (output: Buffer, key: Buffer): boolean {
   const hex = key.toString('hex')
   const written = [hex, hex.toUpperCase(), key.toString('base64'), key.toString('base64url')]
   const forms = written.flatMap((text) => [text, Buffer.from(text).toString('base64')])
-  // Tools break lines, and put blanks between bytes.
+  // Some tools wrap lines or separate bytes with spaces.
   const text = output.toString('latin1').replace(/\s/g, '')
   return output.includes(key) || forms.some((form) => text.includes(form.slice(0, TELLING)))
 }
 
-/** Unwraps each key once, for a process that hands them to others. */
+/** Unwraps each key once. The supervisor uses it to serve its workers. */
 export function rememberingProvider (provider: KeyProvider): KeyProvider {
   const known = new Map<string, Promise<ReturnType<typeof takeKey>>>()
   return {
@@ -103,7 +104,7 @@ export function rememberingProvider (provider: KeyProvider): KeyProvider {
 /** Whether this is `id:exec:base64`, and not `id:base64`. */
 export const isWrapped = (text: string) => text.split(':').length > 2
 
-/** A master key from either of its forms, unwrapped if need be. */
+/** Parses a master key of either form; unwraps it if necessary. */
 export async function masterKeyOf (text: string, provider: KeyProvider): Promise<MasterKey> {
   if (!isWrapped(text)) return parseMasterKey(text)
   const [id = '', , wrapped = ''] = text.split(':')
@@ -111,8 +112,8 @@ export async function masterKeyOf (text: string, provider: KeyProvider): Promise
 }
 
 /**
- * A new random master key in the form `id:exec:base64`. Nobody has seen it; that it can be unwrapped again has been
- * tried.
+ * A new random master key in the form `id:exec:base64`. Verifies that it can be unwrapped. The plain key is never
+ * output.
  */
 export async function makeWrappedKey (provider: KeyProvider, id: string): Promise<string> {
   const key = random(32)
@@ -125,22 +126,22 @@ export async function makeWrappedKey (provider: KeyProvider, id: string): Promis
   } finally {
     key.fill(0)
   }
-  throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND gives another key than MASTER_KEY_WRAP_COMMAND was given')
+  throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND returned a different key than MASTER_KEY_WRAP_COMMAND received')
 }
 
-// The pauses grow, and differ between instances.
+// Exponential backoff with jitter.
 const nextPause = (name: string, effect = ''): NextPause => (error, attempt) => {
   if (!(error instanceof KeyProviderError)) throw error
   if (error.mayPass && attempt < ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
   const often = attempt > 1 ? `, ${attempt} times in a row` : ''
-  const advice = error.mayPass ? '; what it says on standard error is not shown, so run it by hand' : ''
+  const advice = error.mayPass ? '; run it manually to see its standard error, which is not shown here' : ''
   throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
 }
 
 /**
- * Runs a command, without a shell, on what it gets on standard input, and resolves with its standard output. Standard
- * error is not looked at: it may hold anything. Whatever is still there of it when it took too long, wrote too much or
- * was `stopped` is killed.
+ * Runs a command without a shell, writes `input` to its standard input and resolves with its standard output. Standard
+ * error is discarded, because it may contain secrets. The process group is killed on timeout, on too much output and
+ * on abort.
  */
 async function run (
   [program = '', ...args]: string[], { env, timeout }: KeyCommands, id: string, input: Buffer, stopped?: AbortSignal
@@ -167,16 +168,16 @@ async function run (
       try {
         process.kill(-child.pid!, 'SIGKILL')
       } catch {
-        // It had ended by itself.
+        // The process has already exited.
       }
     }
     const interrupt = () => kill(stopped!.reason as Error)
     const timer = setTimeout(
-      () => kill(new KeyProviderError(`did not end within ${timeout} s`, true)), timeout * 1000
+      () => kill(new KeyProviderError(`timed out after ${timeout} s`, true)), timeout * 1000
     )
     stopped?.addEventListener('abort', interrupt)
     child.on('error', (error: NodeJS.ErrnoException) => fail(`cannot be run (${error.code})`, false))
-    // It may end before it has read everything, or anything.
+    // The command may exit without reading its input (EPIPE).
     child.stdin.on('error', () => {}).end(input)
     child.stdout.on('data', (piece: Buffer) => {
       output.push(piece)
@@ -185,7 +186,7 @@ async function run (
     })
     child.on('close', (code, signal) => {
       if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
-      // The last of several in a pipe may not have noticed that the one before failed.
+      // In a pipeline, the last program can succeed although an earlier one failed.
       if (size === 0) return fail('wrote nothing', true)
       settle()
       resolve(Buffer.concat(output))
@@ -194,7 +195,8 @@ async function run (
   })
 }
 
-// In a group of its own, so that its end is that of what it started, too. Some errors are thrown, others are told.
+// `detached` creates a process group, so that children are killed too. spawn reports some errors by throwing and others
+// by an `error` event.
 function start (program: string, args: string[], env: KeyCommands['env']) {
   try {
     return spawn(program, args, { env, stdio: ['pipe', 'pipe', 'ignore'], detached: true })

@@ -4,25 +4,25 @@ import { open, type Opened } from './open.ts'
 import { write } from './output.ts'
 import { parse, UsageError } from './words.ts'
 
-/** The variables that a command reads its configuration from. */
+/** The environment variables with the configuration. */
 export type Environment = NodeJS.ProcessEnv
 
-/** Does what the words after the noun ask for; answers the exit status. */
+/** Runs a command with the arguments after the noun. Returns the exit status. */
 export type Command = (args: string[], env: Environment) => Promise<number>
 
-/** The first word of a command line: what it takes, as the help shows it, and what it does. */
+/** The first word of a command line, with its help text. */
 export interface Noun { help: string, run: Command }
 
-/** The commands of one kind of thing, by their second word. */
+/** Dispatches to a command by the second word. */
 export function verbs (thing: string, commands: Record<string, Command>): Command {
   return async ([verb = '', ...args], env) => {
     const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
-    if (command === undefined) throw new UsageError(`${thing} takes: ${Object.keys(commands).join(', ')}`)
+    if (command === undefined) throw new UsageError(`${thing} needs a command, one of: ${Object.keys(commands).join(', ')}`)
     return command(args, env)
   }
 }
 
-/** Does something with the open database and its keys, and closes it. */
+/** Opens the database and the keys, runs `act`, and closes the database. */
 export async function withOpened (
   env: Environment, act: (opened: Opened, config: Config) => Promise<void>
 ): Promise<number> {
@@ -36,18 +36,18 @@ export async function withOpened (
   }
 }
 
-/** Does something with the open database, and closes it. */
+/** Opens the database, runs `act`, and closes the database. */
 export const withDatabase = (env: Environment, act: (database: Database, config: Config) => Promise<void>) =>
   withOpened(env, ({ database }, config) => act(database, config))
 
-/** Changes something in the database, and prints that it is done. */
+/** Runs a change and prints a confirmation. */
 export const change = (env: Environment, act: (database: Database) => Promise<void>, done = 'Changed.') =>
   withDatabase(env, async (database) => {
     await act(database)
     await write(`${done}\n`)
   })
 
-/** A command without options that prints the lines of a list. */
+/** A command without options that prints a list. */
 export const listing = (
   describe: (database: Database) => AsyncIterable<string> | Promise<Iterable<string>>
 ): Command => async (args, env) => {

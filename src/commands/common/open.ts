@@ -18,12 +18,12 @@ import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-pr
 import { retry } from './retry.ts'
 import { makeScratch } from './scratch.ts'
 
-/** A reason to stop that the operator can act on: one line, exit 1. */
+/** An error that the operator can fix: one line, exit status 1. */
 export class StartError extends Error {
   override name = 'StartError'
 }
 
-/** A signal ended the start, of which nothing was done but to wait for a command that unwraps, or for the database. */
+/** A signal ended the start while it waited for the unwrap command or for the database. */
 export class StartEnded extends Error {
   override name = 'StartEnded'
 }
@@ -39,34 +39,33 @@ export function lineOf (error: unknown): string {
 
 export interface Opened { database: Database, keyring: Keyring }
 
-/** What the start of a service does beside that of a command. */
+/** Options that `serve` needs in addition to those of other commands. */
 export interface Opening {
   /** Called when only a restart of the process can help. */
   onFatal?: (error: Error) => void
-  /** Who unwraps master keys; by default, the command of the configuration. */
+  /** Unwraps master keys; by default, the configured command. */
   provider?: KeyProvider | undefined
   /**
-   * A database that is not there yet is waited for, until this ends it; it ends a command of the provider, and a
-   * migration that waits for others, too.
+   * If set, the start waits for an unavailable database. Aborting ends that wait, a running unwrap command and the
+   * wait for the migration lock.
    */
   waits?: AbortSignal
 }
 
-// Milliseconds. Nobody looks away for longer from a database that comes.
+// Milliseconds between connection attempts.
 const FIRST_PAUSE = 100
 const LONGEST_PAUSE = 1_000
 
 /**
- * Opens the database and the master keys, brings the schema up to date, and proves that every master key that ever
- * wrapped something is there and right, and so is the key that authenticates rows. A wrong or missing key ends the
- * start before anything is changed or listened to.
+ * Opens the database and the master keys, migrates the schema, and verifies every master key in use and the key that
+ * authenticates rows. A wrong or missing key fails before the database is changed and before the port is opened.
  *
- * @throws StartEnded when `waits` ended it
+ * @throws StartEnded when `waits` is aborted
  */
 export async function open (
   config: Config, { onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
 ): Promise<Opened> {
-  // Who cannot open the keys leaves the database alone.
+  // Without the keys, do not touch the database.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits })
   try {
@@ -81,7 +80,7 @@ export async function open (
   }
 }
 
-// An error of the password, a name or a certificate is reported at once.
+// Wrong passwords, names and certificates fail at once, without retries.
 async function untilThere (database: Database, seconds: number, waits: AbortSignal): Promise<void> {
   const until = performance.now() + seconds * 1_000
   await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
@@ -92,7 +91,7 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   }, waits)
 }
 
-/** Brings the schema up to date. Needs no key. */
+/** Migrates the schema. Needs no master key. */
 export async function migrate (config: Config): Promise<void> {
   const database = await openDatabase(config)
   try {
@@ -102,32 +101,31 @@ export async function migrate (config: Config): Promise<void> {
   }
 }
 
-// What the folder of a copy of the embedded database begins with, and what is in it.
+// Prefix of the folder for a copy of the embedded database, and the subfolder with the copy.
 const COPY = 'copy-'
 const COPIED = 'postgres'
 
-/** What was opened to read alone, and how to keep that a backup was made of it. */
+/** A database opened read-only; `note` records a completed backup for the metrics. */
 export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
 
 /**
- * Opens the database and the master keys as they are, to read alone, and proves that these are right. Makes nothing
- * where there is none. An embedded database that a service has open is copied first, and the copy is gone with the
- * close.
+ * Opens the database and the master keys read-only, without migrating, and verifies the keys. Creates nothing. If a
+ * service has the embedded database open, a copy is opened; closing deletes the copy.
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
   if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
-    throw new StartError(`No database is in ${resolve(config.dataDir)}, which DATA_DIR names, and DATABASE_URL is not set`)
+    throw new StartError(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
   }
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
-    // The copy is nobody's: who has the database open keeps it.
+    // The copy is temporary: the process that has the database open records the backup.
     note = (backup) => sendToOwner(directoryOf(config), backup)
     return openCopy(config, error)
   })
   try {
-    // Of a copy, too.
+    // A copy is checked here for the first time.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
@@ -138,7 +136,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 }
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
-  // Beside what it is a copy of: as well protected, and on the same file system.
+  // Next to the original: the same protection and the same file system.
   const dir = mkdtempSync(join(config.dataDir, COPY))
   const remove = makeScratch(dir)
   const unlock = await lockDirectory(dir)
@@ -161,7 +159,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 /**
  * Connects without keys, and refuses a database of an unreleased build.
  *
- * @throws StartEnded when `waits` ended it
+ * @throws StartEnded when `waits` is aborted
  */
 export async function openDatabase (
   config: Config, { onFatal, waits }: Pick<Opening, 'onFatal' | 'waits'> = {}
@@ -193,33 +191,33 @@ async function connectAs (config: Config, onFatal?: (error: Error) => void): Pro
   return database
 }
 
-/** The master keys alone, for who needs no database. */
+/** Opens the master keys without a database. */
 export async function openKeyring (config: Config): Promise<Keyring> {
   const keyring = await readKeyring(config)
   if (keyring === undefined) throw new StartError('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
   return keyring
 }
 
-// Before there is a log to say it in.
+// The log does not exist yet.
 function say (line: string): void {
   process.stderr.write(`${line}\n`)
 }
 
-/** The ring of the keys that are given; undefined where the first is still to be made. */
+/** The keyring of the configured keys; undefined when the first key does not exist yet. */
 async function readKeyring (config: Config, provider?: KeyProvider): Promise<Keyring | undefined> {
   const newest = readMasterKey(config)
   if (newest !== undefined) return makeKeyring(config, newest, provider)
   if (config.keyCommands === undefined) return undefined
-  throw new StartError(`${keyFileOf(config)} is missing, and a key that is not wrapped is not made: key new makes one that is`)
+  throw new StartError(`${keyFileOf(config)} is missing. Run \`key new\` to create a wrapped key`)
 }
 
 async function makeKeyring (
   config: Config, newest: string, provider = execProvider(config.keyCommands)
 ): Promise<Keyring> {
   const given = [newest, ...config.masterKeysPrevious]
-  // Whoever sets the command believes that no key lies about as it is.
+  // Setting the command implies that no key is stored unwrapped.
   if (config.keyCommands?.unwrap !== undefined && !given.some(isWrapped)) {
-    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key of <id>:exec:<base64>, or no command')
+    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key <id>:exec:<base64>, or no command')
   }
   const keys: MasterKey[] = []
   for (const key of given) keys.push(await masterKeyOf(key, provider))
@@ -230,7 +228,7 @@ async function makeKeyring (
   }
 }
 
-// The embedded database comes with a key file. Undefined while there is none; one that is wrong ends the start here,
+// The embedded database has a key file. Returns undefined while the file does not exist. An invalid file throws here,
 // before the database is opened.
 function readMasterKey (config: Config): string | undefined {
   if (config.masterKey !== undefined) return config.masterKey
@@ -238,17 +236,17 @@ function readMasterKey (config: Config): string | undefined {
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
   const text = readKeyFile(file, 'The key file')
-  // Whoever made it may have been interrupted, or may have been a person: before anything is wrapped by it, it is on
-  // disk.
+  // The file may not be on disk yet, if its creation was interrupted or an operator wrote it. Sync it before its first
+  // use.
   syncWithName(file)
   return text
 }
 
-// Made once, for a database in which nothing was ever wrapped: in any other, a new key could open nothing.
+// Created only for a database without wrapped keys: in any other database, a new key could not unwrap anything.
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
   if (!await wrapsNothing(db)) {
-    throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+    throw new StartError(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
   }
   writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
@@ -264,15 +262,15 @@ function makeDataDirectory ({ dataDir }: Config): void {
   chmodSync(dataDir, 0o700)
 }
 
-/** Throws a StartError when a master key that wraps something in the database is missing, or is another one. */
+/** Throws a StartError when a master key that the database uses is missing or wrong. */
 export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
     try {
       openCanary(keyring, canary)
     } catch (error) {
       throw new StartError(error instanceof MasterKeyMissing
-        ? `Master key ${key_id} is missing: the database holds records under it. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS`
-        : `Master key ${key_id} is wrong: it does not open what was wrapped under this id`)
+        ? `Master key ${key_id} is missing: it wraps keys in the database. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS`
+        : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id`)
     }
   }
 }

@@ -3,12 +3,12 @@ import { StartError } from './open.ts'
 let isHeard = false
 
 /**
- * Writes to standard output as fast as who reads takes it, so that no more than a piece is in memory, and all of it is
- * out when a command ends. Throws a StartError where it cannot be written: nobody reads on, or there is no room.
+ * Writes to standard output and waits until the chunk is written, so that memory stays bounded and no output is lost at
+ * exit. Throws a StartError on a write error, such as a closed pipe or a full disk.
  */
 export async function write (piece: string | Uint8Array): Promise<void> {
   const { stdout } = process
-  // Whoever wrote is told; an event that nobody hears would end the process with whatever it has still to clear away.
+  // The write callback reports errors. An unhandled `error` event would end the process before its cleanup.
   if (!isHeard) stdout.on('error', () => {})
   isHeard = true
   const failed = await new Promise<NodeJS.ErrnoException | null | undefined>((resolve) => {

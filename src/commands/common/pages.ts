@@ -1,8 +1,8 @@
 /**
- * All rows of a list that answers a page at a time, however many there are.
+ * Iterates over all rows of a paginated list.
  *
- * @param list the rows behind a place; none when there are no more
- * @param begin the place before the first
+ * @param list the next rows after a cursor; empty at the end
+ * @param begin the cursor before the first row
  */
 export async function * allRows<Row, Place> (
   list: (after: Place) => Promise<Row[]>, begin: Place, placeOf: (row: Row) => Place

@@ -6,8 +6,8 @@ const SIGNALS = ['SIGINT', 'SIGTERM'] as const
 const held = new Set<string>()
 
 /**
- * Has a file or folder that a command makes for a while taken away when a signal ends the command, too: call it before
- * there is something to take away. Answers how to do that.
+ * Registers a temporary file or folder, which a signal then removes too. Call this before creating it. Returns a
+ * function that removes it.
  */
 export function makeScratch (path: string): () => void {
   if (held.size === 0) for (const name of SIGNALS) process.on(name, end)
@@ -24,13 +24,13 @@ function end (signal: typeof SIGNALS[number]): never {
     try {
       remove(path)
     } catch {
-      // What is left is no reason to go on.
+      // Exit even if a path cannot be removed.
     }
   }
   process.exit(128 + constants.signals[signal])
 }
 
-// The thread of a database, or another process, may be writing into it.
+// Retries, because a database thread or another process may still write into the folder.
 function remove (path: string): void {
   rmSync(path, { recursive: true, force: true, maxRetries: 5 })
 }

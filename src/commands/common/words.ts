@@ -3,12 +3,10 @@ import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
 
-// What options say, and what is wrong with it.
-
 /** Wrong usage: exit 2. */
 export class UsageError extends Error {}
 
-/** Wrong usage, in the place of a value. */
+/** Throws a UsageError; usable as an expression. */
 export function fail (line: string): never {
   throw new UsageError(line)
 }
@@ -22,11 +20,11 @@ type Options = Record<string, { type: 'string', multiple?: boolean } | { type: '
 type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
 type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
 
-/** The options of a command; what else is there is wrong usage. */
+/** Parses the options of a command. Throws a UsageError for anything else. */
 export const parse = <const O extends Options>(args: string[], options: O): Parsed<O>['values'] =>
   parseAll({ args, options, strict: true, allowPositionals: false }).values
 
-/** The one file that a command is about, `-` for standard input or output, and its options. */
+/** Parses options and exactly one file; `-` is standard input or output. */
 export function parseFile<const O extends Options> (
   command: string, args: string[], options: O
 ): { file: string, values: Parsed<O>['values'] } {
@@ -42,26 +40,26 @@ function parseAll<O extends Options> (parsing: Parsing<O>): Parsed<O> {
   }
 }
 
-/** Whether something can be the name of an organization, a person, a token or a client. */
+/** Whether the text is a valid name of an organization, a user, a token or a client. */
 export const isName = (text: string | undefined): text is string =>
   text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
 
-/** A whole number from 1 on; null where nothing was given. */
+/** A whole number from 1 to `most`; null when the option is absent. */
 export function numberOf (option: string, text: string | undefined, most: number): number | null {
   if (text === undefined) return null
   const number = /^\d{1,15}$/.test(text) ? Number(text) : 0
-  if (number < 1 || number > most) throw new UsageError(`${option} is a whole number from 1 to ${most}`)
+  if (number < 1 || number > most) throw new UsageError(`${option} must be a whole number from 1 to ${most}`)
   return number
 }
 
-/** A time; undefined where the option was not given. */
+/** A time; undefined when the option is absent. */
 export const timeOf = (option: string, text: string | undefined): Date | undefined =>
   text === undefined ? undefined : parseTimestamp(text) ?? fail(`${option}: ${TIMESTAMP_RULE}`)
 
-/** A currency, in whatever case. */
+/** A currency code in upper case; the option accepts any case. */
 export function currencyOf (text: string | undefined): string {
   const code = text?.toUpperCase() ?? ''
   return (CURRENCY_CODES as readonly string[]).includes(code)
     ? code
-    : fail('--currency is a code of ISO 4217, as in EUR')
+    : fail('--currency must be an ISO 4217 code such as EUR')
 }

@@ -5,9 +5,9 @@ import { report, rewrap } from './rewrap.ts'
 import type { Noun } from '../common/noun.ts'
 import { parse } from '../common/words.ts'
 
-/** `rewrap` and what it takes. */
+/** `rewrap` command. */
 export const noun: Noun = {
-  help: `  rewrap                                  put every stored key under the newest master key
+  help: `  rewrap                                  re-wrap every stored key with the newest master key
 `,
 
   run: async (args, env) => {

@@ -15,22 +15,22 @@ import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
 
 const BATCH = 200
 
-// An instance that still wraps under an older key makes new work meanwhile; whoever runs us is told when it goes on.
+// Instances that still use an older key create new values to re-wrap. After the last pass, the report names the rest.
 const PASSES = 5
 
-/** What a re-wrap came to. */
+/** The result of a re-wrap. */
 export interface Outcome {
-  /** Values that are under the newest master key now and were not before. */
+  /** Number of values that were moved to the newest master key. */
   rewrapped: number
-  /** A line each: values that do not open and were left as they are. */
+  /** One line for each value that could not be unwrapped and is unchanged. */
   failures: string[]
-  /** The other master keys of the ring, with the number of values that are still under each. */
+  /** The other master keys of the ring, with the number of values that each still wraps. */
   older: { id: string, values: number }[]
 }
 
 interface Table<Id, Row> {
   name: string
-  /** Comes before every id. */
+  /** Sorts before every id. */
   first: Id
   lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
   rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
@@ -51,8 +51,8 @@ const CHAIN_KEYS = {
 const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
 
 /**
- * Puts every value that a master key wraps under the newest one, and forgets the canaries of master keys that wrap
- * nothing any more. Goes in small transactions beside whatever else runs; ended in the middle, the next run goes on.
+ * Re-wraps every value with the newest master key, and deletes the canaries of unused master keys. Works in small
+ * transactions while the service runs. After an interruption the next run continues.
  *
  * @param timeoutMs how long to retry while a row is locked or the database is unavailable
  */
@@ -72,22 +72,22 @@ export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABAS
   const older: Outcome['older'] = []
   for (const id of keyring.ids) {
     if (id === keyring.currentId) continue
-    // What does not open may be put right from a backup, and may want any of these keys then.
+    // Keep all canaries after a failure: a value restored from a backup may need any of these keys.
     const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.longTransactions, id)
     older.push({ id, values: await retryDatabase(count, timeoutMs) })
   }
   return { rewrapped, failures, older }
 }
 
-/** The outcome in lines for the operator. */
+/** The outcome as lines for the operator. */
 export function report ({ rewrapped, failures, older }: Outcome, newest: string): string {
   return [
     `${counted(rewrapped, 'value')} re-wrapped onto master key ${newest}`,
     ...older.map(({ id, values }) => values > 0
-      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
+      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run rewrap again when no instance uses it as MASTER_KEY`
       : failures.length > 0
-        ? `Master key ${id} wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until what does not open is restored or deleted`
-        : `Master key ${id} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS`)
+        ? `Master key ${id} wraps no readable value: keep it in MASTER_KEYS_PREVIOUS until the unreadable values are restored or deleted`
+        : `Master key ${id} wraps nothing any more: remove it from MASTER_KEYS_PREVIOUS`)
   ].map((line) => `${line}\n`).join('')
 }
 
@@ -118,18 +118,18 @@ async function passOver<Id, Row extends { id: Id }> (
     const last = rows.at(-1)
     if (last === undefined || rows.length < BATCH) return moved
     after = last.id
-    // Half of the time is the service's. What was waited for before is not counted.
+    // Pause for the duration of the last transaction, so that the service gets half of the time.
     await sleep(performance.now() - started)
   }
 }
 
 function reasonOf (error: unknown): string {
   if (error instanceof MasterKeyMissing) return error.message
-  if (error instanceof IntegrityError) return 'a wrapped value does not open, it was changed or moved in the database'
+  if (error instanceof IntegrityError) return 'the wrapped value fails authentication (changed or moved in the database)'
   throw error
 }
 
-// Deletes the canary and looks again: whoever wrapped something meanwhile held it, and is done.
+// Deletes the canary and counts again. Writers lock the canary, so their values are visible after the delete.
 async function forget (handle: Db, keyId: string): Promise<number> {
   const left = await countWrapped(handle, keyId)
   if (left > 0) return left
@@ -146,7 +146,7 @@ async function forget (handle: Db, keyId: string): Promise<number> {
   }
 }
 
-/** Undoes the removal of a canary. */
+/** Rolls back the deletion of a canary. */
 class StillWraps extends Error {
   readonly values: number
   constructor (values: number) {

@@ -4,22 +4,22 @@ import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
 import { StartError } from '../common/open.ts'
 
-/** What the id of an OAuth client looks like. */
+/** The format of the id of an OAuth client. */
 export const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
 
 /** Registers an OAuth client. Throws a StartError when the id is taken. */
 export async function addClient (
   { db }: Database, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<void> {
-  if (!await createClient(db, client)) throw new StartError(`There is a client ${client.id} already`)
+  if (!await createClient(db, client)) throw new StartError(`The client ${client.id} already exists`)
 }
 
 /**
- * Shuts a client out, or lets it in again. Both revoke all that it was granted: what slipped in while it was shut out
- * does not come back. Organizations whose API tokens end with that are told. Throws a StartError when there is none.
+ * Disables or enables a client. Both revoke all of its grants, so that a grant created during the change never becomes
+ * valid. Records an audit event in each organization that loses API tokens. Throws a StartError for an unknown client.
  */
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
-  // The mark shuts it out, at once: what it was granted may be more than one transaction revokes.
+  // Disable the client first, in its own transaction: revoking its grants may need several transactions.
   if (disabled) await transaction(handle, (db) => mark(db, id, disabled))
   await untilNone(() => transaction(handle, (db) => revokeSome(db, id)))
   if (disabled) return

@@ -12,7 +12,7 @@ import { StartError, type Opened } from '../common/open.ts'
 
 export interface Initialized {
   organization: { id: string, slug: string }
-  /** `password` only when it was made here. */
+  /** `password` only when it was generated. */
   user: { id: string, email: string, password?: string }
   token: string
 }
@@ -20,11 +20,11 @@ export interface Initialized {
 export interface First { organization: string, email: string, password?: string | undefined, plan: string }
 
 /**
- * Makes the first organization, its owner and a `*` token, all or nothing. Undefined when the database already has an
- * organization; of two starters at once, one does it.
+ * Creates the first organization, its owner and a `*` token in one transaction. Returns undefined when the database has
+ * an organization, also when a concurrent start creates it first.
  */
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
-  // Nearly every start ends here, without a password hashed or a table locked.
+  // The common case: avoid the password hash and the table lock.
   if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
@@ -36,7 +36,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
-    if (user === undefined) throw new StartError(`There is an account of ${first.email} already`)
+    if (user === undefined) throw new StartError(`An account with ${first.email} already exists`)
     const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
     await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
     await createToken(db, {

@@ -12,8 +12,8 @@ import { StartError, type Opened } from '../common/open.ts'
 import { everyOrganization } from './tokens.ts'
 
 /**
- * Makes an organization, owned by somebody who has an account, or by nobody yet. Throws a StartError when there is no
- * such account or plan: then nothing was made.
+ * Creates an organization, optionally with an owner. Throws a StartError, and creates nothing, when the account or the
+ * plan does not exist.
  */
 export async function addOrganization (
   { database, keyring }: Opened, { name, owner, plan }: { name: string, owner?: string | undefined, plan: string }
@@ -22,18 +22,18 @@ export async function addOrganization (
   return transaction(database.db, async (db) => {
     if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
     const user = owner === undefined ? undefined : (await findUserByEmail(db, owner))?.id
-    if (owner !== undefined && user === undefined) throw new StartError(`There is no account of ${owner}: user add`)
+    if (owner !== undefined && user === undefined) throw new StartError(`There is no account with ${owner}. Create it with \`user add\``)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
     const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
-    if (limit !== undefined) throw new StartError(`${owner} is in as many organizations, or owns as many, as one can: ${limit}`)
+    if (limit !== undefined) throw new StartError(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })
 }
 
 /**
- * Changes the plan or status of an organization, or whether it requires a second factor. Throws a StartError when there
- * is no such organization or plan.
+ * Changes the plan, the status or the second-factor requirement of an organization. Throws a StartError when the
+ * organization or the plan does not exist.
  */
 export async function setOrganization (
   { db: handle }: Database, idOrSlug: string, changes: {

@@ -9,7 +9,7 @@ import {
 } from '../../repositories/people/tokens.ts'
 import { StartError } from '../common/open.ts'
 
-/** Makes an API token of an organization, named by id or slug: of nobody's, for an operator. Answers its value. */
+/** Creates an API token of an organization (id or slug), without an owner. Returns its value. */
 export async function addToken (
   { db: handle }: Database, { organization, name, abilities }: {
     organization: string
@@ -19,10 +19,10 @@ export async function addToken (
 ): Promise<string> {
   return transaction(handle, async (db) => {
     const { id } = await findOrganization(db, organization) ?? missing(`There is no organization ${organization}`)
-    // It stays until the token is there: one of an organization that is gone would be left behind.
+    // Lock the organization: a concurrent deletion would leave the token behind.
     await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
     const limit = await findReachedTokenLimit(db, id, null)
-    if (limit !== undefined) throw new StartError(`The organization has ${limit} tokens already: there can be no more`)
+    if (limit !== undefined) throw new StartError(`The organization has reached its limit of ${limit} tokens: revoke one first`)
     const token = mintApiToken(id)
     const made = await createToken(db, {
       organization_id: id,
@@ -38,7 +38,7 @@ export async function addToken (
   })
 }
 
-/** Every API token as one line: id, organization, prefix, name, abilities, made, last used, expiry. */
+/** Every API token as one line: id, organization, prefix, name, abilities, creation, last use, expiry. */
 export async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
   for await (const { id, slug } of everyOrganization(db)) {
     for (let page = 1, isLast = false; !isLast; page++) {
@@ -53,20 +53,20 @@ export async function * describeTokens ({ db }: Database): AsyncGenerator<string
   }
 }
 
-/** Ends an API token with every value that it has, at once. Throws a StartError when there is none. */
+/** Revokes an API token with all of its values. Throws a StartError when the token does not exist. */
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
   await transaction(handle, async (db) => {
     const none = `There is no token ${id}`
     const organization = await findOrganizationOfToken(db, id) ?? missing(none)
     await lockPlan(db, organization) ?? missing(none)
-    // Also one that was changed outside the service. Whoever else ended it has recorded that.
+    // Also finds a token that was changed outside the service. A concurrent revocation records its own event.
     await findSlices(db, organization, id) ?? missing(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
   })
 }
 
-/** Every organization, in the order of their ids. */
+/** Every organization, ordered by id. */
 export async function * everyOrganization (db: Database['db']) {
   for (let after = ''; ;) {
     const some = await listAllOrganizations(db, after)

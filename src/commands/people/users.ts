@@ -21,23 +21,23 @@ import {
 import { StartError } from '../common/open.ts'
 import { allRows } from '../common/pages.ts'
 
-/** A user with a link that sets their password once, within three days, and the message that brings it to them. */
+/** A user with a one-time link to set the password (valid for three days), and the e-mail with the link. */
 export interface Linked { user: { id: number, email: string }, link: string, message: Message }
 
 export interface NewUser { email: string, name: string, membership?: { organization: string, role: Role } | undefined }
 
 /**
- * Where the service is reached, for a link. Throws a StartError while only the running service knows its port.
+ * The base URL for links. Throws a StartError when PORT is 0, because only the running service knows its port.
  */
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
-  if (port === 0) throw new StartError('PORT is 0, so that no link can be made: set PUBLIC_URL')
+  if (port === 0) throw new StartError('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
   return httpAddress(host, port)
 }
 
 /**
- * Makes an account without a password, and its first link. Throws a StartError when the address has an account, or
- * when there is no such organization, or no room in its plan: then nothing was made.
+ * Creates an account without a password, and its first link. Throws a StartError, and creates nothing, when the address
+ * is in use, the organization does not exist or its member limit is reached.
  */
 export async function addUser (
   { db: handle }: Database, service: string, { email, name, membership }: NewUser
@@ -47,7 +47,7 @@ export async function addUser (
   return transaction(handle, async (db) => {
     const organization = membership && await takeSeat(db, membership.organization)
     const id = await createUser(db, { email, name, password_hash: null })
-    if (id === undefined) throw new StartError(`There is an account of ${email} already`)
+    if (id === undefined) throw new StartError(`An account with ${email} already exists`)
     if (organization && membership) {
       await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
       const details = { role: membership.role, status: 'active' }
@@ -61,15 +61,15 @@ export async function addUser (
 }
 
 /**
- * Makes a new link for a user; one before it is void, their password stays until this one is used. Throws a StartError
- * when there is no such account, or when it is closed.
+ * Creates a new link for a user and invalidates the previous link. The password is valid until the link is used. Throws
+ * a StartError when the account does not exist or is disabled.
  */
 export async function renewLink ({ db: handle }: Database, service: string, email: string): Promise<Linked> {
   const secret = mintSecret()
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const user = await userOf(db, email)
-    if (user.disabled_at !== null) throw new StartError(`The account of ${user.email} is disabled: enable it first`)
+    if (user.disabled_at !== null) throw new StartError(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
     await createPasswordLink(db, hashToken(secret), user.id)
     await recordForOperator(db, user.id, 'user.password')
     return {
@@ -80,7 +80,7 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
   })
 }
 
-/** Brings the link to its user by mail: false, and one line to the log, when that did not work. */
+/** Sends the link by e-mail. On failure, logs one line and returns false. */
 export async function mailLink (
   config: Config, { user, message }: Linked, log: (line: string) => void
 ): Promise<boolean> {
@@ -88,35 +88,35 @@ export async function mailLink (
 }
 
 /**
- * Closes an account, which ends its sessions, tokens and links, or opens it again. Throws a StartError when there is
- * none. Answers the organizations that have no owner now who can act: an operator closes also the last one's account.
+ * Disables an account and revokes its sessions, tokens and links, or enables it again. Throws a StartError when it does
+ * not exist. Returns the slugs of organizations that have no active owner now: disabling the last owner is allowed.
  */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
   const id = await transaction(handle, async (db) => {
     const id = await findAccount(db, email)
-    if (id === undefined) throw new StartError(`There is no account of ${email}`)
+    if (id === undefined) throw new StartError(`There is no account with ${email}`)
     const ended = await setDisabled(db, id, disabled)
     if (ended === undefined) {
-      throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+      throw new StartError(`The account with ${email} was changed outside the service: restore it from a backup`)
     }
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
-  // Afterwards: of two who close the last two owners' accounts at once, each would see the other's open until then.
-  return disabled ? ownedByNobodyElse(handle, id) : []
+  // Check after the commit: concurrent commands that disable the last two owners would not see each other's change.
+  return disabled ? findSoleOwnerships(handle, id) : []
 }
 
 /**
- * Takes somebody's second factor away, who has lost it, and ends their sessions: the password alone lets them in until
- * they set another one up. Throws a StartError when there is no such account, or no second factor of it.
+ * Removes a user's lost second factor and ends their sessions. The password alone is sufficient until the user sets up
+ * another factor. Throws a StartError when the account or the factor does not exist.
  */
 export async function resetSecondFactor ({ db: handle }: Database, email: string): Promise<void> {
   await transaction(handle, async (db) => {
     const { id } = await userOf(db, email)
     await lockUser(db, id)
     const { email: address, second_factor_id } = await userOf(db, email)
-    if (second_factor_id === null) throw new StartError(`The account of ${address} has no second factor`)
-    if (!await deleteFactor(db, id)) throw new StartError(`The account of ${address} was changed outside the service`)
+    if (second_factor_id === null) throw new StartError(`The account with ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) throw new StartError(`The account with ${address} was changed outside the service`)
     await deleteSessions(db, id)
     await recordForOperator(db, id, 'second-factor.disable')
   })
@@ -131,8 +131,8 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
 }
 
 /**
- * Every API token that a person made, or that one of theirs made, as one line: id, organization, prefix, name,
- * abilities, made, last used, expiry.
+ * Every API token that a user, or one of the user's tokens, created, as one line: id, organization, prefix, name,
+ * abilities, creation, last use, expiry.
  */
 export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
   const { id } = await userOf(db, email)
@@ -152,17 +152,17 @@ export async function describeTokens ({ db }: Database, email: string): Promise<
   return lines
 }
 
-// The organization is locked first (0029), so that only one transaction takes its last seat.
+// Locks the organization first, so that concurrent transactions cannot exceed its member limit.
 async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
   const organization = await findOrganization(db, idOrSlug)
   const plan = organization && await lockPlan(db, organization.id)
   if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
   const full = await findFull(db, organization!.id, plan, 'members')
   if (full === undefined) return organization!
-  throw new StartError(`The plan ${full.plan} of ${idOrSlug} has room for ${full.limit} members: organization set --plan`)
+  throw new StartError(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
 }
 
-async function ownedByNobodyElse (db: Db, userId: number): Promise<string[]> {
+async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
   const slugs: string[] = []
   for (const { id, slug, role } of await listMemberships(db, userId)) {
     if (role === 'owner' && await countOtherOwners(db, id, userId) === 0) slugs.push(slug)
@@ -179,7 +179,7 @@ function stateOf ({ disabled_at, has_password }: User & { has_password: boolean 
 
 async function userOf (db: Db, email: string): Promise<User> {
   const user = await findUserByEmail(db, email)
-  if (user === undefined) throw new StartError(`There is no account of ${email}`)
+  if (user === undefined) throw new StartError(`There is no account with ${email}`)
   return user
 }
 

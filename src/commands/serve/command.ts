@@ -3,9 +3,9 @@ import { serve } from './serve.ts'
 import type { Noun } from '../common/noun.ts'
 import { parse } from '../common/words.ts'
 
-/** `serve` and what it takes. */
+/** `serve` command. */
 export const noun: Noun = {
-  help: `  serve                                   migrate and serve (docs/operations/variables.md has the variables)
+  help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
 `,
 
   run: async (args, env) => {

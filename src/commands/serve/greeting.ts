@@ -4,8 +4,8 @@ import { initialize, type Initialized } from '../people/initialize.ts'
 import type { Opened } from '../common/open.ts'
 
 /**
- * Makes what an empty database needs, and answers what a start prints: everything about the first one, a line about
- * others.
+ * Initializes an empty database and returns the text to print: the credentials after the first start, otherwise one
+ * line.
  */
 export async function greet (opened: Opened, config: Config, port: number): Promise<string> {
   const first = await initialize(

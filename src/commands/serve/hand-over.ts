@@ -4,15 +4,15 @@ interface Sent { cmd?: unknown, act?: unknown, seq?: number, ack?: number }
 interface Connection { close (): void }
 type Send = (message: Sent, connection?: Connection, ...more: unknown[]) => boolean
 
-// Milliseconds. What a process said last is there when it has ended, and read in a moment.
+// Milliseconds between checks whether the IPC channel of an ended worker is drained.
 const READ = 5
 
 /**
- * Lets no client wait for a worker that died before it took the connection that it was sent. Node.js would wait for the
- * worker's answer for ever (nodejs/node#21746), and would not even say that it is disconnected. Another worker gets the
- * connection, as if this one had refused it; where there is none, it is closed.
+ * Hands over connections that were sent to a worker which ended before it accepted them. Node.js would wait for its
+ * acknowledgement forever (nodejs/node#21746) and never emit `disconnect`. Another worker gets the connection, as if
+ * this one had refused it; without another worker, the connection is closed.
  *
- * @param hasOther whether another worker takes connections
+ * @param hasOther whether another worker accepts connections
  */
 export function handOver (worker: Worker, hasOther: () => boolean): void {
   const { process: child } = worker

@@ -4,9 +4,9 @@ import { write } from '../common/output.ts'
 import type { Noun } from '../common/noun.ts'
 import { parse } from '../common/words.ts'
 
-/** `migrate` and what it takes. */
+/** `migrate` command. */
 export const noun: Noun = {
-  help: `  migrate                                 bring the schema up to date
+  help: `  migrate                                 migrate the schema to this build
 `,
 
   run: async (args, env) => {

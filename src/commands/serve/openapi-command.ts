@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs'
 import type { Noun } from '../common/noun.ts'
 import { FLAG, parse } from '../common/words.ts'
 
-/** `openapi` and what it takes. */
+/** `openapi` command. */
 export const noun: Noun = {
   help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
 `,

@@ -5,10 +5,10 @@ import { createKeyring, generateMasterKey, parseMasterKey } from '../../crypto/k
 import type { Database } from '../../db/database.ts'
 import { renderYaml } from '../../http/contract/document.ts'
 
-/** What `npm run openapi` writes, by file. */
+/** The files that `npm run openapi` writes. */
 export interface Documents { 'openapi.yaml': string, 'docs/scopes.md': string }
 
-/** The published document as YAML, and what each scope is for, from the routes alone: no database is opened. */
+/** Renders the OpenAPI document as YAML and the scopes page from the routes, without a database. */
 export async function renderDocuments (): Promise<Documents> {
   const app = await buildApp({
     config: { ...loadConfig({}), logLevel: 'silent' },
@@ -24,7 +24,7 @@ export async function renderDocuments (): Promise<Documents> {
 interface Operation { summary: string, deprecated?: boolean, security?: Record<string, Scope[]>[] }
 interface Published { paths: Record<string, Record<string, Operation>> }
 
-// A scope, what it grants, and each operation that needs it; those under a former path are the same ones once more.
+// Lists each scope with its operations. Deprecated paths repeat the same operations, so they are left out.
 function renderScopes ({ paths }: Published): string {
   const operations = Object.entries(paths).flatMap(([path, item]) =>
     Object.entries(item).map(([method, { security = [], ...operation }]) => ({

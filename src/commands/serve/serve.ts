@@ -30,7 +30,7 @@ export async function serve (config: Config): Promise<number> {
 }
 
 async function serveAlone (config: Config): Promise<number> {
-  // A signal that comes during the start ends the service in good order, too.
+  // A signal during the start also stops the service gracefully.
   const { interrupted, signal } = untilSignal()
   return run(config, {
     interrupted,
@@ -42,13 +42,13 @@ async function serveAlone (config: Config): Promise<number> {
   })
 }
 
-/** One of several processes, which its supervisor starts and stops. */
+/** Serves as a worker process, which the supervisor starts and stops. */
 async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const tell = (message: object) => {
     if (process.connected) process.send!(message, undefined, undefined, () => {})
     return process.connected
   }
-  // One that goes to the whole group of processes is the supervisor's to answer.
+  // The supervisor handles signals to the process group.
   for (const name of SIGNALS) process.on(name, () => {})
   let isListening = false
   let log: FastifyInstance['log'] | undefined
@@ -57,10 +57,10 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
     measure(isAlone)
-    if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
-    else log?.warn('limits are counted over all workers again')
+    if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
+    else log?.warn('limits are counted across all workers again')
   })
-  // Left to itself, Node.js ends the worker of a supervisor that has gone at once, with all that is under way.
+  // By default, Node.js exits at once when the supervisor disconnects, and aborts requests in progress.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
@@ -68,9 +68,9 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
       else if (!channel.receive(message)) counters.receive(message)
     })
     process.once('disconnect', () => {
-      // Nobody would ever give it a port.
+      // Without the supervisor, the worker can never open a port.
       if (!isListening) process.exit(1)
-      log?.error('the supervisor has gone: stopping')
+      log?.error('supervisor disconnected: stopping')
       resolve()
     })
   })
@@ -90,7 +90,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
       }
     })
   } catch (error) {
-    // The supervisor says it, once for all of them.
+    // The supervisor reports the error once for all workers.
     await new Promise((resolve) => {
       process.send!({ failed: lineOf(error) } satisfies FromWorker, undefined, undefined, resolve)
     })
@@ -103,11 +103,10 @@ interface Way {
   metrics?: Metrics | undefined
   /** The metrics of all processes of the service. */
   readMetrics?: (() => Promise<Measured>) | undefined
-  /** Who unwraps master keys; by default, the command of the configuration. */
+  /** Unwraps master keys; by default, the configured command. */
   provider?: KeyProvider
   /**
-   * Ends the wait for keys and for the database; nothing does that of a worker, which its supervisor kills before it
-   * serves.
+   * Ends the wait for keys and for the database. Workers have none: the supervisor kills a worker that is starting.
    */
   interrupted?: AbortSignal
   /** Called when the port is open. */
@@ -124,10 +123,10 @@ async function run (
   let leaving = false
   let stopping = false
   let app: FastifyInstance | undefined
-  // A supervisor and the other commands need none of it. It is loaded while the database is waited for.
+  // Only serving processes load the application, while they wait for the database.
   const service = import('../../app.ts')
   const opened = await open(config, {
-    onFatal: (error) => die('the database cannot go on', error), provider, waits: interrupted
+    onFatal: (error) => die('database failed; restart required', error), provider, waits: interrupted
   })
   try {
     const { buildApp } = await service
@@ -143,12 +142,12 @@ async function run (
     })
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness && cluster.isPrimary) app.log.warn(weakness)
-    // To go on after one of these would be to guess what state we are in.
+    // The state after an uncaught error is undefined, so the process exits.
     for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
       process.on(event, (error) => die(event, error))
     }
 
-    // Before anything is made: what the first start prints would be lost if the port were taken.
+    // Open the port before the initialization: otherwise a used port would lose the printed credentials.
     const port = await listen(app, config)
     await ready(opened, port)
     app.histories.start()
@@ -162,7 +161,7 @@ async function run (
     leaving = true
     await pause(config.shutdownDelay * 1_000)
     stopping = true
-    // A database that does not answer any more must not hold up the end.
+    // An unresponsive database must not block the shutdown.
     setTimeout(() => process.exit(0), PATIENCE).unref()
     await close(app)
     return 0
@@ -188,7 +187,7 @@ async function listen (app: FastifyInstance, { host, port }: Config): Promise<nu
   return (app.server.address() as AddressInfo).port
 }
 
-// Connections that fall idle while we wait for the others would hold a close open for as long as their clients like.
+// Closes connections that become idle during the shutdown: clients could otherwise keep them open.
 async function close (app: FastifyInstance): Promise<void> {
   const sweep = setInterval(() => app.server.closeIdleConnections(), SWEEP)
   const hard = setTimeout(() => app.server.closeAllConnections(), GRACE)

@@ -16,22 +16,22 @@ import { execProvider, rememberingProvider, type KeyProvider } from '../common/k
 import { open, StartEnded, StartError } from '../common/open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
-/** Milliseconds after which a process ends whatever is under way. */
+/** Milliseconds after which a stopping process exits despite requests in progress. */
 export const PATIENCE = 9_500
-/** What a worker is told when it has to finish and end. */
+/** The IPC message that stops a worker. */
 export const STOP = 'stop'
-/** Messages of a worker beside those of its channel: its port, why it does not listen, and requests to count. */
+/** Messages of a worker outside its channel: its port, why it cannot listen, and requests to count. */
 export type FromWorker = { listening: number } | { failed: string } | { counting: number }
 
 const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
-// Between the end of the workers' patience and the ten seconds in which the service ends.
+// Milliseconds after the workers' timeout; the whole service stops within ten seconds.
 const LAST = 250
-// A worker that lives for as long has not died at once.
+// Milliseconds after which the end of a worker no longer counts as an early failure.
 const SETTLED = 30_000
 const FIRST_PAUSE = 500
 const LONGEST_PAUSE = 30_000
 
-/** The first signal: it interrupts what a start waits for, and is the end of what serves. */
+/** Waits for the first SIGTERM or SIGINT, which interrupts a start or stops the service. */
 export function untilSignal (): { interrupted: AbortSignal, signal: Promise<string> } {
   const interruption = new AbortController()
   const signal = new Promise<string>((resolve) => {
@@ -46,8 +46,8 @@ export function untilSignal (): { interrupted: AbortSignal, signal: Promise<stri
 }
 
 /**
- * Serves with several processes until SIGTERM or SIGINT. What is done once for a service is done here: the schema, the
- * first organization, what is printed, the limits. Nothing is served by this process, so that nothing ends it.
+ * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates, creates the first organization,
+ * prints the greeting and counts the rate limits. It handles no requests, so that no request can crash it.
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
@@ -60,12 +60,12 @@ export async function supervise (config: Config): Promise<number> {
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
-    // Before anything is made: what the first start prints would be lost if the port were taken.
+    // Open the port before the initialization: otherwise a used port would lose the printed credentials.
     const port = await Promise.race([crew.start(), signal.then(() => { throw new StartEnded() })])
     process.stdout.write(await greet(opened, config, port))
   } catch (error) {
     await crew.stop()
-    // A signal to the whole group of processes also ends workers that have just begun.
+    // A signal to the process group also kills workers that are starting.
     if (interrupted.aborted) return 0
     throw error
   } finally {
@@ -97,12 +97,12 @@ function createCrew (
   const counters = createCommonCounters()
   const measured = metrics && createCommonMetrics(metrics)
   const ends = metrics?.counter('strongroom_worker_ends_total', 'Workers that ended unexpectedly')
-  /** The workers that live, whether they listen, and which port they were told to, beside that of the configuration. */
+  /** The running workers; `asked` is the port that replaces the configured one. */
   const workers = new Map<Worker, { isListening: boolean, asked: number | undefined, ended: Promise<unknown> }>()
   let port: number | undefined
   let isStopping = false
   let lose!: (error: StartError) => void
-  /** Rejects when nobody serves any more, and nobody can. */
+  /** Rejects when no worker is left and a replacement cannot start. */
   const lost = new Promise<never>((_resolve, reject) => { lose = reject })
   lost.catch(() => {})
 
@@ -111,7 +111,7 @@ function createCrew (
     /** Resolves with the port on which all of them listen; rejects with the reason of the first that cannot. */
     async start (): Promise<number> {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
-      // Whoever cannot listen, or does no more before all of them do, is the end of the start.
+      // A worker that cannot listen, or ends before all are listening, fails the start.
       port = await new Promise<number>((resolve, reject) => {
         const listening = Array.from({ length: size }, async (_, i) => new Promise<number>((resolve) => {
           keep(String(i + 1), resolve, reject).catch(reject)
@@ -120,11 +120,11 @@ function createCrew (
       })
       return port
     },
-    /** Each finishes what is under way; whoever is still there after that is ended. */
+    /** Workers finish their requests; after the timeout they are killed. */
     async stop (): Promise<void> {
       isStopping = true
       for (const [worker, { isListening }] of workers) {
-        // One that has just begun may not hear yet, and has nothing to finish.
+        // A starting worker may not receive messages yet, and has no requests to finish.
         if (isListening) worker.send(STOP, () => {})
         else worker.process.kill('SIGKILL')
       }
@@ -139,7 +139,7 @@ function createCrew (
     for (const worker of workers.keys()) worker.process.kill('SIGKILL')
   }
 
-  // One place in the crew: whoever dies is replaced, at once, and after a growing pause if it dies at once again.
+  // Replaces a worker when it ends: at once, or with exponential backoff after repeated early failures.
   async function keep (
     place: string, started: (port: number) => void, failed: (error: Error) => void
   ): Promise<void> {
@@ -149,22 +149,22 @@ function createCrew (
         ({ reason: error.message }))
       if (isStopping) return
       if (port === undefined) {
-        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
+        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all workers were listening`))
       }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
       ends?.inc()
       early = performance.now() - began < SETTLED ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
-      log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'a worker has ended')
+      log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'worker ended')
       await pause(wait)
       if (isStopping) return
     }
   }
 
-  // Starts a worker and resolves when it has ended; rejects when there was none.
+  // Starts a worker and resolves when it has ended; rejects when it could not be started.
   async function employ (place: string, started: (port: number) => void): Promise<Ended> {
-    // With PORT=0 Node.js opens another port for whoever asks in other words than those who share one; when nobody does
-    // any more, the one that was printed has to be asked for.
+    // With PORT=0, Node.js shares a random port only among workers that request the same port number. When no worker
+    // listens any more, request the printed port explicitly.
     const others = [...workers.values()].filter(({ isListening }) => isListening)
     const asked = others.length > 0 ? others[0]!.asked : port
     const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
@@ -177,7 +177,7 @@ function createCrew (
     worker.once('disconnect', () => { isDisconnected = true })
     const ended = new Promise<Ended>((resolve, reject) => {
       const { process: { pid } } = worker
-      // What it said last comes after its end.
+      // The last messages of a worker can arrive after `exit`.
       worker.once('exit', (code, signal) => {
         const end = () => resolve({ pid, code, signal, reason })
         if (isDisconnected) end()
@@ -197,7 +197,7 @@ function createCrew (
       if (channel.receive(message)) return
       if ('failed' in message) reason = message.failed
       else if ('listening' in message) {
-        // The others, whose words it used, have gone meanwhile.
+        // The workers that shared the port have ended meanwhile, so this one got a new port.
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')
         else state.isListening = true
         started(message.listening)
