@@ -41,7 +41,7 @@ export interface Size { organizations: number, levels: number, versions: number 
 export function projectsOf ({ organizations, levels, versions }: Size): number {
   const projects = levels / OF_PROJECT / organizations
   if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
-    throw new Error(`--levels is a multiple of ${OF_PROJECT} for each of --organizations, and both and --versions are from 1`)
+    throw new Error(`--levels must be a multiple of ${OF_PROJECT} times --organizations; all counts must be at least 1`)
   }
   return projects
 }
@@ -55,7 +55,7 @@ export function projectsOf ({ organizations, levels, versions }: Size): number {
 export async function fillDatabase (env: Record<string, string>, size: Size): Promise<string> {
   const { organizations, levels, versions } = size
   const projects = projectsOf(size)
-  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations already: give an empty one')
+  if (await hasOrganizations(env.DATABASE_URL!)) throw new Error('The database has organizations; use an empty database')
   const tenants = await makeTenants(env, organizations)
   const said = await fill(env, tenants.flatMap(({ id }) => Array.from({ length: projects }, (_, i) =>
     ({ id, shape: { ...PROJECT, slug: `filled-${i}`, versions } }))))

@@ -118,7 +118,7 @@ const SubscriptionAttributes = Type.Object({
   interval: IntervalName,
   currency: Type.String(),
   amount: Money,
-  status: OneOf(['active', 'ending'], { description: 'ending: cancelled, and over at the end of the period' }),
+  status: OneOf(['active', 'ending'], { description: '`ending`: cancelled, ends with the current period' }),
   cancel_at_period_end: Type.Boolean(),
   current_period_start: Timestamp,
   current_period_end: Timestamp,
@@ -158,7 +158,7 @@ export type BillingDetails = Static<typeof BillingDetails>
 const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
 export const CreateSubscriptionBody = Body({
   plan: PlanName,
-  interval: Type.Optional(Described(IntervalName, { description: 'month when left out' })),
+  interval: Type.Optional(Described(IntervalName, { description: 'default: `month`' })),
   currency: Type.Optional(Currency),
   billing_details: Type.Optional(BillingDetails)
 }, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: buyer }] })
@@ -177,13 +177,13 @@ export const Usage = Resource('usage', Type.Object({
   period_start: Timestamp,
   period_end: Timestamp,
   api_calls: Type.Object({
-    used: Type.Integer({ description: 'up to ten seconds late' }),
-    limit_per_minute: Nullable(Type.Integer({ description: 'what is in force; null where nothing limits them' }))
+    used: Type.Integer({ description: 'may lag by up to ten seconds' }),
+    limit_per_minute: Nullable(Type.Integer({ description: 'the effective limit; null: unlimited' }))
   }),
   projects: Used,
   members: Used,
   bytes: Described(Used, {
-    description: 'What is stored: the size_bytes of every current document and of every version, together'
+    description: 'stored bytes: the sum of `size_bytes` of all current documents and all versions'
   })
 }, { title: 'UsageAttributes' }), {
   title: 'Usage',
@@ -216,12 +216,12 @@ export const PaymentMethod = Resource('payment-methods', PaymentMethodAttributes
 })
 
 export const CreatePaymentMethodBody = Body({
-  kind: OneOf(PAYMENT_METHOD_KINDS, { description: 'manual: a wire transfer, which the operator notes down' }),
+  kind: OneOf(PAYMENT_METHOD_KINDS, { description: '`manual`: a wire transfer that the operator records' }),
   label: Label,
   reference: Type.Optional(Type.String({
-    maxLength: LABEL_LENGTH, pattern: LINE, description: 'what the buyer wants to read on the invoice; never a number of a card'
+    maxLength: LABEL_LENGTH, pattern: LINE, description: 'a reference of the buyer, printed on the invoice; never a card number'
   })),
-  is_default: Type.Optional(Type.Boolean({ description: 'the first one always is' })),
+  is_default: Type.Optional(Type.Boolean({ description: 'the first payment method is always the default' })),
   billing_details: Type.Optional(BillingDetails)
 }, {
   title: 'CreatePaymentMethodBody', examples: [{ kind: 'manual', label: 'Wire transfer', reference: 'PO 2026-114' }]
@@ -256,7 +256,7 @@ export const CreateChargeBody = Body({
   currency: Currency,
   description: Label,
   payment_method_id: Type.Optional(Type.String({
-    maxLength: 26, pattern: '^[0-9A-Za-z]*$', description: 'the default one when left out'
+    maxLength: 26, pattern: '^[0-9A-Za-z]*$', description: 'default: the default payment method'
   }))
 }, { title: 'CreateChargeBody', examples: [{ amount: 12000, currency: 'EUR', description: 'Onboarding, one day' }] })
 
@@ -296,11 +296,11 @@ export const Coupon = Resource('coupons', CouponAttributes, {
 })
 
 export const RedeemCouponBody = Body({
-  code: Type.String({ minLength: 1, maxLength: COUPON_LENGTH, description: 'in either letter case' })
+  code: Type.String({ minLength: 1, maxLength: COUPON_LENGTH, description: 'not case-sensitive' })
 }, { title: 'RedeemCouponBody', examples: [{ code: 'WELCOME-10' }] })
 
 const summary = {
-  number: Type.String({ description: 'counted per organization, without a gap' }),
+  number: Type.String({ description: 'consecutive in the organization, without gaps' }),
   status: StatusOfInvoice,
   currency: Type.String(),
   subtotal: Money,
@@ -317,8 +317,8 @@ const detail = {
   lines: Type.Array(InvoiceLine),
   seller: Party,
   buyer: Party,
-  reference: Nullable(Type.String({ description: 'that of the payment method, when the invoice was made' })),
-  note: Type.String({ description: "the operator's, as it was when the invoice was made; may be empty" })
+  reference: Nullable(Type.String({ description: 'the reference of the payment method when the invoice was created' })),
+  note: Type.String({ description: 'the note of the operator when the invoice was created; may be empty' })
 }
 const InvoiceSummary = Type.Object(summary, { title: 'InvoiceSummary' })
 export type InvoiceSummary = Static<typeof InvoiceSummary>

@@ -11,7 +11,7 @@ const descriptor = {
   key_check_salt: Type.Optional(Type.String()),
   key_check_iterations: Type.Optional(Type.Integer()),
   key_check: Type.Optional(Type.String(
-    { description: 'client-managed and rotated keys only: whoever has the active one can pass for knowing the key' }
+    { description: 'only for retired client-managed keys: the check of the active key would serve as its proof' }
   ))
 }
 
@@ -26,9 +26,9 @@ export type KeyDescriptor = Static<typeof KeyDescriptor>
 
 const ReEncryption = Type.Object({
   state: OneOf(['running', 'done']),
-  total: Type.Integer({ description: 'versions that were to move onto the active key' }),
+  total: Type.Integer({ description: 'versions to be re-encrypted with the active key' }),
   moved: Type.Integer(),
-  remaining: Type.Integer({ description: 'versions under an older key now' }),
+  remaining: Type.Integer({ description: 'versions still encrypted with an older key' }),
   started_at: Timestamp,
   finished_at: Nullable(Timestamp)
 }, { title: 'ReEncryption' })
@@ -39,7 +39,7 @@ export const KeyHistoryAnswer = Type.Object({
   re_encryption: Type.Unsafe<Static<typeof ReEncryption> | null>({
     ...ReEncryption,
     type: ['object', 'null'],
-    description: 'the last re-encryption of the history that was asked for; null when none ever was'
+    description: 'the last requested re-encryption of the history; null if there was none'
   })
 }, {
   title: 'KeyHistoryAnswer',
@@ -103,7 +103,7 @@ export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
 
 const HistoryPolicy = Type.Optional(Described(HistoryPolicyName, {
   description:
-    "for this rotation; the project's own when left out. A re-encryption that is under way goes on, whatever this says"
+    "only for this rotation; default: the project's policy. A running re-encryption continues in any case"
 }))
 
 export const RotateBody = Body(
@@ -151,19 +151,19 @@ export const MOST_VERSIONS = 500
 
 export const RotateClientKeysBody = Body({
   secrets: Type.Array(Body({
-    id: Type.String({ minLength: 1, maxLength: 64, description: 'the `id` of the level as it was read' }),
+    id: Type.String({ minLength: 1, maxLength: 64, description: 'the `id` of the level, as read' }),
     content: Blob,
     etag: Type.Optional(Type.String({
       minLength: 1,
       maxLength: 128,
-      description: 'the `etag` of the level that the content was made from: 412 when it has moved on'
+      description: 'the `etag` of the level when it was read; 412 if the level has changed since'
     }))
   }, { title: 'RotatedSecret', examples: [] }), {
-    maxItems: MOST_DOCUMENTS, description: 'every current document of the project, under the new key'
+    maxItems: MOST_DOCUMENTS, description: 'every current document of the project, encrypted with the new key'
   }),
   ...keyCheckFields,
   key_proof: Type.Optional(Type.String({
-    ...KeyProof, description: 'the proof of the key that is left: 422 `key_proof_mismatch` when it is sent and is not'
+    ...KeyProof, description: 'the proof of the previous key; if sent and wrong: 422 `key_proof_mismatch`'
   })),
   history_policy: HistoryPolicy
 }, {
@@ -191,7 +191,7 @@ export const PendingBody = Body({
     minimum: 0,
     maximum: Number.MAX_SAFE_INTEGER,
     default: 0,
-    description: 'only versions behind this one: to get past what cannot be opened'
+    description: 'only versions with a higher id, to skip versions that cannot be decrypted'
   }))
 }, {
   title: 'PendingBody', default: {}, examples: [{ limit: 50 }]
@@ -201,7 +201,7 @@ export const PendingAnswer = Type.Object({
   data: Type.Array(Type.Object(
     { id: Type.Integer(), content: Type.String(), key_version: Type.String() }, { title: 'PendingVersion' }
   )),
-  meta: Type.Object({ remaining: Type.Integer({ description: 'all that are pending, these included' }) })
+  meta: Type.Object({ remaining: Type.Integer({ description: 'all pending versions, including the returned versions' }) })
 }, {
   title: 'PendingAnswer',
   examples: [{

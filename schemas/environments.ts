@@ -50,14 +50,14 @@ const status = (options: { default?: string } = {}) => Type.String({
   ...options
 })
 
-const IsProduction = Type.Boolean({ description: 'for tools that ask before they change it' })
+const IsProduction = Type.Boolean({ description: 'a hint for tools that ask for confirmation before changes' })
 
 export const CreateEnvironmentBody = Body({
   name: Name,
   slug: Type.Optional(NewSlug),
   status: Type.Optional(status({ default: 'development' })),
   is_production: Type.Optional(Type.Boolean({
-    ...IsProduction, description: `${IsProduction.description!}; whether \`status\` is \`production\` when left out`
+    ...IsProduction, description: `${IsProduction.description!}; default: true if \`status\` is \`production\``
   })),
   description: Type.Optional(Type.Union([Description, Type.Null()]))
 }, { title: 'CreateEnvironmentBody', examples: [{ name: 'Live', status: 'production' }] })

@@ -13,7 +13,7 @@ export const ERRORS = {
   malformed_request: { status: 400, message: 'The request is not valid HTTP.' },
   unsupported_api_version: {
     status: 400,
-    message: 'This service speaks version 1 of the API.',
+    message: 'Only version 1 of the API is supported.',
     details: Type.Object({ supported: Type.Array(Type.String()) })
   },
   client_managed_key: {
@@ -21,7 +21,7 @@ export const ERRORS = {
     as: 'client_managed_encryption',
     message: 'The project is client-managed: only a client can rotate its key.'
   },
-  server_managed_encryption: { status: 400, message: 'The project is server-managed: the server does this by itself.' },
+  server_managed_encryption: { status: 400, message: 'The project is server-managed: only the server can do this.' },
   unauthenticated: { status: 401, message: 'The bearer token is missing, malformed, unknown, expired or revoked.' },
   insufficient_permissions: {
     status: 403,
@@ -33,7 +33,7 @@ export const ERRORS = {
   },
   second_factor_required: {
     status: 403,
-    message: 'This takes a second factor. Set one up on your account page.',
+    message: 'A second factor is required. Set it up on your account page.',
     details: Type.Object({ enroll_url: Type.String() })
   },
   version_locked: {
@@ -42,19 +42,19 @@ export const ERRORS = {
     details: Type.Object({ retention_days: Type.Integer(), version_created_at: Timestamp })
   },
   not_found: { status: 404, message: 'There is no such resource.' },
-  method_not_allowed: { status: 405, message: 'This path does not take that method.' },
+  method_not_allowed: { status: 405, message: 'This path does not support the method.' },
   conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
   idempotent_secret_unavailable: {
     status: 409,
-    message: 'This was done by the first request with this Idempotency-Key. Its secret was in that answer alone.',
+    message: 'The first request with this Idempotency-Key succeeded. The secret was returned only once, in its response.',
     details: Type.Object({ id: Type.String() })
   },
   rotation_in_progress: {
     status: 409,
     as: 'key_version_conflict',
-    message: 'The key of the project is being changed by another request. Try again.'
+    message: 'Another request is changing the key of the project. Try again.'
   },
-  precondition_failed: { status: 412, message: 'It has moved on since the given ETag.' },
+  precondition_failed: { status: 412, message: 'The resource has changed since this ETag. Read it again.' },
   payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
   uri_too_long: { status: 414, message: 'The request target is too long.' },
   unsupported_media_type: {
@@ -64,44 +64,44 @@ export const ERRORS = {
   slug_taken: { status: 422, message: 'The slug is taken.' },
   plan_limit_reached: {
     status: 422,
-    message: 'The plan of the organization allows no more.',
+    message: 'The plan limit of the organization is reached.',
     details: Type.Object({ limit: Type.Integer(), used: Type.Integer(), plan: Type.String() })
   },
   limit_reached: {
-    status: 422, message: 'There can be no more of these.', details: Type.Object({ limit: Type.Integer() })
+    status: 422, message: 'Limit reached.', details: Type.Object({ limit: Type.Integer() })
   },
   role_not_held: {
     status: 422,
-    message: 'Nobody gives, changes or takes away a role that holds more than they do.',
+    message: 'You cannot manage a role with more permissions than yours.',
     details: Type.Object({ role: Type.String() })
   },
-  last_owner: { status: 422, message: 'An organization keeps an owner: make somebody else one first.' },
+  last_owner: { status: 422, message: 'An organization needs an owner. Make another member owner first.' },
   already_member: {
-    status: 422, message: 'This address belongs to a member, or has an open invitation.', details: Type.Object({ status: Type.String() })
+    status: 422, message: 'This address belongs to a member or has an open invitation.', details: Type.Object({ status: Type.String() })
   },
-  plan_not_offered: { status: 422, message: 'There is no such plan to subscribe to, at this interval and currency.' },
+  plan_not_offered: { status: 422, message: 'No such plan is offered in this interval and currency.' },
   no_subscription: { status: 404, message: 'The organization has no subscription.' },
-  subscription_exists: { status: 422, message: 'The organization has a subscription already: change that one.' },
+  subscription_exists: { status: 422, message: 'The organization already has a subscription. Change it instead.' },
   payment_method_in_use: {
-    status: 422, message: 'This is the default payment method of a subscription: make another one the default first.'
+    status: 422, message: 'This is the default payment method of a subscription. Set another default first.'
   },
   card_number_refused: {
-    status: 422, message: 'This looks like the number of a payment card, which is never stored here.'
+    status: 422, message: 'This looks like a payment card number. Card numbers must not be stored here.'
   },
-  charge_not_settled: { status: 422, message: 'What was not received cannot be paid back.' },
+  charge_not_settled: { status: 422, message: 'The charge is not settled, so it cannot be refunded.' },
   refund_exceeds_charge: {
     status: 422,
-    message: 'Refunds cannot exceed what is left of the charge.',
+    message: 'Refunds cannot exceed the remaining amount of the charge.',
     details: Type.Object({ left: Type.Integer() })
   },
   coupon_unknown: { status: 422, message: 'There is no such coupon.' },
-  coupon_expired: { status: 422, message: 'The coupon is over.' },
-  coupon_used_up: { status: 422, message: 'The coupon was redeemed as often as it can be.' },
-  coupon_redeemed: { status: 422, message: 'The organization has redeemed this coupon before.' },
-  coupon_taken: { status: 422, message: 'The organization has a coupon: take that away first.' },
-  idempotency_key_reused: { status: 422, message: 'This Idempotency-Key came with another request before.' },
+  coupon_expired: { status: 422, message: 'The coupon has expired.' },
+  coupon_used_up: { status: 422, message: 'The coupon has reached its redemption limit.' },
+  coupon_redeemed: { status: 422, message: 'The organization has already redeemed this coupon.' },
+  coupon_taken: { status: 422, message: 'The organization already has a coupon. Remove it first.' },
+  idempotency_key_reused: { status: 422, message: 'This Idempotency-Key was already used for another request. Send a new key.' },
   confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
-  invalid_parameter_combination: { status: 422, message: 'These parameters do not go together.' },
+  invalid_parameter_combination: { status: 422, message: 'These parameters cannot be combined.' },
   client_managed_encryption: {
     status: 422, message: 'The project is client-managed: the server cannot read or encrypt its documents.'
   },
@@ -112,16 +112,16 @@ export const ERRORS = {
   },
   version_gone: {
     status: 422,
-    message: 'What a level held then is not kept: its version was deleted or purged, or it was stored without one.',
+    message: 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
     details: Type.Object({ level: Type.String() })
   },
-  content_not_decryptable: { status: 422, message: 'The content does not open under the current key of the project.' },
+  content_not_decryptable: { status: 422, message: 'The content cannot be decrypted with the current key of the project.' },
   key_proof_required: { status: 422, message: 'The project has no key proof to compare with.' },
   key_proof_mismatch: { status: 422, message: 'The key proof is missing or does not match the current key.' },
   key_proof_reveals_key: {
     status: 422,
     message:
-      'This proof opens the content: it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
+      'This proof decrypts the content, so it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
   },
   content_required_for_old_key: {
     status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.'
@@ -129,46 +129,46 @@ export const ERRORS = {
   key_version_conflict: {
     status: 422,
     message:
-      'The key was rotated meanwhile, or a version is not waiting to be re-encrypted. Nothing was changed; ask for the pending versions again.'
+      'The key was rotated meanwhile, or a version is not pending. Nothing was changed. List the pending versions again.'
   },
   secrets_incomplete: {
     status: 422,
-    message: 'A rotation takes every current document of the project and nothing else. Nothing was changed.',
+    message: 'Send every current document of the project and no others. Nothing was changed.',
     details: Type.Object({ missing: Type.Array(Type.String()), unknown: Type.Array(Type.String()) })
   },
   history_under_old_keys: {
     status: 422,
     message:
-      'Versions are still under older keys of the server, which it would have to forget. Rotate with history_policy re_encrypt first, or purge them.',
+      'Versions are still encrypted with older server keys, which would be lost. Rotate with history_policy re_encrypt or purge these versions first.',
     details: Type.Object({ remaining: Type.Integer() })
   },
   version_protected: {
-    status: 422, message: 'This is the only restore snapshot of a deleted secret. Send force to remove it all the same.'
+    status: 422, message: 'This is the only restore snapshot of a deleted secret. Send "force": true to delete it.'
   },
-  abilities_are_fixed: { status: 422, message: 'The abilities of a token are fixed when it is made.' },
-  restrictions_are_fixed: { status: 422, message: 'The restrictions of a token are fixed when it is made.' },
-  user_required: { status: 422, message: 'Only a person can do this, through an application that acts for them.' },
+  abilities_are_fixed: { status: 422, message: 'The abilities of a token cannot be changed. Create a new token.' },
+  restrictions_are_fixed: { status: 422, message: 'The restrictions of a token cannot be changed. Create a new token.' },
+  user_required: { status: 422, message: 'Only a user can do this. Use the access token of an application instead of an API token.' },
   memberships_full: {
-    status: 422, message: 'The person is in, or owns, as many organizations as one person can.'
+    status: 422, message: 'The user has reached the limit of organizations they can belong to or own.'
   },
   organization_full: {
-    status: 422, message: 'The plan of the organization has no seat left. Ask the inviter to make room.'
+    status: 422, message: 'The plan of the organization has no free seat. Ask the inviter to free a seat.'
   },
   organization_limit_reached: {
     status: 422,
-    message: 'Nobody is in more organizations, or owns more of them, than this.',
+    message: 'You have reached the limit of organizations you can belong to or own.',
     details: Type.Object({ limit: Type.Integer() })
   },
-  organization_required: { status: 422, message: 'Name the organization in the path.' },
+  organization_required: { status: 422, message: 'Put the organization into the path.' },
   rate_limit_exceeded: {
     status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() })
   },
   header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
-  internal_error: { status: 500, message: 'Something failed on our side.' },
-  integrity_error: { status: 500, message: 'A stored record was changed outside the service and is refused.' },
-  service_unavailable: { status: 503, message: 'The service cannot answer right now. Try again.' },
+  internal_error: { status: 500, message: 'Internal error. Try again later.' },
+  integrity_error: { status: 500, message: 'A stored record was changed outside the service and was rejected. Contact the operator.' },
+  service_unavailable: { status: 503, message: 'The service is temporarily unavailable. Try again.' },
   invoicing_unavailable: {
-    status: 503, message: 'No invoice can be made: the operator of this service has not said yet who sells.'
+    status: 503, message: 'Invoices are unavailable: the operator must configure the seller first.'
   }
 } as const satisfies Record<string, ErrorSpec>
 

@@ -54,7 +54,7 @@ export const SentInvitation = Type.Object({ data: Invitation.item, message: Type
   examples: [{
     data: { type: 'invitations', id: ID, attributes: example },
     message:
-      'This service sends no e-mail: tell the person to accept the invitation on https://secrets.example.com/account. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS'
+      'This service sends no e-mail. Tell the person to accept the invitation on https://secrets.example.com/account. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS'
   }]
 })
 

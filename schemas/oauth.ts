@@ -14,17 +14,17 @@ export const OAUTH_ERRORS = {
   invalid_scope: { status: 400, description: 'A scope is unknown or exceeds what was granted' },
   unsupported_response_type: { status: 400, description: 'Only the response type code is supported' },
   access_denied: { status: 403, description: 'The request was denied' },
-  consent_required: { status: 400, description: 'A person has to agree' },
+  consent_required: { status: 400, description: 'The user must consent' },
   request_not_supported: { status: 400, description: 'Request objects are not supported' },
   request_uri_not_supported: { status: 400, description: 'Request objects are not supported' },
   unsupported_media_type: {
     status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8'
   },
   payload_too_large: { status: 413, description: 'The body is larger than the limit' },
-  method_not_allowed: { status: 405, description: 'This path does not take that method' },
+  method_not_allowed: { status: 405, description: 'This path does not support the method' },
   rate_limit_exceeded: { status: 429, description: 'Too many requests' },
-  server_error: { status: 500, description: 'Something failed on our side' },
-  temporarily_unavailable: { status: 503, description: 'The service cannot answer right now' }
+  server_error: { status: 500, description: 'Internal error. Try again later' },
+  temporarily_unavailable: { status: 503, description: 'The service is temporarily unavailable' }
 } as const
 export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
 
@@ -61,7 +61,7 @@ export const TokenBody = Type.Object({
   client_id: Type.Optional(Type.String()),
   code: Type.Optional(code),
   code_verifier: Type.Optional(verifier),
-  redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: as in the authorization request' })),
+  redirect_uri: Type.Optional(Type.String({ description: 'authorization_code: the `redirect_uri` of the authorization request' })),
   refresh_token: Type.Optional(Type.String({ description: 'refresh_token: the newest one' })),
   scope: Type.Optional(Type.String({ description: 'refresh_token: the same scopes or fewer' }))
 }, {
@@ -97,7 +97,7 @@ export type TokenAnswer = Static<typeof TokenAnswer>
 /** RFC 7009, 2.1. */
 export const RevokeBody = Type.Object({
   token: Type.String({ description: 'the refresh token, or the access token' }),
-  client_id: Type.Optional(Type.String({ description: 'needed, here or as the name of HTTP Basic' })),
+  client_id: Type.Optional(Type.String({ description: 'required, here or as the user name of HTTP Basic' })),
   token_type_hint: Type.Optional(Type.String())
 }, { title: 'RevokeBody', examples: [{ token: 'dotenv_rt_…', client_id: 'dotenv-cli' }] })
 

@@ -77,10 +77,10 @@ export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>
 export const UpdateOrganizationBody = Body({
   name: Type.Optional(Name),
   slug: Type.Optional(Described(Slug, {
-    description: `what paths call it; its former slug is 404 in paths, and reserved for it for ${FORMER_SLUG_DAYS} days`
+    description: `the name in paths; the former slug is 404, and stays reserved for ${FORMER_SLUG_DAYS} days`
   })),
   require_second_factor: Type.Optional(Type.Boolean({
-    description: 'Members act in it only when they have a second factor; whoever changes this needs one'
+    description: 'members need a second factor to access the organization; changing this requires one, too'
   }))
 }, {
   title: 'UpdateOrganizationBody', examples: [{ name: 'Nimbus Weather' }]

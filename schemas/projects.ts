@@ -10,7 +10,7 @@ export const SECRET_FORMATS = ['env', 'json', 'yaml', 'text'] as const
 export type SecretFormat = (typeof SECRET_FORMATS)[number]
 const SecretFormat = OneOf(SECRET_FORMATS, {
   title: 'SecretFormat',
-  description: 'how documents are read for `decrypt` with `merge`, `raw` or `filters`: `env` lines of NAME=value, a `json` or `yaml` object; `text` is not read'
+  description: 'the format in which `decrypt` with `merge`, `raw` or `filters` parses documents: `env` (lines of NAME=value), a `json` or `yaml` object; `text` is not parsed'
 })
 
 /** The key of a project is held by the server, or by the clients only. */
@@ -18,14 +18,14 @@ export const MANAGED = ['server', 'client'] as const
 export type Managed = (typeof MANAGED)[number]
 // No title: oapi-codegen would generate a constant `Client` that conflicts with its type `Client`.
 export const Custody = OneOf(MANAGED)
-const CUSTODY = 'who holds the key: `server`, which can decrypt, or `client`: the service never sees it'
+const CUSTODY = '`server`: the server holds the key and can decrypt; `client`: the server never sees the key'
 
 /** What a key rotation does with versions under older keys. */
 export const HISTORY_POLICIES = ['keep', 're_encrypt'] as const
 export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
 export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
   title: 'HistoryPolicy',
-  description: 'what a rotation does with versions under older keys: `keep` leaves them and those keys, `re_encrypt` moves them onto the new key'
+  description: 'what a rotation does with versions under older keys: `keep` keeps these versions and keys, `re_encrypt` re-encrypts the versions with the new key'
 })
 
 /** Path segments of the API, which projects cannot have as their slug. */
@@ -114,12 +114,12 @@ export const UpdateProjectBody = Body({
   secret_format: Type.Optional(SecretFormat),
   history_policy: Type.Optional(HistoryPolicyName),
   storage_mode: Type.Optional(OneOf(
-    MANAGED, { description: 'who holds the key from now on; the key itself stays, so no document is re-encrypted' }
+    MANAGED, { description: 'changes who holds the key; the key stays the same, so no document is re-encrypted' }
   )),
   encryption_key: Type.Optional(Type.String({
     minLength: 1,
     maxLength: 1024,
-    description: 'to `server`: the current key string, which the server keeps from now on'
+    description: 'only for a change to `server`: the current key string, which the server stores'
   })),
   ...keyCheckMembers,
   key_proof: Type.Optional(KeyProof)

@@ -20,17 +20,17 @@ export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
 export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
-  decrypt: Type.Optional(Flag({ description: 'answer plain documents; needs secret:decrypt' })),
+  decrypt: Type.Optional(Flag({ description: 'return decrypted documents; needs secret:decrypt' })),
   merge: Type.Optional(OneOf(
-    MERGES, { default: 'false', description: 'environment over target over project; needs decrypt=true' }
+    MERGES, { default: 'false', description: 'merge the levels: environment overrides target, target overrides project; needs decrypt=true' }
   )),
-  raw: Type.Optional(Flag({ description: `answer the bare object {KEY: value}, as ${RAW_TYPE}` })),
+  raw: Type.Optional(Flag({ description: `return only the object {KEY: value}, as ${RAW_TYPE}` })),
   at: Type.Optional(Moment({
     description:
-      'as it was then, writes of that millisecond included; needs secret:history. 404 for a level made later; ' +
-      '422 `version_gone` where a version that was needed is missing. A version that a write with `no_backup` ' +
-      'overwrote is read until the next write; then every moment from that version to the next recorded one, or to ' +
-      'the last write, is `version_gone`'
+      'the state at this time, including writes of that millisecond; needs secret:history. 404 if the level was ' +
+      'created later; 422 `version_gone` if a needed version is missing. After a write with `no_backup`, reads ' +
+      'return the version before it until the next write; then, every time from that version to the next recorded ' +
+      'version, or to the last write, is `version_gone`'
   }))
 })
 export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
@@ -40,11 +40,11 @@ const Values = Type.Record(Type.String(), Type.String())
 const LevelDocument = Type.Object({
   id: Ulid,
   encrypted: Type.Boolean(),
-  content: Type.String({ description: 'the blob, or the plain document when decrypted' }),
+  content: Type.String({ description: 'the blob, or the document if decrypted' }),
   source: Slug,
   version: Nullable(Type.String()),
-  key_version: Type.String({ description: 'the key that the content is under' }),
-  etag: Type.String({ description: 'send it in If-Match to write only if nobody else has' })
+  key_version: Type.String({ description: 'the version of the key that encrypts the content' }),
+  etag: Type.String({ description: 'send it in If-Match to write only if the document has not changed' })
 }, { title: 'LevelDocument' })
 export type LevelDocument = Static<typeof LevelDocument>
 
@@ -145,7 +145,7 @@ export const RETRIEVE_ACTIONS = ['read', 'decrypt', 'key:retrieve'] as const
 export const RetrieveBody = Body({
   ...level,
   action: Type.Optional(OneOf(RETRIEVE_ACTIONS, {
-    default: 'read', description: '`read` answers documents as they are stored, `decrypt` plain, `key:retrieve` the key'
+    default: 'read', description: '`read` returns documents as stored, `decrypt` decrypted documents, `key:retrieve` the key'
   })),
   filters: Type.Optional(Type.Object({
     names: Type.Optional(Type.Array(Type.String({ maxLength: 255 }), { maxItems: 1000 })),
@@ -153,7 +153,7 @@ export const RetrieveBody = Body({
     search: Type.Optional(Type.String({ maxLength: 255 }))
   }, {
     additionalProperties: false,
-    description: 'narrows `data.secrets`; documents carry no tags, so a tag matches nothing'
+    description: 'filters `data.secrets`; documents have no tags, so `tags` matches nothing'
   })),
   merge: Type.Optional(PublishedAs(
     Type.Union([OneOf(MERGES), Type.Boolean()]), OneOf(MERGES, { default: 'false', description: 'needs action decrypt' })
@@ -165,7 +165,7 @@ export const RetrieveBody = Body({
 })
 export type RetrieveBody = Static<typeof RetrieveBody>
 
-const ONE_OF_BOTH = 'exactly one of `content` and `plaintext` is sent'
+const ONE_OF_BOTH = 'send either `content` or `plaintext`'
 
 export const StoreBody = Body({
   ...level,
@@ -177,7 +177,7 @@ export const StoreBody = Body({
     maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; ${ONE_OF_BOTH}`
   })),
   key_proof: Type.Optional(KeyProof),
-  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'record no version of this write' }))
+  no_backup: Type.Optional(Type.Boolean({ default: false, description: 'do not record a version of this write' }))
 }, {
   title: 'StoreBody',
   examples: [{ project: 'orbit', target: 'backend', environment: 'live', plaintext: 'HELLO=world\nFOO=bar\n' }]
@@ -191,7 +191,7 @@ export const StoreAnswer = Type.Object({
     source: Slug,
     bytes: Type.Integer({ description: 'size of the blob, decoded' }),
     secret_id: Ulid,
-    version: Nullable(Type.String({ description: 'the version recorded; null with no_backup' }))
+    version: Nullable(Type.String({ description: 'the recorded version; null with no_backup' }))
   }),
   message: Type.String()
 }, {
@@ -212,7 +212,7 @@ export const StoreAnswer = Type.Object({
 export const DeleteBody = Body({
   ...level,
   no_backup: Type.Optional(Type.Boolean({
-    default: false, description: 'keep no restore snapshot and purge the history of the level'
+    default: false, description: 'do not keep a restore snapshot, and purge the history of the level'
   })),
   confirmed: Type.Optional(Type.Boolean({ description: 'must be true with no_backup' }))
 }, { title: 'DeleteBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live' }] })

@@ -67,10 +67,10 @@ export const Slug = Type.String({
   minLength: 1,
   maxLength: SLUG_LENGTH,
   pattern: SLUG_PATTERN,
-  description: 'a name in paths: words of lower-case letters and digits, with a hyphen between two'
+  description: 'the name in paths: lower-case letters and digits, with single hyphens between them'
 })
-/** The slug of what is made. */
-export const NewSlug = Described(Slug, { description: 'what paths call it; made of the name when left out' })
+/** The slug of a new resource. */
+export const NewSlug = Described(Slug, { description: 'the name in paths; default: derived from `name`' })
 
 // A slug in a path. The pattern is not checked: an invalid slug is 404. The examples match the examples of the bodies.
 const slugInPath = (example: string) => Type.String({ maxLength: 128, examples: [example] })
@@ -110,8 +110,8 @@ export const KeyProof = Type.String({
 
 export const PAGE_SIZE = { default: 25, maximum: 100 } as const
 const page = { minimum: 1, maximum: 1_000_000_000 }
-const perPage = { minimum: 1, maximum: PAGE_SIZE.maximum, description: 'rows of a page' }
-export const Page = Type.Integer({ ...page, default: 1, description: 'counted from 1' })
+const perPage = { minimum: 1, maximum: PAGE_SIZE.maximum, description: 'rows per page' }
+export const Page = Type.Integer({ ...page, default: 1, description: 'the first page is 1' })
 export const PerPage = Type.Integer({ ...perPage, default: PAGE_SIZE.default })
 
 /** Without `page` and `per_page`, lists return up to this number of rows. */
@@ -119,7 +119,7 @@ export const WHOLE_LIST = 1000
 export const ListQuery = Type.Object({
   page: Type.Optional(Type.Integer({
     ...page,
-    description: `counted from 1; without this and \`per_page\` the list comes whole, up to ${WHOLE_LIST} rows`,
+    description: `the first page is 1; without \`page\` and \`per_page\`: the first ${WHOLE_LIST} rows`,
     'x-named': 'page_of_list'
   })),
   per_page: Type.Optional(Type.Integer({ ...perPage, 'x-named': 'per_page_of_list' }))
@@ -156,12 +156,12 @@ export function Resource<T extends TSchema> (
 }
 
 /** 204: no body. */
-export const NoContent = Type.Null({ description: 'Done; no body' })
+export const NoContent = Type.Null({ description: 'Success, no body' })
 
 /** Headers of a conditional read. */
 export const ReadHeaders = Type.Object({
   'if-none-match': Type.Optional(
-    Type.String({ description: 'the ETag of an earlier answer: 304 when nothing changed' })
+    Type.String({ description: 'the ETag of an earlier response; 304 if nothing has changed' })
   )
 })
 
@@ -173,11 +173,11 @@ export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
 export const WriteHeaders = Type.Object({
   'if-match': Type.Optional(Type.String({
     pattern: PRECONDITION,
-    description: 'the ETag of what is changed, of a document the `etag` of its level: 412 when it has moved on'
+    description: 'the ETag of the resource (of a document: the `etag` of its level); 412 if it has changed since'
   })),
   'if-none-match': Type.Optional(Type.String({
     pattern: PRECONDITION,
-    description: '`*`: 412 when there is one already',
+    description: '`*`: 412 if the resource exists',
     'x-named': 'if-none-match_of_write'
   }))
 })

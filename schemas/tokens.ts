@@ -29,7 +29,7 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
   required: ['type', 'id', 'name'],
   title: 'TokenCreator',
   description:
-    'who made it, or the person who rotated it last; what a person made, or a token of theirs, ends with their account, their membership and the grant that it was made through'
+    'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
 export const ApiToken = Type.Object({
@@ -75,17 +75,17 @@ const Abilities = PublishedAs(
 )
 const expiry = (whenLeftOut: string, atMost = '') => Type.Optional(Type.Union(
   [Moment(), Type.Null()],
-  { description: `RFC 3339, in the future, or null for never; ${whenLeftOut} when left out${atMost}` }
+  { description: `RFC 3339, in the future; null: never; default: ${whenLeftOut}${atMost}` }
 ))
 const Restrictions = Type.Array(Restriction, {
-  maxItems: 100, description: 'any of these parts of the hierarchy; none, or left out: the whole organization'
+  maxItems: 100, description: 'access is limited to these parts of the hierarchy; default: the whole organization'
 })
-const FIXED = 'fixed since the token was made: sent again it has to be what it is'
+const FIXED = 'cannot be changed; if sent, it must equal the current value'
 
 export const CreateTokenBody = Body({
   name: Name,
   abilities: Abilities,
-  expires_at: expiry('as long as what makes it may live'),
+  expires_at: expiry('the latest time that the caller may set'),
   restrictions: Type.Optional(Restrictions)
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>
@@ -93,7 +93,7 @@ export type CreateTokenBody = Static<typeof CreateTokenBody>
 /** Abilities and restrictions cannot be changed; if sent, they must equal the current values. */
 export const UpdateTokenBody = Body({
   name: Type.Optional(Name),
-  expires_at: expiry('as it is', '; no later than the end of the grant that it was made through, if there is one'),
+  expires_at: expiry('unchanged', '; at most the expiry of the grant that the token was created with'),
   abilities: Type.Optional(PublishedAs(Abilities, Type.Array(AbilityName, { ...someAbilities, description: FIXED }))),
   restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100, description: FIXED }))
 }, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2099-03-01T12:00:00Z' }] })
@@ -106,14 +106,14 @@ export const RotateTokenBody = Body({
     minimum: 0,
     maximum: WEEK,
     default: 0,
-    description: 'how long the value that it had lives on; one from an earlier rotation ends. Where that one calls ' +
-      'for it itself, with an `Idempotency-Key`, it lives on as long as it would have, and the one in between ends'
+    description: 'how long the previous value stays valid; older values end. If the caller uses an older value, with ' +
+      'an `Idempotency-Key`, this older value keeps its expiry, and the value in between ends'
   }))
 }, { title: 'RotateTokenBody', examples: [{ overlap_seconds: 3600 }] })
 export type RotateTokenBody = Static<typeof RotateTokenBody>
 
 const plaintext = 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000'
-export const NOT_AGAIN = 'Keep the token now: it is not shown again.'
+export const NOT_AGAIN = 'Save the token now. It is not shown again.'
 
 /** A token and its new value, both at the top level and in `data`: existing clients read one or the other. */
 export const RotatedToken = Type.Object({
@@ -139,7 +139,7 @@ export const CreatedToken = Type.Object({
   message: Type.String(),
   token: Type.String({
     description:
-      'its value; for a `User-Agent` that begins with `dotenv-go-sdk/` an object: `name`, `token`, `abilities`, `expires_at`'
+      'the value; for a `User-Agent` that starts with `dotenv-go-sdk/` an object: `name`, `token`, `abilities`, `expires_at`'
   }),
   api_key: ApiToken
 }, {

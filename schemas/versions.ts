@@ -13,7 +13,7 @@ export type VersionAction = (typeof VERSION_ACTIONS)[number]
 /** The handler validates `version`: anything but an integer below 2^53 is 404. */
 export const VersionParams = Type.Object({
   organization: OrganizationInPath,
-  version: Type.String({ maxLength: 128, description: 'a whole number', examples: ['1'] })
+  version: Type.String({ maxLength: 128, description: 'an integer', examples: ['1'] })
 })
 
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({
@@ -91,7 +91,7 @@ const level = {
   level: Type.Optional(Described(LevelName, {
     default: 'environment',
     description:
-      'where the document is kept: the slugs down to it are required, those below refused; a `User-Agent` that begins with `dotenv-go-sdk/` says it by the deepest slug'
+      'the level of the document: its slugs and those above are required, those below are rejected; for a `User-Agent` that starts with `dotenv-go-sdk/`, the deepest slug is the level'
   }))
 }
 export interface LevelOfHistory extends LevelNames { level?: Level | undefined }
@@ -120,7 +120,7 @@ export const RestoreAnswer = Type.Object({
 
 export const DeleteVersionQuery = Type.Object({
   force: Type.Optional(Type.Boolean({
-    default: false, description: 'remove the only restore snapshot of a deleted secret all the same'
+    default: false, description: 'delete the version even if it is the only restore snapshot of a deleted secret'
   }))
 })
 export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ default: false })) }, {
@@ -129,7 +129,7 @@ export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ defa
 
 export const RestoreToBody = Body({
   at: Moment({
-    description: 'writes of that millisecond included; 422 `version_gone` as for a read at that moment', examples: ['2026-03-01T12:00:00.000Z']
+    description: 'including writes of that millisecond; 422 `version_gone` as for a read at this time', examples: ['2026-03-01T12:00:00.000Z']
   }),
   confirmed: Type.Literal(true, { description: 'must be true' })
 }, { title: 'RestoreToBody', examples: [{ at: '2026-03-01T12:00:00.000Z', confirmed: true }] })
@@ -140,9 +140,9 @@ export const RestoreToAnswer = Type.Object({
     id: Ulid,
     at: Timestamp,
     restored: Type.Integer({
-      description: 'documents that are what they were; what was stored with `no_backup` is replaced without a version'
+      description: 'documents that were restored; a document stored with `no_backup` is replaced without a version'
     }),
-    emptied: Type.Integer({ description: 'documents deleted: their levels had none' })
+    emptied: Type.Integer({ description: 'documents that were deleted, because their level had none at this time' })
   }),
   message: Type.String()
 }, {
@@ -151,7 +151,7 @@ export const RestoreToAnswer = Type.Object({
     data: {
       type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 0, emptied: 0
     },
-    message: 'Every document is as it was: nothing was changed.'
+    message: 'All documents are already in this state. Nothing was changed.'
   }]
 })
 
@@ -160,11 +160,11 @@ export const PURGE_SCOPES = ['level', 'project'] as const
 export const PurgeBody = Body({
   ...level,
   scope: Type.Optional(OneOf(PURGE_SCOPES, {
-    default: 'level', description: '`level` purges what the slugs name, `project` every level of the project'
+    default: 'level', description: '`level`: the level that the slugs name; `project`: every level of the project'
   })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
   force: Type.Optional(Type.Boolean({
-    default: false, description: 'accepted, and changes nothing: a purge takes restore snapshots too'
+    default: false, description: 'has no effect: a purge always deletes restore snapshots'
   }))
 }, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
 export type PurgeBody = Static<typeof PurgeBody>

@@ -6,8 +6,8 @@ import { parse } from 'yaml'
 const { info, components: { schemas, responses, ...components }, paths, ...rest } =
   parse(readFileSync('openapi.yaml', 'utf8'))
 
-const UNIONS = 'Those of a status are one union, which `error` tells apart'
-const ONE_ERROR = 'All have one schema, and the description of a status names the codes that `error` can be there'
+const UNIONS = 'The errors of a status are one union with the discriminator `error`'
+const ONE_ERROR = 'All errors have one schema; the description of each status lists the codes of `error`'
 if (!info.description.includes(UNIONS)) throw new Error(`scripts/openapi-3.0.mjs does not find "${UNIONS}"`)
 
 const ERROR = {

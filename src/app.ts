@@ -74,8 +74,8 @@ const DOMAINS = [
   encryptionKeys, tokens, user, plans, subscriptions, payments, invoices, cli
 ]
 
-const MOST_URL = 8192
-const MOST_HEADERS = 100
+const MAX_URL_LENGTH = 8192
+const MAX_HEADERS = 100
 
 export interface AppDependencies {
   config: Config
@@ -160,8 +160,8 @@ export async function buildApp (
     if (answered !== undefined) requestLog.answered(socket, id, answered)
   }
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
-  // Node drops what is beyond this silently, so one more is let in: it tells that there were too many.
-  app.server.maxHeadersCount = MOST_HEADERS + 1
+  // Node.js silently drops headers above its limit. Accept one more, to detect too many headers.
+  app.server.maxHeadersCount = MAX_HEADERS + 1
   app.decorate('db', database.db)
   app.decorate('reads', database.reads)
   app.decorate('lists', database.lists)
@@ -212,10 +212,10 @@ export async function buildApp (
   installBodyParser(app)
   app.addHook('onRequest', (request, reply, done) => {
     const isLast = isStopping() && request.routeOptions.url !== '/healthz'
-    const hasTooMany = request.raw.rawHeaders.length > 2 * MOST_HEADERS
+    const hasTooMany = request.raw.rawHeaders.length > 2 * MAX_HEADERS
     if (isLast || isLeaving() || hasTooMany) reply.header('connection', 'close')
     if (isLast) done(new ApiError('service_unavailable'))
-    else if (request.url.length > MOST_URL) done(new ApiError('uri_too_long'))
+    else if (request.url.length > MAX_URL_LENGTH) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
     // CORS preflights are answered before the guard runs.
     else if (request.method === 'OPTIONS') done(requestFormatError(request))
@@ -251,9 +251,9 @@ export async function buildApp (
   if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)
     const { load } = outbox
-    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests that have no answer yet', requestLog.underWay)
-    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails that are handed over', () => load().underWay)
-    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails that wait for it', () => load().waiting)
+    metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests in progress', requestLog.underWay)
+    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => load().underWay)
+    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => load().waiting)
     const endMeasuring = measureProcess(metrics)
     app.addHook('onClose', async () => { endMeasuring() })
     installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))

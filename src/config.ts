@@ -20,10 +20,10 @@ const MEBIBYTE = 1024 * KIBIBYTE
 const PORT_ALLOWED = 'a whole number from 0 to 65535 (0 picks a free port)'
 /** Maximum bytes of a wrapped master key: with base64 and its id, it must fit into a key file. */
 export const WRAPPED_BYTES = 3000
-const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, the id being 1 to 32 letters, digits, ".", "_" or "-"; ' +
-  'make one with: echo "k1:$(openssl rand -base64 32)"; or as key new prints it'
-const COMMAND_ALLOWED = 'a program and its arguments in words, or as a JSON array of strings where one holds spaces or ' +
-  'characters that shells read otherwise; at most 64 of at most 4096 characters'
+const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, where id is 1 to 32 letters, digits, ".", "_" or "-"; ' +
+  'create one with: echo "k1:$(openssl rand -base64 32)"; or the output of `key new`'
+const COMMAND_ALLOWED = 'a program and its arguments separated by spaces, or a JSON array of strings if one contains spaces or ' +
+  'shell metacharacters; at most 64 words of at most 4096 characters'
 
 const Credential = Type.RegExp(/^\P{C}{1,512}$/u)
 /** A mail server. TLS from the first byte when `secure`; `auth` only when a user and a password were given. */
@@ -71,7 +71,7 @@ const integer = (minimum: number, maximum: number, allowed = `a whole number fro
 const word = <const T extends readonly string[]> (words: T) => variable(OneOf(words), (text) => text, words.join(', '))
 const text = (most: number) => variable(
   Type.RegExp(new RegExp(`^[^\\p{Cc}]{1,${most}}$`, 'u')), (text) => text.trim(),
-  `1 to ${most} characters, none of them a control character; | begins a new line`
+  `1 to ${most} characters, without control characters; | starts a new line`
 )
 const onOrOff = () => variable(Type.Boolean(), readSwitch, 'on, off, 1, 0, true or false')
 
@@ -81,7 +81,7 @@ const VARIABLES = {
     'a host name or an IP address without port, as in 127.0.0.1'),
   PORT: integer(0, 65535, PORT_ALLOWED),
   DATABASE_URL: variable(Type.String(), readDatabaseUrl,
-    'postgres://user:password@host:5432/database, special characters of user and password being percent-encoded', showScheme),
+    'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme),
   DATABASE_POOL: integer(2, 100),
   DATABASE_WAIT: integer(0, 3600, 'a whole number of seconds from 0 to 3600'),
   WORKERS: integer(1, 64),
@@ -92,12 +92,12 @@ const VARIABLES = {
   TRUST_PROXY: variable(Type.Union([Type.Literal(false), Type.Array(Type.String(), { minItems: 1 })]), readProxies,
     'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
   SMTP_URL: variable(Smtp, readSmtpUrl,
-    'smtp://user:password@host:587 or smtps://user:password@host:465, special characters of user and password being percent-encoded', showScheme),
+    'smtp://user:password@host:587 or smtps://user:password@host:465; percent-encode special characters of user and password', showScheme),
   MAIL_FROM: variable(
     Sender, readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'
   ),
   REDIS_URL: variable(Redis, readRedisUrl,
-    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0, special characters of user and password being percent-encoded', showScheme),
+    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0; percent-encode special characters of user and password', showScheme),
   MASTER_KEY: variable(Type.String(), readMasterKey, MASTER_KEY_ALLOWED, hide),
   MASTER_KEY_FILE: variable(Type.String({ pattern: '\\S' }), (text) => text, 'the path of a file'),
   MASTER_KEYS_PREVIOUS: variable(Type.Array(Type.String()), (text) => readList(text, readMasterKey),
@@ -126,12 +126,12 @@ const VARIABLES = {
   LOG_LEVEL: word(LOG_LEVELS),
   LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
   METRICS_TOKEN: variable(Type.RegExp(/^[\x21-\x7e]{16,512}$/), (text) => text,
-    '16 to 512 visible ASCII characters; make one with: openssl rand -hex 32', hide),
+    '16 to 512 visible ASCII characters; create one with: openssl rand -hex 32', hide),
   OTEL_EXPORTER_OTLP_ENDPOINT: variable(Type.String(), readReceiver,
     'an http:// or https:// address without user, query, fragment or trailing slash, as in http://127.0.0.1:4318',
     showScheme),
   OTEL_EXPORTER_OTLP_HEADERS: variable(Type.Record(Type.String(), Type.String()), readHeaders,
-    'a comma-separated list of name=value, values being percent-encoded, as in x-api-key=…', hide),
+    'a comma-separated list of name=value, with percent-encoded values, as in x-api-key=…', hide),
   OTEL_SERVICE_NAME: text(NAME_LENGTH),
   OTEL_TRACES_SAMPLER_ARG: variable(Type.Number({ minimum: 0, maximum: 1 }), readShare, 'a share from 0 to 1, as in 0.1'),
   CORS_ORIGINS: variable(Type.Array(Type.String()), (text) => readList(text, readOrigin),
@@ -346,7 +346,7 @@ function checkPublicUrl ({ PUBLIC_URL, ALLOW_INSECURE_PUBLIC_URL = false }: Give
   if (PUBLIC_URL === undefined || PUBLIC_URL.startsWith('https:') || ALLOW_INSECURE_PUBLIC_URL) return
   if (isLoopback(new URL(PUBLIC_URL).hostname)) return
   throw new ConfigError(`PUBLIC_URL is ${redact(PUBLIC_URL)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
-    'ALLOW_INSECURE_PUBLIC_URL=on takes it all the same')
+    'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }
 
 /** Whether the host of a URL is a loopback host. */
@@ -368,7 +368,7 @@ function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KE
   const twice = ids.find((id, index) => ids.indexOf(id) !== index)
   if (twice !== undefined) {
     throw new ConfigError(
-      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or it is MASTER_KEY's; allowed: each id once`
+      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or MASTER_KEY has it too; allowed: each id once`
     )
   }
 }
@@ -390,7 +390,7 @@ function keyCommandsOf (
 function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
   if (WORKERS === 1 || DATABASE_URL !== undefined) return
   throw new ConfigError(
-    `WORKERS is ${WORKERS}, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
+    `WORKERS is ${WORKERS}, but DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
   )
 }
 
@@ -555,7 +555,7 @@ function parseUrl (text: string) {
 }
 
 function hide () {
-  return 'not a right one (the value is not shown)'
+  return 'invalid (the value is not shown)'
 }
 
 /** Shows only the scheme: in an invalid URL, the password may be anywhere. */

@@ -265,13 +265,13 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
   const [without, lastOnly] = [lines.filter((line) => !isOwn(line)), [lines[0]!, ...lines.slice(-2)]]
   t.ok(without.length < lines.length - STORED)
   for (const rest of [without, lastOnly]) {
-    await t.rejects(inFile(rest.join('\n')), /cut off: its last line tells of \d+ events of 2 organizations, and there are/)
+    await t.rejects(inFile(rest.join('\n')), /truncated: its last line states \d+ events of 2 organizations, but it contains/)
   }
-  await t.rejects(inFile(text + text), /goes on behind its last line/)
+  await t.rejects(inFile(text + text), /has trailing data after its last line/)
   await t.rejects(inFile('{"format":"another"}\n'), /no export/)
   await t.rejects(inFile(''), /empty/)
   const otherKey = text.replace(/"key":"[^"]*"/, `"key":"${Buffer.alloc(80).toString('base64')}"`)
-  await t.rejects(inFile(otherKey), /does not open/)
+  await t.rejects(inFile(otherKey), /cannot be unwrapped/)
 })
 
 t.test('AU-07: while forty write and read, everything verifies, in the database and in each export', {
@@ -359,7 +359,7 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   const dir = scratchDirectory(t)
   const env = { DATA_DIR: dir, MASTER_KEY: generateMasterKey().text }
   t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'owner@nimbus.example'], env)).code, 0)
-  t.match(await command(['audit', 'verify'], env), { code: 0, stdout: /^\w{26}: (\d+) events are what was recorded, up to \1\n$/ })
+  t.match(await command(['audit', 'verify'], env), { code: 0, stdout: /^\w{26}: (\d+) events verified, up to \1\n$/ })
   const { stdout, code } = await command(['audit', 'export', '--organization', 'nimbus'], env)
   t.equal(code, 0)
   const file = join(dir, 'export.jsonl')
@@ -392,7 +392,7 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   t.match(await command(['audit', 'export', '--since', 'yesterday'], env), { code: 2, stderr: /--since/ })
   t.match(await command(['audit', 'verify', '--since', '2026-03-01', '--file', file], env), { code: 2, stderr: /--since/ })
   t.match(await command(['audit', 'verify', '--since', '2099-01-01T00:00:00Z'], env), {
-    code: 0, stdout: /^\w{26}: 0 events are what was recorded, behind (\d+) up to \1; what is before was not looked at\n$/
+    code: 0, stdout: /^\w{26}: 0 events verified, after (\d+) up to \1; earlier events were not checked\n$/
   })
   const opened = await connect({ dir: join(dir, 'postgres'), pool: 1 })
   for (const one of ['ALTER TABLE audit_events DISABLE TRIGGER USER', "UPDATE audit_events SET ip = '203.0.113.1' WHERE seq = 1"]) {

@@ -195,7 +195,7 @@ t.test('each table comes along or is left out for a reason, and none that does n
 t.test('a restore needs an empty database, and changes no other', async (t) => {
   const { file, digest } = await backUp()
   refused(t, await command(['restore', file], service.env), ON_POSTGRES
-    ? /^The database is not empty, it has public\.\w+: a backup is restored into an empty one\n/
+    ? /^The database is not empty \(found public\.\w+\): restore into an empty database\n/
     : /in use by process/)
   t.equal((await backUp()).digest, digest)
 
@@ -250,7 +250,7 @@ t.test('what this build does not know is not left out of a backup: there is none
   await query(place, 'CREATE VIEW of_another AS SELECT 1 AS one')
   t.equal((await command(['backup', nextFile()], place)).code, 0, 'what has no rows of its own is not missed')
   await refusedAs('CREATE TABLE "of a newer build" (id int)',
-    /^A backup would leave out what is no table of this build: public\."of a newer build"\n/)
+    /^Tables unknown to this build would be missing from the backup: public\."of a newer build"\n/)
   await refusedAs("INSERT INTO drizzle.__drizzle_migrations (hash, created_at) SELECT 'newer', max(created_at) + 1 FROM drizzle.__drizzle_migrations",
     /^The database has migrations that this build does not know: back it up with the build that made them\n/)
 })
@@ -259,12 +259,12 @@ t.test('what no organization is in is not backed up, nothing is made to look, an
   const file = nextFile()
   const typo = { MASTER_KEY, DATA_DIR: join(folder, 'never-made') }
   refused(t, await command(['backup', file], typo),
-    /^No database is in \/\S+\/never-made, which DATA_DIR names, and DATABASE_URL is not set\n/)
-  refused(t, await command(['backup', file], { DATA_DIR: typo.DATA_DIR }), /^No database is in /)
+    /^No database in \/\S+\/never-made \(DATA_DIR\): set DATA_DIR or DATABASE_URL\n/)
+  refused(t, await command(['backup', file], { DATA_DIR: typo.DATA_DIR }), /^No database in /)
   t.notOk(existsSync(typo.DATA_DIR))
   for (const place of [await emptyPlace(t, 'embedded'), ...ON_POSTGRES ? [await emptyPlace(t)] : []].map(withKey)) {
     const { host, pathname } = new URL(place.DATABASE_URL ?? `file://${place.DATA_DIR}/postgres`)
-    const line = `There is nothing to back up: no organization is in ${host}${pathname}\n`
+    const line = `Nothing to back up: ${host}${pathname} contains no organization\n`
     if (ON_POSTGRES && place.DATABASE_URL !== undefined) {
       t.same(await command(['backup', file], place), { code: 1, stdout: '', stderr: line }, 'one without tables')
     }
@@ -275,7 +275,7 @@ t.test('what no organization is in is not backed up, nothing is made to look, an
 
   await writeStreamDurably(file, encodeBackup(...await ofNothing()), 0o600)
   const { code, stdout, stderr } = await drill(file)
-  t.same([code, stderr], [1, 'The backup has no organization: it is of another database\n'])
+  t.same([code, stderr], [1, 'The backup contains no organization: check that it is from the right database\n'])
   t.match(stdout, /^Restored 0 organizations[^]*\nThe drill found 1 fault\.\n$/)
 })
 
@@ -317,7 +317,7 @@ t.test('what has no room is not begun, and the line says where', async (t) => {
   const file = nextFile()
   writeFileSync(file, '')
   truncateSync(file, 2 ** 43)
-  const line = /^There is no room left in \/[^ ]+: \S+ has 8796093022208 bytes, and \d+ are free\n/
+  const line = /^Not enough disk space in \/[^ ]+: \S+ has 8796093022208 bytes, but only \d+ are free\n/
   refused(t, await drill(file), line, 2)
   const place = { MASTER_KEY, DATA_DIR: join(folder, 'never', 'made') }
   refused(t, await command(['restore', file], place), line)
@@ -361,7 +361,7 @@ t.test('a damage anywhere is found, by the drill and before anything is restored
     writeFileSync(damaged, content)
     const drilled = await drill(damaged)
     t.same([drilled.code, drilled.stdout], [1, 'The drill found 1 fault.\n'], what)
-    t.match(drilled.stderr, /^\S+ (is damaged|is cut off|goes on behind its end|is no backup).*\n$/)
+    t.match(drilled.stderr, /^\S+ (is damaged|is truncated|has trailing data|is not a backup).*\n$/)
     const restored = await command(['restore', damaged], place)
     t.same([restored.code, restored.stdout, restored.stderr], [1, '', drilled.stderr])
   }
@@ -396,7 +396,7 @@ t.test('a bit of any byte that is another one is found, encrypted or not', async
   t.strictSame(await lookAt(plain), [])
   // Whom a file is for is in no frame: another recipient's, or nobody's any more.
   t.strictSame(await lookAt(encrypted, { identity }),
-    ['It does not open with --identity: none of its identities does, for it is for somebody else, or damaged'])
+    ['It cannot be decrypted with --identity: no identity matches; wrong identity or damaged file'])
 })
 
 t.test('a header of any form but its own is damage', async (t) => {
@@ -414,7 +414,7 @@ t.test('a header of any form but its own is damage', async (t) => {
     const file = nextFile()
     writeFileSync(file, Buffer.concat([Buffer.from('strongroom backup 1\n'), head, content, Buffer.alloc(32)]))
     t.same(await drill(file), {
-      code: 1, stdout: 'The drill found 1 fault.\n', stderr: `${file} is damaged: frame 0 is not what was written\n`
+      code: 1, stdout: 'The drill found 1 fault.\n', stderr: `${file} is damaged: frame 0 fails verification\n`
     }, json)
   }
 })
@@ -459,8 +459,8 @@ t.test('without the master key a backup tells no secret, and opens for nobody', 
   const { text: OTHER } = generateMasterKey()
   const renamed = OTHER.replace(/^[^:]+/, MASTER_KEY.split(':')[0]!)
   for (const [key, line] of [
-    [OTHER, /^Master key \S+ is missing: \S+ was made under it\. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS\n/],
-    [renamed, /^Master key \S+ is wrong: \S+ was made under another one of this id\n/]
+    [OTHER, /^Master key \S+ is missing: \S+ was made under it\. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS\n/],
+    [renamed, /^Master key \S+ is wrong: \S+ was made under a different key with this id\n/]
   ] as const) {
     refused(t, await command(['restore', file], { ...place, MASTER_KEY: key }), line)
     refused(t, await command(['drill', file], { MASTER_KEY: key }), line, 2)
@@ -486,19 +486,19 @@ t.test('what is encrypted to a recipient opens with their identity alone', async
   t.equal(statSync(file).mode & 0o777, 0o600)
   t.equal((await command(['restore', file, '--identity', right], withKey(await emptyPlace(t)))).code, 0)
 
-  refused(t, await drill(file), /^\S+ is encrypted: give the identity that opens it, --identity FILE\n/, 2)
-  refused(t, await drill(file, '--identity', wrong), /^\S+ does not open with --identity: none of its identities does, for it is for somebody else, or damaged\n/, 2)
+  refused(t, await drill(file), /^\S+ is encrypted: pass its identity with --identity FILE\n/, 2)
+  refused(t, await drill(file, '--identity', wrong), /^\S+ cannot be decrypted with --identity: no identity matches; wrong identity or damaged file\n/, 2)
   refused(t, await drill(file, '--identity', write('open', mine, 0o644)), /^--identity: \S+ has mode 0644; /, 2)
-  refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: there is no identity of age in it\n/, 2)
-  refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 in it is none of age\n/, 2)
-  refused(t, await command(['backup', nextFile(), '--recipient', 'age1x'], service.env), /^--recipient: "age1x" is no recipient of age\n/)
-  refused(t, await command(['backup', nextFile(), '--recipient', mine], service.env), /^--recipient: this is an identity, which stays secret; its recipient begins with age1\n/)
+  refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: the file contains no age identity\n/, 2)
+  refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 of the file is not an age identity\n/, 2)
+  refused(t, await command(['backup', nextFile(), '--recipient', 'age1x'], service.env), /^--recipient: "age1x" is not an age recipient\n/)
+  refused(t, await command(['backup', nextFile(), '--recipient', mine], service.env), /^--recipient: this is a secret identity; pass its recipient, which begins with age1\n/)
   for (const at of [bytes.length - 1, bytes.length / 2, bytes.length / 3].map(Math.floor)) {
     const damaged = nextFile()
     writeFileSync(damaged, flipped(bytes, at))
     const { code, stderr } = await drill(damaged, '--identity', right)
     t.equal(code, 1)
-    t.match(stderr, /^\S+ is damaged: it does not decrypt\n$/)
+    t.match(stderr, /^\S+ is damaged: decryption failed\n$/)
   }
 })
 
@@ -506,7 +506,7 @@ t.test('the file is there whole or not at all, in no place of another one', asyn
   const { file } = await backUp()
   t.equal(statSync(file).mode & 0o777, 0o600)
   const before = readFileSync(file)
-  refused(t, await command(['backup', file], service.env), /^\S+ is there already\n/)
+  refused(t, await command(['backup', file], service.env), /^\S+ already exists\n/)
   t.ok(readFileSync(file).equals(before))
   refused(t, await command(['backup', join(folder, 'nowhere', 'file')], service.env), /^\S+ cannot be written \(ENOENT\)\n/)
   refused(t, await drill(join(folder, 'nowhere')), /^\S+ cannot be read \(ENOENT\)\n/, 2)
@@ -575,8 +575,8 @@ t.test('a backup is one moment, while the service writes on', async (t) => {
   const { code, stdout, stderr } = await drill(made.at(-1)!)
   t.same([code, stderr], [0, ''], 'each version opens, and the chain ends where its counter says')
   t.match(stdout, /^Restored \d+ organizations/)
-  t.match(stdout, /\nOpened \d+ versions, \d+ documents \(\d+ of both as far as their clients encrypted them\) and \d+ keys; /)
-  t.match(stdout, new RegExp(`\n${o}: \\d+ events are what was recorded`))
+  t.match(stdout, /\nOpened \d+ versions, \d+ documents and \d+ keys \(\d+ values remain client-encrypted\); /)
+  t.match(stdout, new RegExp(`\n${o}: \\d+ events verified`))
   t.match(stdout, /\nThe drill found nothing wrong\.\n$/)
   const brought = Number(/, (\d+) versions,/.exec(stdout)![1])
   t.ok(brought >= before && brought <= await versions(), `${before} ${brought}`)
@@ -607,7 +607,7 @@ t.test('the database knows when it was backed up last, and a restored one that i
   await database.db.execute(sql`DROP TABLE last_backup`)
   const untold = await command(['backup', nextFile()], place)
   t.equal(untold.code, 0, 'a database of the release before has no such table, and is backed up all the same')
-  t.match(untold.stderr, /^The metrics do not know of it, for the database could not be told: .+\n$/)
+  t.match(untold.stderr, /^The backup is not recorded in the metrics, because the database could not be updated: .+\n$/)
 })
 
 t.test('the moment of a backup is by the clock of the database, whatever that of who makes it says', async (t) => {
@@ -732,12 +732,12 @@ t.test('a backup of a newer or an unreleased build, or with other rows than it s
     return command(['restore', file], place)
   }
   refused(t, await restore([...await listMigrations(service.database.db), 'of a newer build']),
-    /^The backup was made by a newer build, or another one: restore it with that\n/)
+    /^The backup was made by a newer or different build: restore it with that build\n/)
   refused(t, await restore(['of an unreleased build']),
     /^This backup was made by an unreleased build of Strongroom and cannot be restored\.\n/)
 
   const counts = [{ table: 'users', rows: 1, digest: '00' }]
   const short = nextFile()
   await writeStreamDurably(short, encodeBackup(...await ofNothing({}, counts)), 0o600)
-  refused(t, await command(['restore', short], place), /^What was restored is not what was backed up\n/)
+  refused(t, await command(['restore', short], place), /^The restored rows differ from the backup\n/)
 })

@@ -294,7 +294,7 @@ t.test('what comes from the provider while the operator notes something else dow
   await background(app, async () => (await rows('charges', caller))[0]!.provider_status !== null)
   t.match(await rows('charges', caller), [{ status: 'succeeded', provider_reference: `ch_${id}` }])
   t.strictSame(await eventsOf(service, caller), ['charge.create', 'invoice.void', 'charge.report'])
-  t.ok(logs.some((line) => line.includes('something else than was noted down') && line.includes(id)))
+  t.ok(logs.some((line) => line.includes('contradicts the recorded outcome') && line.includes(id)))
 })
 
 t.test('what was noted down as moved and the provider moved, too, is a warning with its ids', async (t) => {
@@ -355,7 +355,7 @@ t.test('refunds that may have moved twice are listed until somebody has looked a
   await service.sql(`UPDATE refunds SET provider = 'manual', asked_at = now()
     WHERE organization_id = '${caller.organization}' AND id = '${byHand}'`)
   t.strictSame(await listed(), ['pending'])
-  await t.rejects(check(byHand), /leaves nothing to look at/)
+  await t.rejects(check(byHand), /needs no review/)
   await settle(service.database, 'refund', 'paid', byHand)
   const well = await asked()
   await says(well, 'succeeded')
@@ -380,7 +380,7 @@ t.test('refunds that may have moved twice are listed until somebody has looked a
   t.strictSame(await listed(), [])
   await says(twice, 'succeeded')
   t.strictSame(await listed(), [], 'what it repeats is nothing new')
-  await t.rejects(check(twice), /leaves nothing to look at/)
+  await t.rejects(check(twice), /needs no review/)
   t.equal((await eventsOf(service, caller)).filter((action) => action === 'refund.check').length, 4)
   await audit(t, caller, 'at the end')
 })

@@ -362,7 +362,7 @@ t.test('nothing that costs something is invoiced while nobody is named who sells
   t.strictSame(await books(), before, 'its period waits')
   t.equal((await bill(caller, 'GET', 'subscription')).status, 200, 'and its subscription goes on')
   t.equal(warnings(), 1, 'said once')
-  t.notOk(own.logs.some((line) => line.includes('the end of a period was interrupted')))
+  t.notOk(own.logs.some((line) => line.includes('closing a billing period failed')))
   const app = await buildApp({
     ...own, config: { ...own.config, invoices: service.config.invoices }, logStream: { write () {} }
   })
@@ -599,7 +599,7 @@ t.test('no more goes back than came in, in whatever parts and however many ask a
   await settle(service.database, 'refund', 'failed', rest.body.data.id)
   t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 900, 'what did not go out is left again')
   t.equal((await refund({ amount: 100 })).status, 201)
-  await t.rejects(settle(service.database, 'refund', 'paid', rest.body.data.id), { message: /settled already/ })
+  await t.rejects(settle(service.database, 'refund', 'paid', rest.body.data.id), { message: /already settled/ })
 })
 
 t.test('coupons: unknown, over and used up are told apart, one for an organization, and it is taken off', async (t) => {
@@ -839,12 +839,12 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
     t.strictSame([code, stdout], [status, ''], args.join(' '))
     t.match(stderr, line)
   }
-  await refused(2, /--percent is a whole number from 1 to 100/, 'coupon', 'add', '--code', 'A', '--percent', '101')
+  await refused(2, /--percent must be a whole number from 1 to 100/, 'coupon', 'add', '--code', 'A', '--percent', '101')
   await refused(2, /needs --percent, or --amount/, 'coupon', 'add', '--code', 'A')
-  await refused(2, /--currency is a code/, 'coupon', 'add', '--code', 'A', '--amount', '5')
+  await refused(2, /--currency must be an ISO 4217 code/, 'coupon', 'add', '--code', 'A', '--amount', '5')
   await refused(2, /--code has/, 'coupon', 'add', '--code', 'A B', '--percent', '5')
   t.equal(await ok('coupon', 'add', '--code', 'tenth', '--percent', '10', '--redemptions', '3'), 'Added.\n')
-  await refused(1, /There is a coupon TENTH already/, 'coupon', 'add', '--code', 'TENTH', '--percent', '5')
+  await refused(1, /The coupon TENTH already exists/, 'coupon', 'add', '--code', 'TENTH', '--percent', '5')
   await ok('coupon', 'add', '--code', 'five', '--amount', '500', '--currency', 'eur', '--valid-until', '2036-01-01T00:00:00Z')
   await refused(
     1, /--valid-until is in the past/, 'coupon', 'add', '--code', 'six', '--percent', '5', '--valid-until', '0050-01-01T00:00:00Z'
@@ -864,7 +864,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   t.equal(await ok('refund', 'list'), '')
   await refused(1, /There is no charge NEVER/, 'refund', 'add', '--charge', 'never')
   await refused(2, /needs --charge ID/, 'refund', 'add', '--amount', '5')
-  await refused(2, /--amount is a whole number/, 'refund', 'add', '--charge', 'A', '--amount', '0')
+  await refused(2, /--amount must be a whole number/, 'refund', 'add', '--charge', 'A', '--amount', '0')
   for (const of of ['invoice', 'refund']) {
     await refused(1, new RegExp(`There is no ${of} NEVER`), of, 'paid', '--id', 'never')
     await refused(2, /needs --id ID/, of, 'paid')
@@ -873,7 +873,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   const caller = await service.organization()
   const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
   await settle(service.database, 'invoice', 'paid', invoice_id)
-  await t.rejects(settle(service.database, 'invoice', 'void', invoice_id), { message: /settled already/ })
+  await t.rejects(settle(service.database, 'invoice', 'void', invoice_id), { message: /already settled/ })
   const refund = (await bill(caller, 'POST', `charges/${id}/refund`, { amount: 250 })).body.data
   const waitingFor = async ({ organization }: Caller) => {
     const lines = []

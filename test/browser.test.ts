@@ -258,7 +258,7 @@ t.test('CR-45: after consent the browser goes where the application is', { skip 
     ['web', 'https://app.example/callback'],
     ['phone', 'com.example.phone:/callback']
   ] as const) {
-    for (const decision of ['Allow', 'Do not allow']) {
+    for (const decision of ['Allow', 'Deny']) {
       const window = await openWindow(t)
       const { page, context } = window
       const { challenge, verifier } = pkce()
@@ -421,31 +421,31 @@ t.test('a second factor is set up, asked for, and turned off by recovery code, n
     await page.getByRole('link', { name: 'Set up a second factor' }).click()
     await look('setting up')
     await page.getByLabel('Current password').fill(rosa.password)
-    await page.getByRole('button', { name: 'Go on' }).click()
+    await page.getByRole('button', { name: 'Continue' }).click()
     await look('the key')
-    t.ok(await page.getByRole('img', { name: 'QR code for an authenticator application' }).isVisible())
+    t.ok(await page.getByRole('img', { name: 'QR code for an authenticator app' }).isVisible())
     const key = await page.locator('dt:text("Key") + dd').innerText()
     const secret = Buffer.from(base32.decode(key.replaceAll(' ', ''), { strict: false }))
-    await page.getByLabel('Code that the application shows').fill(await codeAt(secret, stepAt(Date.now())))
-    await page.getByRole('button', { name: 'Turn it on' }).click()
+    await page.getByLabel('Code of the authenticator app').fill(await codeAt(secret, stepAt(Date.now())))
+    await page.getByRole('button', { name: 'Turn on' }).click()
     await look('recovery codes')
     const codes = await page.locator('ol.codes code').allInnerTexts()
     t.equal(codes.length, 10)
-    await page.getByRole('link', { name: 'Go on to your account' }).click()
+    await page.getByRole('link', { name: 'Continue to your account' }).click()
     await look('the account')
 
     const { page: other } = await openWindow(t, { viewport: { width, height: 700 } })
     await other.goto(`${url}/account`)
     await signIn(other, rosa)
     await isFit(t, other, `the code, ${width} pixels`)
-    await other.getByLabel('Code of your authenticator application').fill(codes[0]!)
+    await other.getByLabel('Code of your authenticator app').fill(codes[0]!)
     await other.locator('button.main').click()
     await other.getByRole('link', { name: 'Change the second factor' }).click()
     await isFit(t, other, `changing it, ${width} pixels`)
     t.match(await other.locator('main').innerText(), '9 of your recovery codes are left')
     await other.getByLabel('Current password').fill(rosa.password)
-    await other.getByLabel('Code of your authenticator application').fill(codes[1]!)
-    await other.getByRole('button', { name: 'Turn it off' }).click()
+    await other.getByLabel('Code of your authenticator app').fill(codes[1]!)
+    await other.getByRole('button', { name: 'Turn off' }).click()
     await other.goto(`${url}/account`)
     t.ok(await other.getByRole('link', { name: 'Set up a second factor' }).isVisible())
     t.strictSame(window.wrongs, [])
@@ -481,7 +481,7 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
   await signIn(page, rosa)
   await page.getByRole('heading', { name: 'Allow Command line to act for you?', level: 1 }).waitFor()
   await is(`
-    - heading "It asks for permission to" [level=2]
+    - heading "It requests permission to" [level=2]
     - definition: Cirrus (billing manager)
     - definition: Nimbus (owner)
     - group "Secrets":
@@ -490,7 +490,7 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
     - group "Encryption keys":
     - group "API tokens":
     - button "Allow"
-    - button "Do not allow"`)
+    - button "Deny"`)
   t.equal(await page.getByRole('group').count(), 10)
   for (const [scope, words] of Object.entries(SCOPES)) {
     t.equal(
@@ -513,7 +513,7 @@ t.test('OA-16: the pages say what their fields are, and what is wrong with them'
   await page.getByLabel('Current password').fill('not this one')
   await page.getByLabel('New password').fill('a longer one than before')
   await page.keyboard.press('Enter')
-  await is('- alert: The current password is not right.')
+  await is('- alert: The current password is wrong.')
   const link = 'b'.repeat(43)
   await createPasswordLink(service.database.db, hashToken(link), rosa.id)
   await page.goto(`${url}/account/set-password/${link}`)
@@ -571,7 +571,7 @@ t.test('OA-15: by keyboard alone: every control in its order, in sight, and only
 
   const again = await context.newPage()
   await again.goto(start)
-  await again.getByRole('button', { name: 'Do not allow' }).focus()
+  await again.getByRole('button', { name: 'Deny' }).focus()
   const refused = context.waitForEvent('request', (request) =>
     request.url().startsWith('https://app.example/callback?error=access_denied'))
   await again.keyboard.press('Enter')

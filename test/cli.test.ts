@@ -415,7 +415,7 @@ t.test('people and applications, from the command line to the browser', async (t
     t.ok(first.startsWith(`${address}/account/set-password/`))
     refused(
       t, await command(['user', 'add', '--email', 'finn@NIMBUS.example'], env),
-      /^There is an account of finn@NIMBUS\.example already$/m
+      /^An account with finn@NIMBUS\.example already exists$/m
     )
   })
 
@@ -428,7 +428,7 @@ t.test('people and applications, from the command line to the browser', async (t
     await done(t, 'user', 'enable', '--email', 'finn@nimbus.example')
     refused(
       t, await command(['user', 'reset-second-factor', '--email', 'finn@nimbus.example'], env),
-      /^The account of Finn@nimbus\.example has no second factor$/m
+      /^The account with Finn@nimbus\.example has no second factor$/m
     )
     const again = await command(
       ['user', 'password', '--email', 'finn@nimbus.example'], { ...env, PUBLIC_URL: 'https://secrets.example.com/base' }
@@ -448,7 +448,7 @@ t.test('people and applications, from the command line to the browser', async (t
       '--redirect-uri', 'http://127.0.0.1/back'
     ]
     await done(t, ...deploy)
-    refused(t, await command(deploy, env), /^There is a client deploy already$/m)
+    refused(t, await command(deploy, env), /^The client deploy already exists$/m)
     await done(t, 'client', 'disable', '--id', 'swagger-ui')
     await done(t, 'client', 'disable', '--id', 'dotenv-cli')
     await done(t, 'client', 'enable', '--id', 'dotenv-cli')
@@ -488,7 +488,7 @@ t.test('people and applications, from the command line to the browser', async (t
     const mailed = await command(['user', 'add', '--email', 'noor@nimbus.example'], url(good.port))
     t.same([mailed.code, mailed.stderr], [0, ''])
     const [, printed = 'none'] = /^Link (\S+)$/m.exec(mailed.stdout) ?? []
-    t.match(mailed.stdout, /\nThe link was mailed\.\n$/)
+    t.match(mailed.stdout, /\nThe link was sent by e-mail\.\n$/)
     t.match(good.mails, [{ from: 'no-reply@secrets.example.com', to: ['noor@nimbus.example'] }])
     t.match(good.mails[0]!.text, `\n${printed}\r\n`)
 

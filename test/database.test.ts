@@ -11,7 +11,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { bytea, moment } from '../src/db/columns.ts'
 import {
-  askForCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isAway, isForeignKeyViolation,
+  requestCopy, connect, type Database, databaseError, type Db, DatabaseUnavailable, isAway, isForeignKeyViolation,
   isUndone,
   isUniqueViolation, prepared, preparedSql, transaction
 } from '../src/db/database.ts'
@@ -561,12 +561,12 @@ t.test('a copy of the embedded database is whole, or not there', async t => {
   const copy = (more: Partial<Copying> = {}) =>
     copyCluster(from, to, { onProgress: () => {}, isCancelled: () => false, ...more })
 
-  t.throws(() => copy({ roomBeside: () => 64 * 2 ** 20 }), {
-    message: 'that needs 65 MiB of free disk space, and there are 64 MiB'
+  t.throws(() => copy({ freeBytesBeside: () => 64 * 2 ** 20 }), {
+    message: 'a copy needs 65 MiB of free disk space, but only 64 MiB are free'
   })
   t.strictSame(files(), [], 'nothing is begun that the disk would be full of')
   const seen: string[][] = []
-  t.throws(() => copy({ isCancelled: () => seen.push(files()) > 4 }), { message: 'nobody waits for it any more' })
+  t.throws(() => copy({ isCancelled: () => seen.push(files()) > 4 }), { message: 'the client has disconnected' })
   t.ok(seen.at(-1)!.length > 2)
   t.strictSame(files(), [], 'nothing is left of a part')
   const server = net.createServer().listen(path.join(from, 'no-file'))
@@ -591,7 +591,7 @@ t.test('a copy that nobody waits for any more is ended, and the next one is made
     if (asked.length > 1) return
     begun.emit('begun')
     await once(whileWanted, 'abort')
-    throw new Error('nobody waits for it any more')
+    throw new Error('the client has disconnected')
   }, async () => {})
   const leaves = (name: string) => {
     const socket = net.connect({ path: path.join(dir, 'copies'), allowHalfOpen: true })
@@ -600,7 +600,7 @@ t.test('a copy that nobody waits for any more is ended, and the next one is made
   }
   const [first, second] = [leaves('/first'), leaves('/second')]
   await Promise.all([once(begun, 'begun'), once(first, 'data'), once(second, 'data')])
-  const third = askForCopy(dir, '/third')
+  const third = requestCopy(dir, '/third')
   for (const socket of [second, first]) socket.destroy()
   t.equal(await third, true)
   t.equal(asked[0], 'first')
@@ -653,7 +653,7 @@ t.test('embedded', async t => {
   await t.test('of several who ask for a copy at once, each gets one', async t => {
     const database = await connect({ dir, pool: 1 })
     const places = ['one', 'two', 'three'].map(name => path.join(scratch, `for-${name}`))
-    t.same(await Promise.all(places.map(to => askForCopy(dir, to))), [true, true, true])
+    t.same(await Promise.all(places.map(to => requestCopy(dir, to))), [true, true, true])
     await database.close()
     t.ok(places.every(to => fs.existsSync(path.join(to, 'PG_VERSION'))))
   })
@@ -672,8 +672,8 @@ t.test('embedded', async t => {
     holder.kill('SIGSTOP')
     await Promise.all([
       t.rejects(connect({ dir, pool: 1 }), /in use by process unknown/),
-      t.rejects(askForCopy(dir, path.join(scratch, 'frozen')), {
-        message: 'The embedded database cannot be copied: who has it open says nothing for 10 s'
+      t.rejects(requestCopy(dir, path.join(scratch, 'frozen')), {
+        message: 'The embedded database cannot be copied: the process that has it open did not respond for 10 s'
       })
     ])
     holder.kill('SIGCONT')

@@ -98,7 +98,7 @@ t.test('a new key is made, wrapped and tried, and nothing but the command ever s
   const other = makeKms(join(kms.directory, 'other'))
   const { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND } = kms.env
   for (const [reason, commands, line] of [
-    ['the key itself', { MASTER_KEY_WRAP_COMMAND: 'cat', MASTER_KEY_UNWRAP_COMMAND: 'cat' }, /wrote the key itself/],
+    ['the key itself', { MASTER_KEY_WRAP_COMMAND: 'cat', MASTER_KEY_UNWRAP_COMMAND: 'cat' }, /wrote the unwrapped key/],
     ...Object.entries({
       'in hex': 'base64 -d | od -An -v -tx1',
       'in capital hex': 'base64 -d | od -An -v -tx1 | tr a-f A-F',
@@ -110,14 +110,14 @@ t.test('a new key is made, wrapped and tried, and nothing but the command ever s
       'as bytes': 'base64 -d'
     }).map(([form, script]) => [
       `the key itself ${form}`,
-      { MASTER_KEY_WRAP_COMMAND: JSON.stringify(['sh', '-c', script]), MASTER_KEY_UNWRAP_COMMAND }, /wrote the key itself/
+      { MASTER_KEY_WRAP_COMMAND: JSON.stringify(['sh', '-c', script]), MASTER_KEY_UNWRAP_COMMAND }, /wrote the unwrapped key/
     ] as const),
     ['nothing', { MASTER_KEY_WRAP_COMMAND: 'true', MASTER_KEY_UNWRAP_COMMAND }, /WRAP_COMMAND wrote nothing, 4 times/],
     [
       'what is another key',
-      { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND: `echo ${PLAIN.slice(3)}` }, /gives another key/
+      { MASTER_KEY_WRAP_COMMAND, MASTER_KEY_UNWRAP_COMMAND: `echo ${PLAIN.slice(3)}` }, /returned a different key/
     ],
-    ['what does not open', { ...other.env, MASTER_KEY_UNWRAP_COMMAND }, /k9 stays closed: .* ended with 1, 4 times/],
+    ['what does not open', { ...other.env, MASTER_KEY_UNWRAP_COMMAND }, /k9 cannot be unwrapped: .* ended with 1, 4 times/],
     ['without a command that wraps', { MASTER_KEY_UNWRAP_COMMAND }, /^MASTER_KEY_WRAP_COMMAND is not set/],
     ['without one that unwraps', { MASTER_KEY_WRAP_COMMAND }, /MASTER_KEY_UNWRAP_COMMAND is not set/]
   ] as const) {
@@ -151,16 +151,16 @@ t.test('a command that fails in whatever way is bounded, and gives nothing away'
     ['two keys', file('twice', `echo ${secret}; echo ${secret}`), /wrote 90 bytes/],
     ['without an end', 'yes', /wrote more than 3000 bytes$/],
     ['too much, and is gone', 'head -c 4000 /dev/zero', /wrote more than 3000 bytes$/],
-    ['hangs', file('hangs', `echo ${secret}; sleep 600`), /did not end within 1 s, 4 times in a row/],
+    ['hangs', file('hangs', `echo ${secret}; sleep 600`), /timed out after 1 s, 4 times in a row/],
     [
       'hangs, with what it started', file('lingers', `sleep 600 & echo $! > ${join(directory, 'lingers.pid')}`),
-      /did not end within 1 s, 4 times in a row/
+      /timed out after 1 s, 4 times in a row/
     ]
   ] as const
   const ended = await Promise.all(lines.map(([, run]) => unwrap(run).then(() => '', (error: Error) => error.message)))
   for (const [i, [name,, line]] of lines.entries()) {
     t.match(ended[i], line, name)
-    t.match(ended[i], /^Master key k1 stays closed: MASTER_KEY_UNWRAP_COMMAND [^\n]+$/)
+    t.match(ended[i], /^Master key k1 cannot be unwrapped: MASTER_KEY_UNWRAP_COMMAND [^\n]+$/)
     for (const form of formsOf(secret)) t.notOk(ended[i]!.includes(form.slice(0, 20)), 'nothing of the key')
   }
   const pid = Number(readFileSync(join(directory, 'lingers.pid'), 'utf8'))
@@ -209,7 +209,7 @@ esac
   const failures = await Promise.all(recipes.map(([, provider], i) =>
     masterKeyOf(keys[i]!, provider).then(() => 'it opened', (error: Error) => error.message)))
   for (const [i, [name]] of recipes.entries()) {
-    t.match(failures[i], /^Master key k1 stays closed: MASTER_KEY_UNWRAP_COMMAND ended with 3, 4 times in a row/, name)
+    t.match(failures[i], /^Master key k1 cannot be unwrapped: MASTER_KEY_UNWRAP_COMMAND ended with 3, 4 times in a row/, name)
   }
 })
 
@@ -237,14 +237,14 @@ t.test('CR-10: without its key nothing starts, in one line, and the database is 
   const key = await newKey(kms.env, 'k2')
   const start = (env: Record<string, string>) => command(['serve'], { DATABASE_URL: NOWHERE, DATABASE_WAIT: '0', ...env })
   const { MASTER_KEY_UNWRAP_COMMAND } = kms.env
-  refused(t, await start({ MASTER_KEY: key }), /^Master key k2 is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set$/m)
+  refused(t, await start({ MASTER_KEY: key }), /^Master key k2 is wrapped, but MASTER_KEY_UNWRAP_COMMAND is not set$/m)
   refused(
     t, await start({ MASTER_KEY: PLAIN, MASTER_KEY_UNWRAP_COMMAND }),
     /^MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: /
   )
   refused(
     t, await command(['serve'], { DATA_DIR: join(kms.directory, 'data'), MASTER_KEY_UNWRAP_COMMAND }),
-    /master\.key is missing, and a key that is not wrapped is not made: key new /
+    /master\.key is missing\. Run `key new` /
   )
   t.notOk(existsSync(join(kms.directory, 'data', 'master.key')))
   refused(t, await start({ MASTER_KEY: key, MASTER_KEY_FILE: '/key', ...kms.env }), /are both set/)
@@ -252,7 +252,7 @@ t.test('CR-10: without its key nothing starts, in one line, and the database is 
   const file = join(kms.directory, 'master.key')
   writeFileSync(file, `${key}\n`, { mode: 0o600 })
   kms.down()
-  refused(t, await start({ MASTER_KEY_FILE: file, ...kms.env }), /^Master key k2 stays closed: .* ended with 3, 4 times/)
+  refused(t, await start({ MASTER_KEY_FILE: file, ...kms.env }), /^Master key k2 cannot be unwrapped: .* ended with 3, 4 times/)
   kms.up()
   refused(t, await start({ MASTER_KEY_FILE: file, ...kms.env }), /^The database cannot be used/)
   t.match(
@@ -277,7 +277,7 @@ t.test('a database goes from a key that is kept as it is to wrapped ones, from o
   for (const [newest, previous] of [[second, PLAIN], [third, second], [PLAIN_AGAIN, third]] as const) {
     const [from] = previous.split(':')
     const { stdout } = await run('rewrap', newest, previous)
-    t.match(stdout, `Master key ${from} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n`)
+    t.match(stdout, `Master key ${from} wraps nothing any more: remove it from MASTER_KEYS_PREVIOUS\n`)
     refused(t, await run('rewrap', previous, undefined, previous === PLAIN ? {} : kms.env), / is missing: /)
     if (newest === second) {
       refused(t, await run('rewrap', third.replace('k3', 'k2')), /^Master key k2 is wrong/)
@@ -331,5 +331,5 @@ t.test('RL-27: the command is called once for all workers, and after that its KM
   for (const form of formsOf(kms.open(key))) t.notOk(shown.includes(form), 'the key is in nothing that can be seen')
 
   t.equal((await server.stop()).code, 0)
-  refused(t, await command(['serve'], env), /^Master key k2 stays closed: /)
+  refused(t, await command(['serve'], env), /^Master key k2 cannot be unwrapped: /)
 })

@@ -540,7 +540,7 @@ async function tampered (
 function isRefused (t: Test, answer: Answer, name: string) {
   t.equal(answer.status, 500, `${name}: ${answer.text}`)
   t.strictSame(answer.body, {
-    error: 'integrity_error', message: 'A stored record was changed outside the service and is refused.'
+    error: 'integrity_error', message: 'A stored record was changed outside the service and was rejected. Contact the operator.'
   }, name)
 }
 

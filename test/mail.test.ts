@@ -144,15 +144,15 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   const { user } = await add({ organization: nimbus.organization, role: 'owner' }, 'iris@nimbus.example')
   await t.rejects(
     add(undefined, 'IRIS@nimbus.example'),
-    { name: 'StartError', message: 'There is an account of IRIS@nimbus.example already' }
+    { name: 'StartError', message: 'An account with IRIS@nimbus.example already exists' }
   )
   await t.rejects(
     renewLink(service.database, address, 'nobody@nimbus.example'),
-    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+    { name: 'StartError', message: 'There is no account with nobody@nimbus.example' }
   )
   await t.rejects(
     switchUser(service.database, 'nobody@nimbus.example', true),
-    { name: 'StartError', message: 'There is no account of nobody@nimbus.example' }
+    { name: 'StartError', message: 'There is no account with nobody@nimbus.example' }
   )
   const small = (await service.organization({ plan: 'free' })).organization
   const added = await Promise.allSettled(Array.from({ length: 8 }, (_, i) =>
@@ -161,7 +161,7 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
     })))
   t.strictSame(
     added.flatMap((one) => one.status === 'rejected' ? [String(one.reason)] : []),
-    Array(3).fill(`StartError: The plan free of ${small} has room for 5 members: organization set --plan`)
+    Array(3).fill(`StartError: The plan free of ${small} is limited to 5 members: change it with \`organization set --plan\``)
   )
   const [{ members, accounts }] = await service.sql(`SELECT
     (SELECT count(*)::int FROM members WHERE organization_id = '${small}') AS members,
@@ -216,9 +216,9 @@ t.test('OA-93: a mail that cannot be sent is one line without a secret, and the 
     [{}, undefined, /SMTP_URL is not set$/],
     [{ SMTP_URL: `smtp://${SECRET}@127.0.0.1:${nobody}` }, undefined, /cannot be reached \(ECONNREFUSED\)$/],
     [{ SMTP_URL: 'smtp://127.0.0.1' }, 'silent', /did not answer in time$/],
-    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'refuses-password', /did not accept the user and password of SMTP_URL \(535\)$/],
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'refuses-password', /rejected the user and password in SMTP_URL \(535\)$/],
     [{ SMTP_URL: 'smtp://127.0.0.1' }, 'refuses-recipient', /refused the sender or the recipient \(550\)$/],
-    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'hangs-up', /ended the connection$|cannot be reached/]
+    [{ SMTP_URL: 'smtp://127.0.0.1' }, 'hangs-up', /closed the connection$|cannot be reached/]
   ]
   for (const [env, mood, reason] of failures) {
     const url = mood === undefined
@@ -236,7 +236,7 @@ t.test('OA-93: without TLS nothing is said to a mail server elsewhere, least of 
   // It leads to this machine and is no loopback address.
   const { mailed, line } = await mailWith(t, { SMTP_URL: `smtp://${SECRET}@0.0.0.0:${server.port}` })
   t.equal(mailed, false)
-  t.match(line, /does not offer TLS that can be trusted/)
+  t.match(line, /does not offer TLS with a trusted certificate/)
   t.same(server.commands.filter((command) => !/^(?:EHLO|HELO|STARTTLS|QUIT)/.test(command)), [])
   t.ok(server.commands.includes('STARTTLS'), 'it was asked for')
   t.same(server.mails, [])
@@ -282,7 +282,7 @@ t.test('OA-93: an address or a name cannot add a recipient or a header', async (
   t.notMatch(server.mails.at(-1)!.headers, /^Bcc/im)
 })
 
-const ON_ITS_WAY = /^The person can accept the invitation on \S+\/account, or with the link that they get by e-mail/
+const ON_ITS_WAY = /^The person can accept the invitation on \S+\/account or with the link in the e-mail\./
 const inviter = (on: TestApp, token: string, organization: string) => {
   const send = (method: 'POST' | 'DELETE', path: string, payload?: object): Promise<Answer> => on.inject({
     method,
@@ -306,7 +306,7 @@ const until = async (condition: () => boolean) => {
   while (!condition()) await new Promise((resolve) => { setTimeout(resolve, 5) })
 }
 const isCutOff = (t: Test, message: string) =>
-  t.match(message, /^Too many e-mails are waiting, so none is sent: .*user add --email ADDRESS(?: \(with the embedded database, stop the service first\))?$/)
+  t.match(message, /^The e-mail queue is full, so no e-mail is sent\. .*user add --email ADDRESS(?: \(with the embedded database, stop the service first\))?$/)
 
 t.test('mails take turns; whoever fills their share, through two organizations, is told, and takes nothing from others', async (t) => {
   const server = await startMailServer(t)
@@ -347,7 +347,7 @@ t.test('mails take turns; whoever fills their share, through two organizations, 
   const lines = on.logs.filter((line) => line.includes('is not sent'))
   t.equal(lines.length, 2)
   for (const line of lines) {
-    t.match(line, /A mail of the organization \w+ is not sent: too many are waiting/)
+    t.match(line, /A mail of the organization \w+ is not sent: the mail queue is full/)
     t.ok(busy.some(({ organization }) => line.includes(organization)))
     t.notMatch(line, 'nimbus.example', 'no address in the log')
   }
@@ -426,7 +426,7 @@ t.test('so many who send have room for a first mail, whatever else waits; one mo
   t.notOk(firsts.includes(undefined), 'a first one has room')
   lines.length = 0
   t.notOk(reserve(MOST_SENDERS), 'of so many, and no more')
-  t.match(lines, [`A mail of the organization of ${MOST_SENDERS} is not sent: too many are waiting`])
+  t.match(lines, [`A mail of the organization of ${MOST_SENDERS} is not sent: the mail queue is full`])
   firsts[0]!.release()
   t.ok(reserve(MOST_SENDERS), 'there is room again')
   t.notOk(reserve(MOST_OF_ONE), 'for as many')
@@ -489,6 +489,6 @@ t.test('no sender floods an address through many organizations, or keeps the mai
   t.notMatch(on.logs.join(''), /quill/i)
   t.match(
     on.logs.join(''),
-    `A mail of the organization ${flood.places[most]} is not sent: there were too many to the same address`
+    `A mail of the organization ${flood.places[most]} is not sent: too many mails to this address in an hour`
   )
 })

@@ -162,7 +162,7 @@ async function manipulate (name: string, tables: readonly Table[], statements: s
   for (const read of reads) {
     const { status, body, text } = await read()
     const refused = status === 500 &&
-      JSON.stringify(body) === '{"error":"integrity_error","message":"A stored record was changed outside the service and is refused."}'
+      JSON.stringify(body) === '{"error":"integrity_error","message":"A stored record was changed outside the service and was rejected. Contact the operator."}'
     if (!refused) accepted.push(`${name}: ${status} ${text.slice(0, 200)}`)
   }
   const events = await violations() - before

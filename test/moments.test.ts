@@ -479,7 +479,7 @@ t.test('where nothing is another there is no version, and the answer says so: af
   const { version } = await put(at, 'A=1')
   await put({ project: at.project }, 'P=1')
   const moment = await now()
-  const none = { data: { restored: 0, emptied: 0 }, message: 'Every document is as it was: nothing was changed.' }
+  const none = { data: { restored: 0, emptied: 0 }, message: 'All documents are already in this state. Nothing was changed.' }
   await refused(t, at, () => restoreTo(at.project, moment), none)
   await rotate(at)
   await refused(t, at, () => restoreTo(at.project, moment), none)

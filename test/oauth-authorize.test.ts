@@ -422,7 +422,7 @@ t.test('the consent page says what an application can do about invitations, and 
   const { text } = await ask({ scope: 'organization:create member:delete' }, browser)
   t.match(text, /Create organizations, and accept invitations <code>organization:create</)
   t.match(text, /Remove members, leave, and decline invitations <code>member:delete</)
-  t.match(text, /Without any permission it sees who you are, your organizations and the invitations to you\./)
+  t.match(text, /Without permissions it can see only your account, your organizations and the invitations to you\./)
   t.match((await ask({ scope: 'team:create' }, browser)).text,
     /It would see who you are, your organizations and the invitations to you, and nothing else\./)
 })

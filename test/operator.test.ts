@@ -42,10 +42,10 @@ t.test('an operator makes, lists and ends tokens and organizations, also whoever
   const wrong: [args: string[], code: number, line: RegExp][] = [
     [['token', 'revoke', '--id', lines[2]![0]!], 1, /^There is no token \d+\n$/],
     [['token', 'revoke', '--id', 'x'], 2, /^token revoke needs --id ID\n$/],
-    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'Secret:Read'], 2, /^--ability is a scope/],
+    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'Secret:Read'], 2, /^--ability must be a scope/],
     [['token', 'add', '--organization', 'none', '--name', 'X'], 1, /^There is no organization none\n$/],
     [['token', 'add', '--organization', 'nimbus'], 2, /^token add needs --name/],
-    [['organization', 'add', '--name', 'X', '--owner', 'nobody@nimbus.example'], 1, /^There is no account of/],
+    [['organization', 'add', '--name', 'X', '--owner', 'nobody@nimbus.example'], 1, /^There is no account with/],
     [['organization', 'add', '--name', 'X', '--plan', 'none'], 1, /^There is no plan none\n$/],
     [['organization', 'add'], 2, /^organization add needs --name/],
     [['organization', 'release-slug'], 2, /^organization release-slug needs --slug SLUG\n$/],

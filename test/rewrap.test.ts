@@ -19,7 +19,7 @@ import { createOrganization } from '../src/repositories/levels/organizations.ts'
 import {
   dataKeyOf, keyCheckOf, keyStringOf, makeServerKey, makeStorageKey, registerClientKey, saltOf, storageKeyOf
 } from '../src/vault/keys/keys.ts'
-import { holdCanary } from '../src/vault/keys/master-keys.ts'
+import { lockCurrentCanary } from '../src/vault/keys/master-keys.ts'
 import { openRows } from '../src/vault/audit/row-authentication.ts'
 import { freshDatabase, makeOrganization, makeToken } from './helpers/app.ts'
 import { clientKey } from './helpers/client.ts'
@@ -232,7 +232,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   t.match(ended, {
     code: 0,
     stdout:
-      /^\d+ values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n$/,
+      /^\d+ values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: remove it from MASTER_KEYS_PREVIOUS\n$/,
     stderr: ''
   })
   t.same(problems, [], 'every write was taken')
@@ -243,7 +243,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   t.same(await command(['rewrap'], { ...env, ...environment(NEW, OLD) }), {
     code: 0,
     stdout:
-      '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS\n',
+      '0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing any more: remove it from MASTER_KEYS_PREVIOUS\n',
     stderr: ''
   }, 'a second run finds nothing')
 
@@ -271,7 +271,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
     t.equal(code, 1)
     t.equal(
       stderr,
-      `encryption_keys ${changed!.id}: a wrapped value does not open, it was changed or moved in the database; left as it is\n`
+      `encryption_keys ${changed!.id}: the wrapped value fails authentication (changed or moved in the database); left as it is\n`
     )
     t.match(
       stdout,
@@ -320,7 +320,7 @@ t.test(`CR-14: ${KILLS.embedded} kills of rewrap on the embedded database; the k
   t.match(ended, {
     code: 0,
     stdout: new RegExp(
-    `^[1-9]\\d* values re-wrapped onto master key k2\nMaster key ${id} wraps nothing any more: it can go`
+    `^[1-9]\\d* values re-wrapped onto master key k2\nMaster key ${id} wraps nothing any more: remove it`
     ),
     stderr: ''
   })
@@ -503,9 +503,9 @@ t.test('values that do not open are told by table and id, left as they are, and 
   t.same(outcome, {
     rewrapped: 5,
     failures: [
-      `organizations ${other}: a wrapped value does not open, it was changed or moved in the database; left as it is`,
+      `organizations ${other}: the wrapped value fails authentication (changed or moved in the database); left as it is`,
       `encryption_keys ${keys[0]}: the master key "zz" is not in the ring; left as it is`,
-      `encryption_keys ${keys[1]}: a wrapped value does not open, it was changed or moved in the database; left as it is`
+      `encryption_keys ${keys[1]}: the wrapped value fails authentication (changed or moved in the database); left as it is`
     ],
     older: [{ id: 'k1', values: 2 }]
   })
@@ -521,7 +521,7 @@ t.test('values that do not open are told by table and id, left as they are, and 
   t.match(damaged, { rewrapped: 0, failures: [String], older: [{ id: 'k1', values: 0 }] })
   t.match(
     report(damaged, 'k2'),
-    /^0 values re-wrapped onto master key k2\nMaster key k1 wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until/
+    /^0 values re-wrapped onto master key k2\nMaster key k1 wraps no readable value: keep it in MASTER_KEYS_PREVIOUS until/
   )
   t.same(await canariesOf(db), ['k1', 'k2'])
   await rowsOf(db, `DELETE FROM organizations WHERE id = '${other}'`)
@@ -538,7 +538,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     const id = ulid()
     let running: ReturnType<typeof rewrap> | undefined
     await transaction(db, async (db) => {
-      await holdCanary(db, old)
+      await lockCurrentCanary(db, old)
       await createOrganization(
         db, { id, name: 'Nimbus', slug: id.toLowerCase(), plan: 'self-hosted', storage_key: makeStorageKey(old, id) }
       )

@@ -675,7 +675,7 @@ t.test('a version that was tampered with does not hold up the others, neither fo
     test.app.histories.wake()
     t.match(await settled(sound), { moved: 3, remaining: 0 })
   }
-  t.ok(test.logs.some((line) => line.includes('was interrupted') && line.includes('"project"')))
+  t.ok(test.logs.some((line) => line.includes('re-encryption failed; will retry') && line.includes('"project"')))
 })
 
 t.test('a re-encryption by the client that has nothing left to do is done, and a later keep is kept', async (t) => {

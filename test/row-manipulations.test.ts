@@ -411,7 +411,7 @@ const recorded = async () => {
 const missing = new Map<string, Map<string, string>>()
 const total = { made: 0, byDatabase: 0 }
 const REFUSED =
-  '500 {"error":"integrity_error","message":"A stored record was changed outside the service and is refused."}'
+  '500 {"error":"integrity_error","message":"A stored record was changed outside the service and was rejected. Contact the operator."}'
 
 /** Makes a manipulation and looks whether everything that needs the row answers as without it, or refuses the level. */
 async function manipulate (

@@ -107,7 +107,7 @@ t.test('the account page sets one up: a QR code, a first code, recovery codes on
   t.ok(isSignedIn(other.page))
   const { browser } = await password(person)
   const setUp = formIn(await browser.open('/account/second-factor'))
-  t.match(await browser.send(setUp, { current: 'not the password' }), { status: 422, text: /The password is not right/ })
+  t.match(await browser.send(setUp, { current: 'not the password' }), { status: 422, text: /The password is wrong/ })
   const shown = await browser.send(setUp, { current: person.password })
   t.equal(shown.status, 200)
   t.notMatch(shown.text, /<script|<img|style=/)
@@ -129,7 +129,7 @@ t.test('the account page sets one up: a QR code, a first code, recovery codes on
 
   t.notOk(asksForCode((await password(person)).page), 'it does not count before it was confirmed')
   const wrong = await browser.send(formIn(shown), { code: await codeAt(secret, stepAt(Date.now()) + 9) })
-  t.match(wrong, { status: 422, text: /The code is not right/ })
+  t.match(wrong, { status: 422, text: /The code is wrong/ })
   t.notMatch(wrong.text, /<svg|otpauth/, 'the key is shown once')
   const done = await browser.send(formIn(wrong), { code: await codeAt(secret, stepAt(Date.now())) })
   t.equal(done.status, 200)
@@ -249,8 +249,8 @@ t.test('a recovery code lets in once, and says so in the audit; new ones void th
   t.equal((await signIn(person, first)).answer.status, 422)
   const change = formIn(await browser.open('/account/second-factor'))
   const send = (fields: Record<string, string>) => browser.send(change, { change: 'recovery-codes', ...fields })
-  t.match(await send({ current: 'not the password', code: second }), { status: 422, text: /The password is not right/ })
-  t.match(await send({ current: person.password, code: first }), { status: 422, text: /The code is not right/ })
+  t.match(await send({ current: 'not the password', code: second }), { status: 422, text: /The password is wrong/ })
+  t.match(await send({ current: person.password, code: first }), { status: 422, text: /The code is wrong/ })
   t.match(await send({ current: person.password, code: '' }), { status: 422 })
   t.match(await send({ current: person.password, code: second, change: 'other' }), { status: 303 })
   const made = await send({ current: person.password, code: second })
@@ -297,7 +297,7 @@ t.test('while one is in use nothing is taken up in its place: it stays as it is'
   const form = formIn(await browser.open('/account/second-factor'))
   const confirm = (code: string) => browser.send({ ...form, action: '/account/second-factor/confirm' }, { code })
   for (const [what, code] of [['used', await factor.code()], ['good', await factor.code(1)]] as const) {
-    t.match(await confirm(code), { status: 422, text: /The code is not right/ }, what)
+    t.match(await confirm(code), { status: 422, text: /The code is wrong/ }, what)
     t.same(await kept(), before, what)
   }
   const again = await signIn(person, await factor.code(1))
@@ -312,7 +312,7 @@ t.test('wrong codes are throttled by account and network, a known browser has a 
   const { browser, page } = await password(person)
   const wrong = await factor.code(50)
   for (let i = 0; i < 4; i++) {
-    t.match(await browser.send(formIn(page), { code: wrong }), { status: 422, text: /The code is not right/ })
+    t.match(await browser.send(formIn(page), { code: wrong }), { status: 422, text: /The code is wrong/ })
   }
   t.match(await browser.send(formIn(page), { code: wrong }), { status: 422, text: /Sign in again/ }, 'the step is over')
   t.match(await browser.send(formIn(page), { code: await factor.code() }), { status: 422, text: /Sign in again/ })
@@ -364,7 +364,7 @@ t.test('changing the password asks for the code, and a link does not switch it o
   t.match(await browser.send(form, { current: person.password, password: fresh }), { status: 422 })
   t.match(
     await browser.send(form, { current: person.password, password: fresh, code: await factor.code() }),
-    { status: 422, text: /The code is not right, or it was used already/ }
+    { status: 422, text: /The code is wrong or was already used/ }
   )
   t.equal((await browser.send(form, { current: 'wrong password', password: fresh, code: first })).status, 422)
   t.ok(asksForCode((await password(person)).page), 'nothing changed')
@@ -410,12 +410,12 @@ t.test('an application gets everything only with a code; a code that was used, a
   const { browser } = await signIn(person, await factor.code())
   const { verifier, challenge } = pkce()
   const consent = await browser.open(authorizationUrl(challenge))
-  t.match(consent.text, /To allow all of it, enter a code as well/)
+  t.match(consent.text, /To allow all permissions, enter a code, too/)
   const allow = (page: Seen, more: Record<string, string>) =>
     browser.send(formIn(page), { decision: 'allow', ...more })
   for (const code of ['', await factor.code()]) {
     const again = await allow(consent, { code })
-    t.match(again, { status: 422, text: /The code is not right/ })
+    t.match(again, { status: 422, text: /The code is wrong/ })
     t.match(again.headers.get('content-security-policy'), /form-action 'self' http:\/\/127\.0\.0\.1:/)
   }
   t.same(await service.sql(`SELECT FROM oauth_grants WHERE user_id = ${person.id}`), [])
@@ -525,7 +525,7 @@ t.test('an organization that requires it refuses members without one, whatever t
     const refused = await ask(bearer, own)
     t.strictSame([refused.status, refused.body], [403, {
       error: 'second_factor_required',
-      message: 'This takes a second factor. Set one up on your account page.',
+      message: 'A second factor is required. Set it up on your account page.',
       details: { enroll_url: `${address}/account` }
     }])
   }
@@ -650,7 +650,7 @@ t.test('CR-14: rewrap puts its secret under the newest master key, and the codes
   await database.db.execute(sql`UPDATE second_factors SET secret = secret || '\\x00'`)
   t.match(
     (await rewrap({ database, keyring: createKeyring([old!, fresh!]) })).failures,
-    [new RegExp(`^second_factors ${person.id}: a wrapped value does not open`)]
+    [new RegExp(`^second_factors ${person.id}: the wrapped value fails authentication`)]
   )
 })
 

@@ -53,9 +53,9 @@ t.test('without the key that the canaries name nothing starts', async (t) => {
       [`UPDATE service_keys SET wrapped = ${hex(keyring.wrap(random(32), serviceKeyContext('x')))}`],
       /is not the one that was used here/
     ],
-    'the canaries deleted': [['DELETE FROM master_key_canaries'], /^There is a key of rows that no canary knows/],
+    'the canaries deleted': [['DELETE FROM master_key_canaries'], /^The key of rows matches no canary/],
     'key and canaries deleted': [
-      ['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database holds rows and no canary/
+      ['DELETE FROM master_key_canaries', 'DELETE FROM service_keys'], /^The database has rows, but no canary/
     ]
   }
   for (const [name, [statements, message]] of Object.entries(manipulations)) {
@@ -107,7 +107,7 @@ t.test('a database with rows gets no new keys, whatever is hidden while it start
     await change(...noKeys, ...statements)
     const error = await openRows(database, keyring).then(() => undefined, (error: unknown) => error)
     t.ok(error instanceof RowKeyError, name)
-    t.match(String(error), /The database holds rows and no canary/, name)
+    t.match(String(error), /The database has rows, but no canary/, name)
     t.equal((await service.sql('SELECT FROM service_keys')).length +
       (await service.sql('SELECT FROM master_key_canaries')).length, 0, `${name}: nothing is left of it`)
     await change(...empty(all), ...back(all))

@@ -203,7 +203,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     t.same(answers.filter((answer) => answer !== undefined && answer.status !== 200), [])
     t.ok(cut <= 4, 'nothing is lost but what the killed one had')
     t.match(
-      linesOf(server).filter(({ msg }) => msg === 'a worker has ended'),
+      linesOf(server).filter(({ msg }) => msg === 'worker ended'),
       [{ level: 50, worker: killed, signal: 'SIGKILL', replaced_in: 0 }]
     )
 
@@ -280,7 +280,7 @@ t.test('workers whose supervisor is killed finish what is under way and end', on
   t.equal(workers.length, 2)
   const { finish } = await halfway(server)
   server.child.kill('SIGKILL')
-  await server.said('the supervisor has gone')
+  await server.said('supervisor disconnected')
   t.match(await finish(), /^HTTP\/1\.1 201 /m)
   await haveGone(workers)
   await server.ended
@@ -319,6 +319,6 @@ t.test('what no worker can start with ends the whole, as it ends one process', o
   t.same(embedded, {
     code: 1,
     stdout: '',
-    stderr: 'WORKERS is 2, and DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL\n'
+    stderr: 'WORKERS is 2, but DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL\n'
   })
 })

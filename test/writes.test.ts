@@ -88,7 +88,7 @@ async function atFirst<T> (kind: RegExp, act: () => void, work: () => Promise<T>
 }
 
 // A level is about to be looked up: who asks was let in by then.
-const LOOK = /AS asked \(question int/
+const LOOK = /AS queries \(query_index int/
 // Counters are about to be locked: everything that was looked up before is looked up again.
 const LOCK = /FROM organization_counters .*FOR NO KEY UPDATE/s
 

@@ -60,7 +60,7 @@ export function createSellerWarning (warn: (line: string) => void): () => void {
   return () => {
     if (performance.now() < next) return
     next = performance.now() + DAY
-    warn('INVOICE_SELLER_NAME is not set: nothing that costs something is invoiced, and subscriptions wait for it')
+    warn('INVOICE_SELLER_NAME is not set: set it to issue invoices and renew paid subscriptions')
   }
 }
 

@@ -69,13 +69,13 @@ export async function giveBack (
   const charge = await lockCharge(db, organizationId, chargeId) ?? fail('not_found')
   if (charge.status !== 'succeeded') fail('charge_not_settled')
   const left = refundableOf((await findInvoice(db, organizationId, charge.invoice_id))!, charge)
-  const its = amount ?? left
-  if (its > left || left === 0) fail('refund_exceeds_charge', { left })
+  const refunded = amount ?? left
+  if (refunded > left || left === 0) fail('refund_exceeds_charge', { left })
   const refund = await createRefund(db, {
-    charge, id: ulid(), provider: holderOf(charge), amount: its, reason: reason ?? null
+    charge, id: ulid(), provider: holderOf(charge), amount: refunded, reason: reason ?? null
   })
   const { id, currency } = charge
-  return { refund, charge, event: eventOf('refund.create', refund.id, { amount: its, currency, charge_id: id }) }
+  return { refund, charge, event: eventOf('refund.create', refund.id, { amount: refunded, currency, charge_id: id }) }
 }
 
 /** Creates a refund for the operator, also for a deleted organization. */
@@ -94,20 +94,20 @@ export async function payBack (
 ): Promise<Note | undefined> {
   const { organization_id } = actor
   await lockPlan(db, organization_id)
-  const held = await lockRefund(db, organization_id, id)
-  if (held?.refund.status !== 'pending') return undefined
-  await settleRefund(db, held, status)
-  await updateNoted(db, 'refund', held.refund, status)
-  await recordEvent(db, actor, refundEvent(held.refund, status))
-  return noteOn([held.refund])
+  const locked = await lockRefund(db, organization_id, id)
+  if (locked?.refund.status !== 'pending') return undefined
+  await settleRefund(db, locked, status)
+  await updateNoted(db, 'refund', locked.refund, status)
+  await recordEvent(db, actor, refundEvent(locked.refund, status))
+  return noteOn([locked.refund])
 }
 
 /** Records that the operator checked a refund; undefined if there is nothing to check (`concernOf`). */
 export async function checkRefund (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   await lockPlan(db, actor.organization_id)
-  const held = await lockRefund(db, actor.organization_id, id)
-  if (held === undefined || held.refund.checked_at !== null || concernOf(held.refund) === undefined) return undefined
-  await updateChecked(db, held.refund)
+  const refund = (await lockRefund(db, actor.organization_id, id))?.refund
+  if (refund === undefined || refund.checked_at !== null || concernOf(refund) === undefined) return undefined
+  await updateChecked(db, refund)
   await recordEvent(db, actor, eventOf('refund.check', id))
   return { unanswered: null }
 }
@@ -122,11 +122,11 @@ const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): Au
 /** A conflict between the provider and the operator: different outcomes, or both report the same payment. */
 export type Doubt = 'contradiction' | 'twice'
 
-/** Of what was settled before: by a note, since the provider has said nothing like it yet. */
-function doubtOf (settled: Charge['status'], says: 'succeeded' | 'failed'): Doubt | undefined {
-  if (settled === 'pending') return undefined
-  if (settled !== says) return 'contradiction'
-  return says === 'succeeded' ? 'twice' : undefined
+/** Compares the outcome that the operator recorded with the provider's report. */
+function doubtOf (recorded: Charge['status'], reported: 'succeeded' | 'failed'): Doubt | undefined {
+  if (recorded === 'pending') return undefined
+  if (recorded !== reported) return 'contradiction'
+  return reported === 'succeeded' ? 'twice' : undefined
 }
 
 /**
@@ -179,16 +179,16 @@ export async function reportRefund (
   db: Db, { organization_id, id }: Refund, outcome: Outcome
 ): Promise<Doubt | undefined> {
   await lockPlan(db, organization_id)
-  const held = (await lockRefund(db, organization_id, id))!
-  const { refund, charge } = held
+  const locked = (await lockRefund(db, organization_id, id))!
+  const { refund, charge } = locked
   await updateReported(db, 'refund', refund, outcome)
   const { status } = outcome
   if (status === 'pending' || status === refund.provider_status) return undefined
   const isLate = refund.status !== 'pending'
-  if (!isLate) await settleRefund(db, held, status)
+  if (!isLate) await settleRefund(db, locked, status)
   else if (status === 'succeeded' && refund.status === 'failed') {
     const invoice = await findInvoice(db, organization_id, charge.invoice_id)
-    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, held, status)
+    if (refundableOf(invoice!, charge) >= refund.amount) await settleRefund(db, locked, status)
   }
   await recordEvent(
     db, systemOf(organization_id), isLate ? reportEvent('refund', refund, status) : refundEvent(refund, status)

@@ -20,10 +20,12 @@ export interface Offer { plan: Plan, interval: Interval, currency: string, amoun
 
 /** Throws 422 `plan_limit_reached` if the organization's usage exceeds a limit of the plan. */
 export async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
-  for (const what of ['projects', 'members', 'bytes'] as const) {
-    const limit = plan[`max_${what}`]
+  for (const resource of ['projects', 'members', 'bytes'] as const) {
+    const limit = plan[`max_${resource}`]
     if (limit === null) continue
-    const used = what === 'bytes' ? await findStoredBytes(db, organizationId) : await countOf(db, organizationId, what)
+    const used = resource === 'bytes'
+      ? await findStoredBytes(db, organizationId)
+      : await countOf(db, organizationId, resource)
     if (used > limit) fail('plan_limit_reached', { limit, used, plan: plan.name })
   }
 }

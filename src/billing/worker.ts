@@ -19,11 +19,11 @@ export interface BillingWorker {
   patience?: number | undefined
 }
 
-const PATIENCE = 10_000
+const PROVIDER_TIMEOUT_MS = 10_000
 
 const WARNINGS: Record<Doubt, string> = {
-  contradiction: 'the provider says something else than was noted down',
-  twice: 'the money may have moved twice: it was noted down, and the provider says that it moved it, too'
+  contradiction: 'the provider contradicts the recorded outcome',
+  twice: 'the money may have moved twice: recorded by the operator and reported by the provider'
 }
 
 /**
@@ -42,9 +42,9 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
       if (due.length === 0) break
       for (const organization of due) {
         if (isStopped()) return
-        await attempt('the end of a period', { organization }, async () => {
+        await attempt('closing a billing period', { organization }, async () => {
           for (const { action } of await closePeriods(db, invoicing, defaultPlan, organization, isStopped)) {
-            log.info({ organization, action }, 'a period ended')
+            log.info({ organization, action }, 'billing period closed')
           }
         })
       }
@@ -58,15 +58,15 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
  * right before the call, so it skips settled orders and only one instance sends an order.
  */
 function createOrderWorker (
-  { db: handle, invoicing: { provider }, log, patience = PATIENCE }: BillingWorker
+  { db: handle, invoicing: { provider }, log, patience = PROVIDER_TIMEOUT_MS }: BillingWorker
 ): Background {
   const attempt = attemptsIn(log)
   const stopping = new AbortController()
-  // Longer than a call: nobody asks for what another instance may be waiting for.
-  const pause = 3 * patience
+  // Longer than the timeout, so that no other instance repeats a call in progress.
+  const claimMs = 3 * patience
 
-  // Ends also where the provider heeds no signal.
-  async function ask (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
+  // Rejects at the timeout even if the provider ignores the signal.
+  async function callProvider (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
     const signal = AbortSignal.any([AbortSignal.timeout(patience), stopping.signal])
     signal.throwIfAborted()
     return Promise.race([work(signal), new Promise<never>((_resolve, reject) => {
@@ -79,8 +79,8 @@ function createOrderWorker (
     work: (signal: AbortSignal) => Promise<Outcome>,
     report: (db: Db, outcome: Outcome) => Promise<Doubt | undefined>
   ) {
-    await attempt('an order to the provider', of, async () => {
-      const outcome = await ask(work)
+    await attempt('payment provider request', of, async () => {
+      const outcome = await callProvider(work)
       const doubt = await transaction(handle, (db) => report(db, outcome), { organization_id: of.organization })
       if (doubt !== undefined) log.warn({ ...of, outcome: outcome.status }, WARNINGS[doubt])
     })
@@ -106,10 +106,10 @@ function createOrderWorker (
 
   const background = createBackground((isStopped) => attempt('billing', {}, async () => {
     for (let more = true; more && !isStopped();) {
-      const charge = await claimCharge(handle, provider.name, pause)
+      const charge = await claimCharge(handle, provider.name, claimMs)
       if (charge !== undefined) await submitCharge(charge)
       if (isStopped()) return
-      const claimed = await claimRefund(handle, provider.name, pause)
+      const claimed = await claimRefund(handle, provider.name, claimMs)
       if (claimed !== undefined) await submitRefund(claimed.refund, claimed.charge)
       more = charge !== undefined || claimed !== undefined
     }
@@ -125,13 +125,13 @@ function createOrderWorker (
   }
 }
 
-// One that fails does not hold up the others; the next look tries it again.
-const attemptsIn = (log: Log) => async (what: string, of: object, work: () => Promise<void>): Promise<void> => {
+// Logs a failure and continues; the next run retries.
+const attemptsIn = (log: Log) => async (job: string, of: object, work: () => Promise<void>): Promise<void> => {
   try {
     await work()
   } catch (error) {
     // `createSellerWarning` has logged it.
     if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
-    log.warn({ err: databaseError(error), ...of }, `${what} was interrupted, and is tried again`)
+    log.warn({ err: databaseError(error), ...of }, `${job} failed; will retry`)
   }
 }

@@ -53,15 +53,15 @@ export function isOutdated (
   return !hash.startsWith('$argon2id$') || !hash.includes(`$m=${memorySize},t=${iterations},p=${parallelism}$`)
 }
 
-const nobody = new Map<PasswordCost, Promise<string>>()
+const dummyHashes = new Map<PasswordCost, Promise<string>>()
 
 /** Takes as long as the check of a wrong password, so that timing does not reveal missing accounts (CR-41). */
 export async function verifyNobody (password: string, cost: PasswordCost = COSTS.password): Promise<void> {
-  const hash = nobody.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
-    // Made anew next time: else whoever has no account would be told apart for ever.
-    nobody.delete(cost)
+  const hash = dummyHashes.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
+    // Retry on the next call: otherwise missing accounts would be detectable by time from then on.
+    dummyHashes.delete(cost)
     throw error
   })
-  nobody.set(cost, hash)
+  dummyHashes.set(cost, hash)
   await verifyPassword(await hash, password)
 }

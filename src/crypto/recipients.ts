@@ -27,9 +27,9 @@ export async function encryptTo (
     try {
       encrypter.addRecipient(recipient)
     } catch {
-      // Standard error of a backup is kept, and read by others.
-      if (IDENTITY.test(recipient)) throw new RecipientError('this is an identity, which stays secret; its recipient begins with age1')
-      throw new RecipientError(`${JSON.stringify(recipient.slice(0, 80))} is no recipient of age`)
+      // Do not print the identity: logs often keep the standard error of a backup.
+      if (IDENTITY.test(recipient)) throw new RecipientError('this is a secret identity; pass its recipient, which begins with age1')
+      throw new RecipientError(`${JSON.stringify(recipient.slice(0, 80))} is not an age recipient`)
     }
   }
   return async (chunks) => encrypter.encrypt(streamOf(chunks))
@@ -45,19 +45,19 @@ export async function decryptWith (
   const { Decrypter } = await import('age-encryption')
   const decrypter = new Decrypter()
   const lines = identities.split('\n').map((line) => line.trim()).filter((line) => line !== '' && !line.startsWith('#'))
-  if (lines.length === 0) throw new RecipientError('there is no identity of age in it')
+  if (lines.length === 0) throw new RecipientError('the file contains no age identity')
   for (const [i, line] of lines.entries()) {
     try {
       decrypter.addIdentity(line)
     } catch {
-      throw new RecipientError(`identity ${i + 1} in it is none of age`)
+      throw new RecipientError(`identity ${i + 1} of the file is not an age identity`)
     }
   }
   return async (chunks) => {
     try {
       return await decrypter.decrypt(streamOf(chunks))
     } catch (error) {
-      if (/^no identity matched/.test((error as Error).message)) throw new RecipientError('none of its identities does')
+      if (/^no identity matched/.test((error as Error).message)) throw new RecipientError('no identity matches')
       throw error
     }
   }

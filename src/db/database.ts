@@ -17,9 +17,9 @@ export {
 } from './postgres/errors.ts'
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
-export { askForCopy, tellHolder } from './embedded/copies.ts'
-export { hasCluster, NoRoom } from './embedded/embedded.ts'
-export { DirectoryLocked, lockDirectory, removeUnheld } from './embedded/lock.ts'
+export { requestCopy, sendToOwner } from './embedded/copies.ts'
+export { hasCluster, DiskFull } from './embedded/embedded.ts'
+export { DirectoryLocked, lockDirectory, removeUnlocked } from './embedded/lock.ts'
 export {
   authorityOf, findAuthority, isAuthentic, lookupHash, macOf, readNow, requireAuthentic, setAuthority, tampered,
   TamperedRow, updateAuthentic, verifies, type Authenticated, type RowAuthority, type Violation, type ViolationLog
@@ -86,8 +86,8 @@ export interface ConnectOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with a progress message while opening or migrating the database takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with the JSON that another process tells who has the embedded database open. */
-  onTold?: ((told: string) => Promise<void>) | undefined
+  /** Called with JSON from another process of this machine (`sendToOwner`). */
+  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
 const PING_DEADLINE = 2_000
@@ -205,12 +205,12 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
 }
 
 async function connectEmbedded (
-  { dir, durable, onFatal = () => {}, onWait, onTold }: ConnectOptions
+  { dir, durable, onFatal = () => {}, onWait, onMessage }: ConnectOptions
 ): Promise<Database> {
   if (!dir) throw new Error('A database URL or a directory is needed')
   let opened = false
   const embedded = await openEmbedded({
-    dir, durable, onWait, onTold, onFatal: error => { if (opened) onFatal(error) }
+    dir, durable, onWait, onMessage, onFatal: error => { if (opened) onFatal(error) }
   })
   const client = postgres({
     ...COMMON,

@@ -85,8 +85,11 @@ export interface EventChain {
   anchored (organizationId: string, sequence: number): void
   /** The database's time, estimated from the last clock sample. */
   now (): Date
-  /** An answer to what was sent at `asked` (`performance.now`) brought the database's time, in milliseconds. */
-  told (time: number, asked: number): void
+  /**
+   * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `sentAt`
+   * (`performance.now`).
+   */
+  recordClockSample (time: number, sentAt: number): void
 }
 
 /** The database's time in milliseconds, selected as a sample for `EventChain.recordClockSample`. */

@@ -18,7 +18,7 @@ export interface Mailer {
   send (mail: Mail): Promise<boolean>
 }
 
-const TIMEOUT = 10_000
+const TIMEOUT_MS = 10_000
 const LOOPBACK = /^(?:localhost|127(?:\.\d{1,3}){3}|::1)$/i
 
 /** Creates a mailer: SMTP if `SMTP_URL` is set, else a mailer that sends nothing and logs each mail as not sent. */
@@ -36,7 +36,7 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
       try {
         const { to, subject, text } = mail
         const address = mailboxOf(to)
-        if (address === undefined) return notSent(mail, 'its address is none that mail is sent to')
+        if (address === undefined) return notSent(mail, 'invalid e-mail address')
         transport ??= openTransport(smtp).catch((error) => {
           // The next mail retries the import.
           transport = undefined
@@ -63,10 +63,10 @@ async function openTransport (smtp: NonNullable<Config['smtp']>) {
     requireTLS: !smtp.secure && !isLocal,
     // A local relay may use no TLS at all, so its certificate, which is usually self-signed, is not verified.
     tls: { rejectUnauthorized: smtp.secure || !isLocal },
-    dnsTimeout: TIMEOUT,
-    connectionTimeout: TIMEOUT,
-    greetingTimeout: TIMEOUT,
-    socketTimeout: TIMEOUT,
+    dnsTimeout: TIMEOUT_MS,
+    connectionTimeout: TIMEOUT_MS,
+    greetingTimeout: TIMEOUT_MS,
+    socketTimeout: TIMEOUT_MS,
     disableFileAccess: true,
     disableUrlAccess: true
   })
@@ -81,13 +81,13 @@ function domainOf (publicUrl: string | undefined): string {
 interface Failure extends Error { code?: string, responseCode?: number }
 
 const REASONS: Record<string, string> = {
-  EAUTH: 'the mail server did not accept the user and password of SMTP_URL',
-  ECONNECTION: 'the mail server ended the connection',
-  EDNS: 'the host of SMTP_URL was not found',
+  EAUTH: 'the mail server rejected the user and password in SMTP_URL',
+  ECONNECTION: 'the mail server closed the connection',
+  EDNS: 'the host in SMTP_URL was not found',
   EENVELOPE: 'the mail server refused the sender or the recipient',
   EMESSAGE: 'the mail server refused the message',
   ETIMEDOUT: 'the mail server did not answer in time',
-  ETLS: 'the mail server does not offer TLS that can be trusted'
+  ETLS: 'the mail server does not offer TLS with a trusted certificate'
 }
 
 // Logs only the code of the server's response, because its text may quote the mail.

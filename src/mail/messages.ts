@@ -41,7 +41,7 @@ you can set a new password for your account ${email} at ${service} with this lin
 ${link}
 
 It works once, within three days. Until then your present password stays valid, and setting a new one signs you out
-everywhere. If you did not expect this message, tell whoever runs ${service}.
+everywhere. If you did not expect this message, tell the operator of ${service}.
 `
   }
 }
@@ -72,14 +72,14 @@ If you did not expect this message, ignore it: nothing happens until you accept.
 export function membershipChanged (
   { name, service, organization, role }: Omit<Membership, 'role'> & { name: string, role: string | null }
 ): Message {
-  const what = role === null
-    ? `you are no member of the organization ${inLine(organization)} at ${service} any more.\nThe API tokens that you made in it have ended.`
-    : `you are ${spoken(role)} in the organization ${inLine(organization)} at ${service} from now on.`
+  const change = role === null
+    ? `you are no longer a member of the organization ${inLine(organization)} at ${service}.\nThe API tokens that you created there no longer work.`
+    : `your role in the organization ${inLine(organization)} at ${service} is now: ${spoken(role)}.`
   return {
     subject: role === null
-      ? `You have left ${inLine(organization)} on Strongroom`
+      ? `You are no longer a member of ${inLine(organization)} on Strongroom`
       : `Your role in ${inLine(organization)} on Strongroom`,
-    text: `Hello ${inLine(name)},\n\n${what}\n`
+    text: `Hello ${inLine(name)},\n\n${change}\n`
   }
 }
 

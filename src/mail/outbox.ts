@@ -38,11 +38,11 @@ export interface Outbox {
 export const MOST_UNDER_WAY = 4
 /** Queued mails per organization and per sender: the number of members that an organization can add in an hour. */
 export const MOST_OF_ONE = 100
-// Of all together, but for the first of each who sends, which has a place of its own: whoever has nothing waiting finds
-// room, however many others fill their share. Of what is left nobody has more than this part waiting.
-const MOST_WAITING = 4_000
-const PART = 8
-/** Those places are bounded, too: by more accounts than anybody has. */
+// Queued mails in total, without the first mail of each sender. The first mail has its own place, so a sender with an
+// empty queue is never blocked by others. One sender may use at most this fraction of the free places.
+const MAX_QUEUED = 4_000
+const MAX_FRACTION = 1 / 8
+/** Bounds the reserved places: senders with queued mails. */
 export const MOST_SENDERS = 10_000
 
 /**
@@ -51,8 +51,7 @@ export const MOST_SENDERS = 10_000
  */
 export const MOST_TO_ADDRESS = 10
 const HOUR = 3_600_000
-// Counts that are kept; those that nobody used for longest go first.
-const MOST_COUNTS = 20_000
+const MAX_COUNTS = 20_000
 
 /**
  * Creates the outbox. Requests do not wait for the mail server. Mails are sent round robin over the senders, and over
@@ -60,16 +59,16 @@ const MOST_COUNTS = 20_000
  * even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
-  const turns = createTurns()
+  const queue = createFairQueue()
   const sent = createCounts()
   const underWay = new Set<Promise<void>>()
 
   async function send () {
-    for (let posted = turns.next(); posted !== undefined; posted = turns.next()) {
+    for (let posted = queue.next(); posted !== undefined; posted = queue.next()) {
       const { onFailure, ...mail } = posted
       if (await mailer.send(mail)) continue
       await onFailure?.().catch((error: Error) => {
-        log(`The failure of the mail to ${mail.about} was not recorded: ${error.name}`)
+        log(`Could not record that the mail to ${mail.about} failed: ${error.name}`)
       })
     }
   }
@@ -80,40 +79,37 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       if (!isOpen) return undefined
       const by = person === null ? organization : String(person)
       const both = `${by} ${address}`
-      const reason = !turns.hasRoom(by, organization)
-        ? 'too many are waiting'
+      const reason = !queue.hasRoom(by, organization)
+        ? 'the mail queue is full'
         : sent.count(both) >= MOST_TO_ADDRESS
-          ? 'there were too many to the same address'
+          ? 'too many mails to this address in an hour'
           : undefined
       if (reason !== undefined) {
         log(`A mail of the organization ${organization} is not sent: ${reason}`)
         return undefined
       }
-      turns.reserve(by, organization)
+      queue.reserve(by, organization)
       sent.add(both, 1)
       return {
         post (mail) {
-          turns.post(by, organization, mail)
+          queue.post(by, organization, mail)
           if (underWay.size >= MOST_UNDER_WAY) return
           const sending: Promise<void> = send().finally(() => underWay.delete(sending))
           underWay.add(sending)
         },
         release () {
-          turns.release(by, organization)
+          queue.release(by, organization)
           sent.add(both, -1)
         }
       }
     },
-    load: () => ({ underWay: underWay.size, waiting: turns.places() }),
+    load: () => ({ underWay: underWay.size, waiting: queue.places() }),
     settled: async () => { await Promise.all(underWay) }
   }
 }
 
-/**
- * Mails that wait, and those that room is kept for: of each who sends, by organization. Those who send take turns, and
- * so do the organizations of one.
- */
-function createTurns () {
+/** Queued mails and reserved places by sender and organization; `next` is round robin on both levels. */
+function createFairQueue () {
   interface Share { places: number, waiting: Map<string, PostedMail[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
@@ -134,7 +130,7 @@ function createTurns () {
     hasRoom (by: string, organization: string): boolean {
       const share = shares.get(by)
       if (share === undefined) return shares.size < MOST_SENDERS
-      const most = Math.min(MOST_OF_ONE, Math.floor((MOST_WAITING - taken) / PART))
+      const most = Math.min(MOST_OF_ONE, Math.floor((MAX_QUEUED - taken) * MAX_FRACTION))
       return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
     },
     places: (): number => taken + shares.size,
@@ -156,9 +152,9 @@ function createTurns () {
     },
     next (): PostedMail | undefined {
       for (const [by, share] of shares) {
-        const [turn] = share.waiting
-        if (turn === undefined) continue
-        const [organization, mails] = turn
+        const [oldest] = share.waiting
+        if (oldest === undefined) continue
+        const [organization, mails] = oldest
         const mail = mails.shift()
         // Move the organization and the sender to the end.
         share.waiting.delete(organization)
@@ -175,7 +171,7 @@ function createTurns () {
 
 /** Counts in fixed windows of an hour. */
 function createCounts () {
-  const counts = new LRUCache<string, { count: number, end: number }>({ max: MOST_COUNTS })
+  const counts = new LRUCache<string, { count: number, end: number }>({ max: MAX_COUNTS })
   const current = (key: string) => {
     const counted = counts.get(key)
     return counted !== undefined && counted.end > performance.now() ? counted : undefined

@@ -14,7 +14,7 @@ export const audit: Domain = async (app) => {
     schema: {
       operationId: 'listAuditEvents',
       tags: ['audit'],
-      summary: 'List audit events, the last first; to a narrowed token none',
+      summary: 'List audit events, newest first; empty for restricted tokens',
       params: OrganizationParams,
       querystring: AuditQuery,
       response: { 200: AuditEvents.list }
@@ -22,7 +22,7 @@ export const audit: Domain = async (app) => {
     handler: async (request) => {
       const { organization, slices } = principalOf(request)
       const { page = 1, per_page = PAGE_SIZE.default, before, from, to, ...rest } = request.query
-      const asked = { page, per_page }
+      const pageRequest = { page, per_page }
       const filter = {
         ...rest,
         ...(from !== undefined && { from: requireTimestamp('from', from) }),
@@ -31,8 +31,8 @@ export const audit: Domain = async (app) => {
       // The resource of an event may be deleted or outside of the hierarchy, so restrictions cannot be checked.
       const { rows, total } = slices.length > 0
         ? { rows: [], total: 0 }
-        : await listEvents(app.lists, organization.id, filter, before, asked)
-      return { data: rows.map(toItem), meta: pageMeta(asked, total, rows.length) }
+        : await listEvents(app.lists, organization.id, filter, before, pageRequest)
+      return { data: rows.map(toItem), meta: pageMeta(pageRequest, total, rows.length) }
     }
   })
 }

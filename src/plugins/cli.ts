@@ -8,7 +8,7 @@ export const cli: Domain = async (app) => {
     schema: {
       operationId: 'sendTelemetry',
       tags: ['operations'],
-      summary: 'Take note of how a command line tool is used: whatever is sent is not looked at, and nothing is kept',
+      summary: 'Accept and discard usage telemetry of command-line tools',
       response: { 200: TelemetryAnswer }
     },
     handler: async () => ({ success: true })

@@ -25,7 +25,7 @@ import { describeKey, retrievalOf, revealKey } from '../vault/keys/descriptors.t
 import { etagOf, sizeOf } from '../vault/documents/documents.ts'
 import { listPending, submitVersions } from '../vault/operations/re-encryption.ts'
 import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
-import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
+import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
 // The stored response has no key string, so that deleting a key deletes its key string. A repeated request reads it
@@ -53,7 +53,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'getEncryptionKey',
       tags: ['encryption-keys'],
-      summary: 'Get the active key: whoever has it can read every document of the project',
+      summary: 'Get the active key, which can decrypt every document of the project',
       params: ProjectParams,
       response: { 200: EncryptionKeyAnswer }
     },
@@ -70,7 +70,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'listEncryptionKeys',
       tags: ['encryption-keys'],
-      summary: 'List every key that the project had, the active one first',
+      summary: 'List all keys of the project, the active key first',
       params: ProjectParams,
       querystring: ListQuery,
       response: { 200: KeyHistoryAnswer }
@@ -104,7 +104,7 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'rotateEncryptionKey',
       tags: ['encryption-keys'],
       summary:
-        'Rotate a server-managed key: every current document is re-encrypted at once, the history too if so wished',
+        'Rotate a server-managed key: re-encrypts all current documents immediately, and optionally the history',
       params: ProjectParams,
       body: RotateBody,
       response: { 200: RotateAnswer }
@@ -156,7 +156,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],
-      summary: 'List versions under older keys of the client, oldest first, for it to re-encrypt',
+      summary: 'List versions under older client-managed keys, oldest first, for re-encryption by the client',
       params: ProjectParams,
       body: PendingBody,
       response: { 200: PendingAnswer }
@@ -170,7 +170,7 @@ export const encryptionKeys: Domain = async (app) => {
         { db: app.lists, keyring: app.keyring }, organization, project, { limit, after }
       )
       if (unreadable > 0) {
-        request.log.warn({ project: project.id, unreadable }, 'pending versions do not open and were left out')
+        request.log.warn({ project: project.id, unreadable }, 'pending versions cannot be decrypted and were omitted')
       }
       const [first, last] = [versions[0]?.id ?? null, versions.at(-1)?.id ?? null]
       await app.recordRead(actorOf(request), {
@@ -190,7 +190,7 @@ export const encryptionKeys: Domain = async (app) => {
   app.post('/:organization/:project/secrets/re-encrypt-history', {
     config: {
       access: 'key:rotate',
-      judge: ({ body }) => judgeVersions(body as Static<typeof ReEncryptBody>),
+      judge: ({ body }) => validateVersions(body as Static<typeof ReEncryptBody>),
       at: 'project',
       audit: 'history.re_encrypt',
       errors: [
@@ -201,7 +201,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'reEncryptHistory',
       tags: ['encryption-keys'],
-      summary: 'Hand in pending versions, re-encrypted under the active key: all of them or none',
+      summary: 'Submit pending versions, re-encrypted with the active key: all are stored, or none',
       params: ProjectParams,
       body: ReEncryptBody,
       response: { 200: ReEncryptAnswer }
@@ -215,8 +215,8 @@ export const encryptionKeys: Domain = async (app) => {
   })
 }
 
-function judgeVersions ({ versions }: Static<typeof ReEncryptBody>) {
-  if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Names a version twice')
+function validateVersions ({ versions }: Static<typeof ReEncryptBody>) {
+  if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Contains a version twice')
   for (const [i, { content }] of versions.entries()) {
     if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
   }
@@ -246,7 +246,7 @@ const clientRotation: Domain = async (app) => {
       operationId: 'rotateClientKeys',
       tags: ['encryption-keys'],
       summary:
-        'Rotate a client-managed key: the client sends every current document under its new key, and what proves that',
+        'Rotate a client-managed key: send all current documents encrypted with the new key, and the proof of that key',
       params: ProjectParams,
       body: RotateClientKeysBody,
       response: { 200: RotateClientKeysAnswer }
@@ -256,9 +256,9 @@ const clientRotation: Domain = async (app) => {
       const { secrets, history_policy, key_proof, key_check, ...triple } = request.body
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'server') fail('server_managed_encryption')
-      if (judgeProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
+      if (validateProof(app.keyring, seen, key_proof) === 'wrong') fail('key_proof_mismatch')
       const sent = new Map(secrets.map((secret) => [secret.id, secret]))
-      if (sent.size !== secrets.length) refuse('secrets', 'Names a secret twice')
+      if (sent.size !== secrets.length) refuse('secrets', 'Contains a secret twice')
       const storageKey = storageKeyOf(app.keyring, organization)
       const key = registerClientKey(
         app.keyring, storageKey, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple })
@@ -275,7 +275,7 @@ const clientRotation: Domain = async (app) => {
         policy: history_policy,
         judge: async (db, project, ids) => {
           if (await provesAnyKey(db, storageKey, project, key_check)) {
-            refuse('key_check', 'That of a key which the project has or had: a rotation needs a new key')
+            refuse('key_check', 'Already used for a key of this project; use a new key')
           }
           const current = new Set(ids)
           const missing = ids.filter((id) => !sent.has(id))

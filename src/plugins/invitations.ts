@@ -88,7 +88,7 @@ export const invitations: Domain = async (app) => {
         return made
       }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(made), mail.release)
-      return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.hasRoom()) })
+      return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.isReserved()) })
     }
   })
 
@@ -155,7 +155,7 @@ export const invitations: Domain = async (app) => {
         return sent
       }, actorOf(request)).catch(mail.fail)
       afterCommit(request, () => mail.post(sent), mail.release)
-      return { data: toItem(sent), message: howToAccept(mail.hasRoom()) }
+      return { data: toItem(sent), message: howToAccept(mail.isReserved()) }
     }
   })
 
@@ -190,15 +190,15 @@ export const invitations: Domain = async (app) => {
     }
   })
 
-  // The same for an address with an account and without, and whether it got its mail of the day already.
-  function howToAccept (hasRoom: boolean): string {
+  // The text must not reveal whether the address has an account, or whether it already got an e-mail today.
+  function howToAccept (isReserved: boolean): string {
     const page = `${app.issuer()}/account`
-    if (hasRoom) {
-      return `The person can accept the invitation on ${page}, or with the link that they get by e-mail. An address gets one e-mail from an organization in 24 hours: after an earlier one, no second e-mail goes out, and the invitation waits on ${page}. It can be sent again after the 24 hours.`
+    if (isReserved) {
+      return `The person can accept the invitation on ${page} or with the link in the e-mail. An address gets at most one e-mail from an organization in 24 hours. If no e-mail was sent, the invitation is still listed on ${page}; send it again after 24 hours.`
     }
-    const reason = app.outbox.isOpen ? 'Too many e-mails are waiting, so none is sent' : 'This service sends no e-mail'
+    const reason = app.outbox.isOpen ? 'The e-mail queue is full, so no e-mail is sent' : 'This service sends no e-mail'
     const first = app.databaseKind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''
-    return `${reason}: tell the person to accept the invitation on ${page}. Without an account, the operator makes one with: npm run -s cli -- user add --email ADDRESS${first}`
+    return `${reason}. Tell the person to accept the invitation on ${page}. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS${first}`
   }
 
   /** An e-mail to an address, unless the queue is full or the organization sent one within the last 24 hours. */
@@ -213,8 +213,8 @@ export const invitations: Domain = async (app) => {
           { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
         )
       },
-      hasRoom: () => room !== undefined,
-      /** The hash of the link's secret, in the transaction of the invitation; undefined when no mail is to be sent. */
+      isReserved: () => room !== undefined,
+      /** Runs in the transaction of the invitation. The hash of the link's secret; undefined if no e-mail is sent. */
       async take (db: Db): Promise<Buffer | undefined> {
         isTaken = room !== undefined && await takeInvitationMail(db, organization.id, email)
         return isTaken ? hashToken(secret) : undefined

@@ -36,7 +36,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'listMembers',
       tags: ['members'],
-      summary: 'List the members of an organization; open invitations are listed apart',
+      summary: 'List the members of an organization, without open invitations',
       params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Member.list }
@@ -73,7 +73,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'updateMember',
       tags: ['members'],
-      summary: 'Give a member another role',
+      summary: 'Change the role of a member',
       params: MemberParams,
       body: UpdateMemberBody,
       response: { 200: Member.one }
@@ -119,7 +119,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'removeMember',
       tags: ['members'],
-      summary: 'Remove a member, or leave; API tokens that they made in the organization end',
+      summary: 'Remove a member, or leave; API tokens created by the member in the organization end',
       params: MemberParams,
       response: { 204: NoContent }
     },

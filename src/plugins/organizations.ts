@@ -64,7 +64,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'createOrganization',
       tags: ['organizations'],
-      summary: 'Create an organization; whoever asks owns it, and has to be a person',
+      summary: 'Create an organization; the caller must be a user and becomes its owner',
       body: CreateOrganizationBody,
       response: { 201: OrganizationAnswer }
     },
@@ -97,14 +97,14 @@ export const organizations: Domain = async (app) => {
       at: 'organization',
       put: true,
       tagged: true,
-      changes: holdItem,
+      changes: lockItem,
       audit: 'organization.update',
       errors: ['slug_taken', 'limit_reached']
     },
     schema: {
       operationId: 'updateOrganization',
       tags: ['organizations'],
-      summary: 'Change an organization; what is left out stays',
+      summary: 'Change an organization; omitted fields stay unchanged',
       params: OrganizationParams,
       body: UpdateOrganizationBody,
       response: { 200: OrganizationAnswer }
@@ -131,14 +131,14 @@ export const organizations: Domain = async (app) => {
     config: {
       access: 'organization:delete',
       at: 'organization',
-      changes: holdItem,
+      changes: lockItem,
       audit: 'organization.delete',
       errors: ['confirmation_required']
     },
     schema: {
       operationId: 'deleteOrganization',
       tags: ['organizations'],
-      summary: 'Delete an organization with everything in it; its audit stays, and its slug is reserved for ' +
+      summary: 'Delete an organization with everything in it; its audit log is kept, and its slug stays reserved for ' +
         `${FORMER_SLUG_DAYS} days`,
       params: OrganizationParams,
       body: DeleteOrganizationBody,
@@ -173,8 +173,8 @@ export const organizations: Domain = async (app) => {
   })
 }
 
-// Held only where something depends on it: a change takes the row itself.
-async function holdItem (db: Db, id: string) {
+// Locks the organization for the precondition check; without a precondition, the update locks the row itself.
+async function lockItem (db: Db, id: string) {
   await lockPlan(db, id)
   const found = await readOrganization(db, id)
   return found && toAnswer(found).data

@@ -135,7 +135,7 @@ const placesOf = (
     schema: {
       operationId: `update${Kind}`,
       tags: [plural],
-      summary: `Change ${a}; what is left out stays`,
+      summary: `Change ${a}; omitted fields stay unchanged`,
       params: params.one,
       body: bodies.update,
       response: { 200: answers.one }

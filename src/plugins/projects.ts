@@ -28,7 +28,7 @@ import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/ke
 import { refuseRevealing } from '../vault/keys/proofs.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 import { changeKey } from '../vault/operations/rotate.ts'
-import { holdCanary } from '../vault/keys/master-keys.ts'
+import { lockCurrentCanary } from '../vault/keys/master-keys.ts'
 
 const toItem = (attributes: ProjectAttributes) => ({ type: 'projects' as const, id: attributes.ulid, attributes })
 
@@ -113,7 +113,7 @@ export const projects: Domain = async (app) => {
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
-        await holdCanary(db, app.keyring)
+        await lockCurrentCanary(db, app.keyring)
         await requireRoom(db, organization.id, 'projects')
         const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
         await createProject(db, {
@@ -155,7 +155,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'updateProject',
       tags: ['projects'],
-      summary: 'Change a project; what is left out stays. With storage_mode, the key gets another holder',
+      summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
       params: ProjectParams,
       body: UpdateProjectBody,
       response: { 200: Project.one }
@@ -199,7 +199,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'deleteProject',
       tags: ['projects'],
-      summary: 'Delete a project with everything below it, documents and history included',
+      summary: 'Delete a project with everything below it, including documents and history',
       params: ProjectParams,
       response: { 204: NoContent }
     },
@@ -225,20 +225,20 @@ export const projects: Domain = async (app) => {
     const { organization } = principalOf(request)
     const { storage_mode } = body
     if (storage_mode !== 'server' && body.encryption_key !== undefined) {
-      refuse('encryption_key', 'Goes with a change of storage_mode to server only')
+      refuse('encryption_key', 'Only allowed with a change of storage_mode to server')
     }
     if (storage_mode !== 'client') {
-      refuseKeyCheck(body, 'Goes with a change of storage_mode to client only')
-      if (body.key_proof !== undefined) refuse('key_proof', 'Goes with a change of storage_mode to client only')
+      refuseKeyCheck(body, 'Only allowed with a change of storage_mode to client')
+      if (body.key_proof !== undefined) refuse('key_proof', 'Only allowed with a change of storage_mode to client')
     }
     if (storage_mode === undefined) return undefined
     const key = activeKeyOf(levelOf(request))
     const seen = { id: key.project_id, version: key.version, managed: key.managed }
     if (storage_mode === key.managed) {
       if (body.encryption_key !== undefined) {
-        refuse('encryption_key', 'The server holds the key already; rotate it to change it')
+        refuse('encryption_key', 'The server already holds the key; rotate the key to change it')
       }
-      refuseKeyCheck(body, 'The client holds the key already; rotate it to change it')
+      refuseKeyCheck(body, 'The client already holds the key; rotate the key to change it')
       return undefined
     }
     requireScope(request, 'key:rotate')
@@ -247,7 +247,7 @@ export const projects: Domain = async (app) => {
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ??
-        refuse('encryption_key', 'Required: the current key string, which the server is to keep')
+        refuse('encryption_key', 'Required: the current key string, which the server will store')
       await app.countEffect(request, reply)
       return { ...await handToServer(app.keyring, organization, key, keyString), seen, details }
     }
@@ -255,7 +255,7 @@ export const projects: Domain = async (app) => {
     await app.countEffect(request, reply)
     const difference = differenceOf(app.keyring, key, keyCheck)
     if (difference !== undefined) {
-      refuse(`key_check_${difference}`, `Expected the ${difference} of the current key, which stays`)
+      refuse(`key_check_${difference}`, `Expected the ${difference} of the current key`)
     }
     const handover = await handToClient(app.keyring, organization, key, keyCheck, body.key_proof)
     const revealed = refuseRevealing(app.config, handover.revealed)
@@ -264,13 +264,13 @@ export const projects: Domain = async (app) => {
 }
 
 function serverKeyOf (body: CreateProjectBody) {
-  refuseKeyCheck(body, 'Goes with storage_mode client only')
+  refuseKeyCheck(body, 'Only allowed with storage_mode client')
   return { key: body.encryption_key, hint: body.key_hint }
 }
 
 function clientKeyOf (body: CreateProjectBody) {
   if (body.encryption_key !== undefined) {
-    refuse('encryption_key', 'Goes with storage_mode server only: a client keeps its key')
+    refuse('encryption_key', 'Only allowed with storage_mode server, because a client does not send its key')
   }
   return { ...readKeyCheck(body), hint: body.key_hint }
 }

@@ -75,12 +75,12 @@ export const secrets: Domain = async (app) => {
       config: {
         access: 'secret:read',
         mayNeed: ['secret:decrypt', 'secret:history'],
-        judge: (request) => judgeCombinations(readingOfQuery(request)),
+        judge: (request) => validateCombinations(readingOfQuery(request)),
         at: level,
         // Also called before the query is validated.
         brings: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
-          return at === undefined ? whatIsRead(request, String(decrypt) === 'true') : 'place'
+          return at === undefined ? includedForRead(request, String(decrypt) === 'true') : 'place'
         },
         audit: ['secret.decrypt', 'version.read'],
         errors: [...READ_ERRORS, 'version_locked', 'version_gone'],
@@ -89,7 +89,7 @@ export const secrets: Domain = async (app) => {
       schema: {
         operationId: id,
         tags: ['secrets'],
-        summary: `Read the documents on the way to a ${level}`,
+        summary: `Read the documents of a ${level} and of the levels above`,
         params,
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,
@@ -115,13 +115,13 @@ export const secrets: Domain = async (app) => {
       mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'],
       judge: (request) => {
         if (readingOfBody(request).action !== 'key:retrieve') {
-          judgeCombinations(readingOfBody(request))
+          validateCombinations(readingOfBody(request))
         }
       },
       at: ({ body }) => namesOf(body as RetrieveBody),
       brings: (request) => {
         const { action = 'read' } = request.body as RetrieveBody
-        return action === 'key:retrieve' ? 'key' : whatIsRead(request, action === 'decrypt')
+        return action === 'key:retrieve' ? 'key' : includedForRead(request, action === 'decrypt')
       },
       audit: ['secret.decrypt', 'key.retrieve'],
       errors: [...READ_ERRORS, 'insufficient_permissions'],
@@ -130,7 +130,7 @@ export const secrets: Domain = async (app) => {
     schema: {
       operationId: 'retrieveSecrets',
       tags: ['secrets'],
-      summary: 'Read, decrypt or get the key, by a body instead of a path; the scope goes by the action',
+      summary: 'Read or decrypt documents, or get the key, named in a body; the required scope depends on `action`',
       params: OrganizationParams,
       body: RetrieveBody,
       response: { 200: RetrieveAnswer }
@@ -151,7 +151,7 @@ export const secrets: Domain = async (app) => {
   app.post('/:organization/secrets/store', {
     config: {
       access: 'secret:write',
-      judge: ({ body }) => judgeContent(body as StoreBody),
+      judge: ({ body }) => validateContent(body as StoreBody),
       at: ({ body }) => namesOf(body as StoreBody),
       isFoundByWrite: true,
       audit: 'secret.store',
@@ -269,19 +269,19 @@ export const secrets: Domain = async (app) => {
     afterCommit(request, () => app.removals.wake())
   }
 
-  async function read (request: FastifyRequest, reply: FastifyReply, asked: Asked) {
+  async function read (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters) {
     const { organization, slices } = principalOf(request)
-    const reading = toReading(request, asked)
+    const reading = toReading(request, parameters)
     const storageKey = storageKeyOf(app.keyring, organization)
     let state = levelOf(request)
-    judgeReading(state, reading)
+    validateReading(state, reading)
     let visible = visibleSecrets(state, slices)
     let etag = readingEtag(storageKey, state, visible, reading)
     if (isConditional(request)) {
       if (listsEtag(request.headers['if-none-match'], etag)) return reply.header('etag', etag).code(304).send()
-      // Looked up without what the documents hold, which this caller does not have yet.
-      state = await locate(app, request, whatIsAnswered(reading.decrypt))
-      judgeReading(state, reading)
+      // The ETag has changed: load the contents, which the first look-up omitted.
+      state = await locate(app, request, includedContents(reading.decrypt))
+      validateReading(state, reading)
       visible = visibleSecrets(state, slices)
       etag = readingEtag(storageKey, state, visible, reading)
     }
@@ -292,12 +292,12 @@ export const secrets: Domain = async (app) => {
     return send(reply, reading, documents, answer)
   }
 
-  async function readPast (request: FastifyRequest, reply: FastifyReply, asked: Asked, at: Date) {
+  async function readPast (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters, at: Date) {
     const { organization, slices } = principalOf(request)
-    const reading = toReading(request, asked)
+    const reading = toReading(request, parameters)
     const storageKey = storageKeyOf(app.keyring, organization)
     const state = levelOf(request)
-    judgeReading(state, reading)
+    validateReading(state, reading)
     const found = await waitFor(
       request, findDocumentsAt(app.reads, state, at, organization.plan.retention_days)
     ) ?? fail('not_found')
@@ -348,38 +348,38 @@ export const secrets: Domain = async (app) => {
 const isConditional = ({ method, headers }: FastifyRequest) =>
   method !== 'POST' && headers['if-none-match'] !== undefined
 
-const whatIsAnswered = (decrypt: boolean): Brings => decrypt ? 'readable' : 'documents'
+const includedContents = (decrypt: boolean): Brings => decrypt ? 'readable' : 'documents'
 
-// Whether the caller has the answer already, is told without what the documents hold.
-const whatIsRead = (request: FastifyRequest, decrypt: boolean): Brings =>
-  isConditional(request) ? 'revisions' : whatIsAnswered(decrypt)
+// A conditional request is compared without the contents of the documents.
+const includedForRead = (request: FastifyRequest, decrypt: boolean): Brings =>
+  isConditional(request) ? 'revisions' : includedContents(decrypt)
 
 function isStored (secret: SecretRow | undefined): secret is SecretRow & { sealed: Buffer } {
   return secret !== undefined && secret.is_stored
 }
 
-function judgeContent ({ content, plaintext }: StoreBody) {
+function validateContent ({ content, plaintext }: StoreBody) {
   if ((content === undefined) === (plaintext === undefined)) {
     refuse('content', 'Send exactly one of content and plaintext')
   }
 }
 
-// What goes together, whatever the level.
-function judgeCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, 'decrypt' | 'merge' | 'raw' | 'filters'>) {
+// Validates parameter combinations, independently of the level.
+function validateCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, 'decrypt' | 'merge' | 'raw' | 'filters'>) {
   const code = 'invalid_parameter_combination'
-  if (!decrypt && merge !== 'false') refuse('merge', 'Needs the documents decrypted', code)
-  if (!decrypt && raw) refuse('raw', 'Needs the documents decrypted', code)
-  if (raw && merge === 'both') refuse('raw', 'Answers one object: merge cannot be both', code)
+  if (!decrypt && merge !== 'false') refuse('merge', 'Only for decrypted documents', code)
+  if (!decrypt && raw) refuse('raw', 'Only for decrypted documents', code)
+  if (raw && merge === 'both') refuse('raw', 'Cannot be combined with merge both', code)
   if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) {
-    refuse('filters', 'Need the documents decrypted', code)
+    refuse('filters', 'Only for decrypted documents', code)
   }
 }
 
-// What a level of this project can be asked.
-function judgeReading ({ project }: LevelState, { decrypt, merge, raw }: Reading) {
+// Validates the parameters against the project's custody and format.
+function validateReading ({ project }: LevelState, { decrypt, merge, raw }: Reading) {
   if (decrypt && project.encryption_type === 'client') fail('client_managed_encryption')
   if (project.secret_format === 'text' && (merge !== 'false' || raw)) {
-    refuse('merge', 'Documents of a text project have no values to merge', 'invalid_parameter_combination')
+    refuse('merge', 'Documents of a text project cannot be merged', 'invalid_parameter_combination')
   }
 }
 
@@ -394,10 +394,10 @@ const readingOfQuery = ({ query }: FastifyRequest) => {
   }
 }
 
-type Asked = Omit<Reading, 'isRetrieve' | 'path'>
+type ReadParameters = Omit<Reading, 'isRetrieve' | 'path'>
 
-const toReading = ({ method, url }: FastifyRequest, asked: Asked): Reading =>
-  ({ ...asked, isRetrieve: method === 'POST', path: url.split('?', 1)[0]! })
+const toReading = ({ method, url }: FastifyRequest, parameters: ReadParameters): Reading =>
+  ({ ...parameters, isRetrieve: method === 'POST', path: url.split('?', 1)[0]! })
 
 const readingOfBody = ({ body }: FastifyRequest) => {
   const { action = 'read', filters, merge = 'false', raw = false } = body as RetrieveBody

@@ -50,7 +50,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'getTeam',
       tags: ['teams'],
-      summary: 'Get a team, with who is in it and what it holds',
+      summary: 'Get a team with its members and its roles in projects',
       params: TeamParams,
       response: { 200: WholeTeam.one }
     },
@@ -93,7 +93,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'updateTeam',
       tags: ['teams'],
-      summary: 'Change a team; what is left out stays',
+      summary: 'Change a team; omitted fields stay unchanged',
       params: TeamParams,
       body: UpdateTeamBody,
       response: { 200: Team.one }
@@ -118,7 +118,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'deleteTeam',
       tags: ['teams'],
-      summary: 'Delete a team; what its members did by it ends at once',
+      summary: 'Delete a team; its members lose its roles immediately',
       params: TeamParams,
       response: { 204: NoContent }
     },
@@ -144,7 +144,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'addTeamMember',
       tags: ['teams'],
-      summary: 'Put a member of the organization into a team',
+      summary: 'Add a member of the organization to a team',
       params: TeamMemberParams,
       body: AddTeamMemberBody,
       response: { 200: WholeTeam.one }
@@ -182,7 +182,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamMember',
       tags: ['teams'],
-      summary: 'Take somebody out of a team',
+      summary: 'Remove a member from a team',
       params: TeamMemberParams,
       response: { 204: NoContent }
     },
@@ -221,7 +221,7 @@ export const teams: Domain = async (app) => {
       const { id: organization_id } = principal.organization
       const { id: project_id } = levelOf(request).project
       const role = canonicalRole(request.body.role ?? 'member')
-      if (scopesInProject(role).size === 0) refuse('role', 'This role gives nothing in a project')
+      if (scopesInProject(role).size === 0) refuse('role', 'This role grants no permissions in a project')
       requireRole(principal, role)
       const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
@@ -248,7 +248,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamProject',
       tags: ['teams'],
-      summary: 'Take a project from a team',
+      summary: "Remove a team's role in a project",
       params: TeamProjectParams,
       response: { 204: NoContent }
     },

@@ -15,8 +15,8 @@ import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, holdGround, listTokens, lockToken,
-  makeTokenRoom, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, lockTokenSupport, listTokens, lockToken,
+  findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
@@ -36,7 +36,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'listApiTokens',
       tags: ['api-tokens'],
-      summary: 'List API tokens, newest first; never their values',
+      summary: 'List API tokens, newest first, without their values',
       params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: ApiTokenList }
@@ -60,7 +60,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'createApiToken',
       tags: ['api-tokens'],
-      summary: 'Create an API token; its value is in this answer and nowhere else',
+      summary: 'Create an API token; its value is returned only once',
       params: OrganizationParams,
       body: CreateTokenBody,
       response: { 201: CreatedToken }
@@ -75,12 +75,12 @@ export const tokens: Domain = async (app) => {
         // The default is the latest expiry that the caller may set.
         const expires_at = request.body.expires_at === undefined
           ? principal.expires_at
-          : await expiryOf(db, request.body.expires_at)
-        // Of two who take what is left, one comes second.
+          : await parseExpiry(db, request.body.expires_at)
+        // Serializes concurrent requests, so that they cannot exceed the limit together.
         await lockPlan(db, organization.id) ?? fail('not_found')
         const slices = await slicesOf(db, principal, restrictions)
-        refuseMore(principal, { abilities, slices, expires_at }, 'api-token:create')
-        await requireRoom(db, organization.id, principal.person?.user_id ?? null)
+        refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
+        await requireQuota(db, organization.id, principal.person?.user_id ?? null)
         const created = await createToken(db, {
           organization_id: organization.id,
           name,
@@ -104,14 +104,14 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'getApiToken',
       tags: ['api-tokens'],
-      summary: 'Get an API token; never its value',
+      summary: 'Get an API token without its value',
       params: TokenParams,
       response: { 200: ApiTokenAnswer }
     },
     handler: async (request) => {
       const { organization } = principalOf(request)
       const found = await findToken(app.reads, organization.id, idOf(request))
-      return { data: await showToken(app.reads, seen(request, found)) }
+      return { data: await showToken(app.reads, requireVisible(request, found)) }
     }
   })
 
@@ -124,7 +124,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'updateApiToken',
       tags: ['api-tokens'],
-      summary: 'Change the name or the expiry of an API token; what is left out stays',
+      summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
       params: TokenParams,
       body: UpdateTokenBody,
       response: { 200: ApiTokenAnswer }
@@ -134,17 +134,17 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { body } = request
       const id = idOf(request)
-      const data = await changeHeld(request, id, async (db, token, latest) => {
+      const data = await changeLocked(request, id, async (db, token, latest) => {
         await refuseFixed(db, token, body)
         const expires_at = await newExpiry(db, token, body.expires_at)
         // A leaked token must not extend itself.
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
-        const next = { ...made(token), ...(expires_at !== undefined && { expires_at }) }
-        refuseMore(principal, next, 'api-token:update')
+        const next = { ...grantOf(token), ...(expires_at !== undefined && { expires_at }) }
+        refuseEscalation(principal, next, 'api-token:update')
         if (expires_at !== undefined) {
           refuseBeyond(latest, expires_at)
-          // One that has expired takes no room, until it is given another life.
-          if (!token.is_live) await requireRoom(db, organization.id, token.user_id, token)
+          // An expired token does not count towards the limit until its expiry is extended.
+          if (!token.is_live) await requireQuota(db, organization.id, token.user_id, token)
         }
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
         const members = Object.keys(body).join(' ')
@@ -165,9 +165,9 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'rotateApiToken',
       tags: ['api-tokens'],
-      summary: 'Give an API token another value; the one that it had lives on for a while if that is asked for',
-      description: 'A token that rotates itself with an `Idempotency-Key` needs `overlap_seconds`: with the value that ' +
-        'it had it repeats the request and, where the first answer got lost, rotates once more.',
+      summary: 'Give an API token a new value; with `overlap_seconds` the previous value stays valid for a while',
+      description: 'A token that rotates itself with an `Idempotency-Key` needs `overlap_seconds`: with its previous ' +
+        'value it can repeat the request and, if the first response was lost, rotate again.',
       params: TokenParams,
       body: RotateTokenBody,
       response: { 200: RotatedToken }
@@ -179,24 +179,24 @@ export const tokens: Domain = async (app) => {
       const { overlap_seconds = 0 } = request.body
       // Otherwise a retry could not authenticate, and a lost response would lose the new value.
       if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
-        refuse('overlap_seconds', 'Expected at least 1 where a token rotates itself with an Idempotency-Key')
+        refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
       }
       const token = mintApiToken(organization.id)
-      const api_key = await changeHeld(request, id, async (db, held) => {
-        refuseMore(principal, made(held), 'api-token:create')
-        // Whoever, or whatever, knows the value until now is another one, with which it would not end any more.
-        if (overlap_seconds > 0 && !endsWith(principal, held)) {
-          refuse('overlap_seconds', 'Only for a token of your own grant: this one becomes yours')
+      const api_key = await changeLocked(request, id, async (db, locked) => {
+        refuseEscalation(principal, grantOf(locked), 'api-token:create')
+        // After the rotation the token ends with another grant, but the previous value may be known to its old owner.
+        if (overlap_seconds > 0 && !endsWith(principal, locked)) {
+          refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
         }
-        // Then it is one more of theirs.
-        if (!endsWith(principal, held) && held.is_live) {
-          await requireRoom(db, organization.id, principal.person!.user_id, held)
+        // The rotation makes the caller the owner, so the token counts towards the caller's limit.
+        if (!endsWith(principal, locked) && locked.is_live) {
+          await requireQuota(db, organization.id, principal.person!.user_id, locked)
         }
         // Recorded before the rotation, because a token that rotates itself is the caller.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
         const isKeyed = request.answering !== null
-        return await rotateToken(db, held, value, overlap_seconds, principal, isKeyed) ?? fail('not_found')
+        return await rotateToken(db, locked, value, overlap_seconds, principal, isKeyed) ?? fail('not_found')
       })
       return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
     }
@@ -207,7 +207,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'deleteApiToken',
       tags: ['api-tokens'],
-      summary: 'Revoke an API token; it is dead at once on every instance',
+      summary: 'Revoke an API token; it becomes invalid immediately on every instance',
       params: TokenParams,
       response: { 204: NoContent }
     },
@@ -216,8 +216,8 @@ export const tokens: Domain = async (app) => {
       const id = idOf(request)
       await change(request, async (db) => {
         const slices = await findSlices(db, organization.id, id)
-        seen(request, slices && { id, slices })
-        // Before the delete: a token may end itself, and is the caller of that.
+        requireVisible(request, slices && { id, slices })
+        // Recorded before the deletion, because a token that deletes itself is the caller.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organization.id, [id])
       })
@@ -232,15 +232,15 @@ export const tokens: Domain = async (app) => {
     }, actorOf(request))
   }
 
-  // Changes a token that stays valid. The rows of the person that the token rests on are locked before the token, as in
-  // the transactions that end these.
-  async function changeHeld<T> (
+  // Changes a token that stays valid. Lock order: membership and grant before the token, as in the transactions that
+  // end them.
+  async function changeLocked<T> (
     request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
   ): Promise<T> {
     const { organization, person } = principalOf(request)
     return change(request, async (db) => {
-      const latest = await holdGround(db, organization.id, id, person)
-      const token = seen(request, await lockToken(db, organization.id, id))
+      const latest = await lockTokenSupport(db, organization.id, id, person)
+      const token = requireVisible(request, await lockToken(db, organization.id, id))
       if (latest === undefined) fail('not_found')
       return work(db, token, latest)
     })
@@ -249,22 +249,26 @@ export const tokens: Domain = async (app) => {
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
-// Whose token it will be; and that token, if there is one already.
-async function requireRoom (db: Db, organizationId: string, userId: number | null, held?: LockedToken): Promise<void> {
-  const limit = await makeTokenRoom(db, organizationId, userId, held)
+// Checks the limits of the token's owner; `locked` is the existing token, which does not count twice.
+async function requireQuota (
+  db: Db, organizationId: string, userId: number | null, locked?: LockedToken
+): Promise<void> {
+  const limit = await findReachedTokenLimit(db, organizationId, userId, locked)
   if (limit !== undefined) fail('limit_reached', { limit })
 }
 
 const isOneself = ({ type, id }: Principal, token: number) => type === 'api_token' && id === token
 
-// A narrowed token sees, changes and ends what lies inside its part of the hierarchy, and itself.
-function seen<T extends { id: number, slices: Slice[] | null }> (request: FastifyRequest, token: T | undefined): T {
+// A restricted token can access itself and tokens inside its restrictions.
+function requireVisible<T extends { id: number, slices: Slice[] | null }> (
+  request: FastifyRequest, token: T | undefined
+): T {
   const principal = principalOf(request)
   if (token === undefined) return fail('not_found')
   return isOneself(principal, token.id) || coversAll(principal.slices, token.slices ?? []) ? token : fail('not_found')
 }
 
-const made = ({ abilities, slices, expires_at }: TokenRow) =>
+const grantOf = ({ abilities, slices, expires_at }: TokenRow) =>
   ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
 
 // Fixed fields may be sent if they are unchanged, so that clients can send back a resource as read.
@@ -274,34 +278,34 @@ async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }
     return all!.size === others!.size && [...all!].every((each) => others!.has(each))
   }
   if (abilities !== undefined && !isSame(abilitiesOf(abilities), token.abilities)) {
-    refuse('abilities', 'Fixed when the token was made', 'abilities_are_fixed')
+    refuse('abilities', 'Cannot be changed', 'abilities_are_fixed')
   }
   if (restrictions === undefined) return
   const plain = (all: readonly Restriction[]) =>
     all.map(({ project, target, environment }) => [project, target, environment])
   if (!isSame(plain(restrictions), plain((await showToken(db, token)).restrictions))) {
-    refuse('restrictions', 'Fixed when the token was made', 'restrictions_are_fixed')
+    refuse('restrictions', 'Cannot be changed', 'restrictions_are_fixed')
   }
 }
 
 // A token ends with its grant, so a later expiry would be misleading.
 function refuseBeyond (latest: Date | null, expires_at: Date | null) {
   if (latest === null || (expires_at !== null && expires_at <= latest)) return
-  refuse('expires_at', `Expected ${latest.toISOString()} at the latest, when the grant ends that it was made through`)
+  refuse('expires_at', `Expected at most ${latest.toISOString()}, when the grant of this token ends`)
 }
 
 // Exact spellings only. `*` already includes all other abilities.
 function abilitiesOf (spellings: readonly string[]): Ability[] {
-  if (new Set(spellings).size !== spellings.length) refuse('abilities', 'An ability is given twice')
-  if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* stands alone')
+  if (new Set(spellings).size !== spellings.length) refuse('abilities', 'Contains an ability twice')
+  if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* cannot be combined with other abilities')
   return [...new Set(spellings.flatMap((spelling, i) =>
     canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
 }
 
-async function expiryOf (db: Db, text: string | null): Promise<Date | null> {
+async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   if (text === null) return null
   const moment = requireTimestamp('expires_at', text)
-  return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a moment in the future')
+  return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a time in the future')
 }
 
 // Undefined if the expiry is unchanged: clients can send back a resource as read, even if it has expired.
@@ -310,7 +314,7 @@ async function newExpiry (
 ): Promise<Date | null | undefined> {
   if (text === undefined) return undefined
   const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === requireTimestamp('expires_at', text).getTime()
-  return isSame ? undefined : await expiryOf(db, text)
+  return isSame ? undefined : await parseExpiry(db, text)
 }
 
 async function slicesOf (
@@ -327,14 +331,14 @@ async function slicesOf (
     if (own.length > 0 && (slice === undefined || !isInside(own, slice))) {
       refuseAs(principal, 'api-token:create')
     }
-    slices.push(slice ?? refuse(`restrictions.${i}`, 'Names nothing in this organization'))
+    slices.push(slice ?? refuse(`restrictions.${i}`, 'Does not exist in this organization'))
   }
   return slices
 }
 
-// No token makes, changes or rotates one that holds more than it does itself: abilities, part of the hierarchy, life.
-// So nobody gets a value, or prolongs one, that may do what they may not.
-function refuseMore (
+// Prevents privilege escalation: a caller cannot create, change or rotate a token with more abilities, wider
+// restrictions or a later expiry than its own.
+function refuseEscalation (
   caller: Principal, token: { abilities: Ability[], slices: Slice[], expires_at: Date | null }, required: Scope
 ) {
   const missing = caller.scopes.has('*') ? undefined : token.abilities.find((ability) => !caller.scopes.has(ability))

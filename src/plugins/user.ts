@@ -73,7 +73,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'listOwnInvitations',
       tags: ['users'],
-      summary: 'List the open invitations to the person who calls, of all organizations',
+      summary: 'List the open invitations of the calling user in all organizations',
       querystring: ListQuery,
       response: { 200: OwnInvitationList }
     },
@@ -98,7 +98,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'acceptInvitation',
       tags: ['users'],
-      summary: 'Accept an invitation: the person who calls becomes a member',
+      summary: 'Accept an invitation: the calling user becomes a member',
       params: OwnInvitationParams,
       body: AcceptInvitationBody,
       response: { 200: AcceptedInvitation }
@@ -129,7 +129,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'declineInvitation',
       tags: ['users'],
-      summary: 'Decline an invitation; the organization learns that, and nothing about the person',
+      summary: 'Decline an invitation; the organization sees the decline, but nothing about the user',
       params: OwnInvitationParams,
       response: { 204: NoContent }
     },

@@ -41,8 +41,8 @@ const RESTORE_ERRORS = [
   'content_not_decryptable', 'integrity_error', 'plan_limit_reached', 'precondition_failed'
 ] as const satisfies ErrorCode[]
 
-// Each look is lost to somebody who has removed versions meanwhile.
-const MOST_LOOKS = 5
+// Each attempt can fail because another request removed versions meanwhile.
+const MAX_ATTEMPTS = 5
 
 export const versions: Domain = async (app) => {
   app.post('/:organization/secrets/versions', {
@@ -50,7 +50,7 @@ export const versions: Domain = async (app) => {
       access: 'secret:history',
       goSdk: 'levelBySlugs',
       repeatable: false,
-      judge: ({ body }) => judgeLevel(body as LevelOfHistory),
+      judge: ({ body }) => validateLevel(body as LevelOfHistory),
       at: ({ body }) => namesOf(body as LevelOfHistory),
       brings: 'revisions',
       audit: 'none'
@@ -66,16 +66,16 @@ export const versions: Domain = async (app) => {
     handler: async (request) => {
       const { organization } = principalOf(request)
       const { page = 1, per_page = PAGE_SIZE.default } = request.body
-      const asked = { page, per_page }
+      const pageRequest = { page, per_page }
       let state = levelOf(request)
-      for (let looks = 1; ; looks++) {
+      for (let attempts = 1; ; attempts++) {
         const secret = ownSecret(state)
-        if (secret === undefined) return { data: [], meta: pageMeta(asked, 0, 0) }
+        if (secret === undefined) return { data: [], meta: pageMeta(pageRequest, 0, 0) }
         const { rows, areFewer } = await waitFor(
-          request, listVersions(app, state, secret, organization.plan.retention_days, asked)
+          request, listVersions(app, state, secret, organization.plan.retention_days, pageRequest)
         )
-        if (!areFewer || looks === MOST_LOOKS) {
-          return { data: rows.map(toItem), meta: pageMeta(asked, secret.version_count, rows.length) }
+        if (!areFewer || attempts === MAX_ATTEMPTS) {
+          return { data: rows.map(toItem), meta: pageMeta(pageRequest, secret.version_count, rows.length) }
         }
         state = await locate(app, request)
       }
@@ -92,7 +92,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'getVersion',
       tags: ['versions'],
-      summary: 'Fetch one version with its encrypted content and key descriptor',
+      summary: 'Get a version with its encrypted content and key descriptor',
       params: VersionParams,
       response: { 200: VersionAnswer }
     },
@@ -118,7 +118,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'restoreVersion',
       tags: ['versions'],
-      summary: 'Restore a version: it becomes the current document as a new version',
+      summary: 'Restore a version: its content becomes the current document, as a new version',
       params: VersionParams,
       headers: WriteHeaders,
       body: RestoreBody,
@@ -161,7 +161,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'deleteVersion',
       tags: ['versions'],
-      summary: 'Delete one version; the restore snapshot of a deleted secret only with force',
+      summary: 'Delete a version; the restore snapshot of a deleted secret needs `force`',
       params: VersionParams,
       querystring: DeleteVersionQuery,
       body: DeleteVersionBody,
@@ -192,7 +192,7 @@ export const versions: Domain = async (app) => {
     config: {
       access: 'secret:purge',
       goSdk: 'levelBySlugs',
-      judge: ({ body }) => judgeScope(body as PurgeBody),
+      judge: ({ body }) => validateScope(body as PurgeBody),
       at: ({ body }) => namesOf(body as PurgeBody),
       brings: 'revisions',
       audit: 'version.purge',
@@ -201,7 +201,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'purgeVersions',
       tags: ['versions'],
-      summary: 'Purge the history of a level or of a whole project, restore snapshots included',
+      summary: 'Purge the history of a level or of a whole project, including restore snapshots',
       params: OrganizationParams,
       body: PurgeBody,
       response: { 200: PurgeAnswer }
@@ -247,7 +247,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'restoreProject',
       tags: ['versions'],
-      summary: 'Bring all documents of a project back to a moment, as new versions; those made later are deleted',
+      summary: 'Restore all documents of a project to a point in time, as new versions; later documents are deleted',
       params: ProjectParams,
       body: RestoreToBody,
       response: { 200: RestoreToAnswer }
@@ -262,7 +262,7 @@ export const versions: Domain = async (app) => {
       return {
         data: { type: 'projects' as const, id: project.id, at, restored, emptied },
         message: restored + emptied === 0
-          ? 'Every document is as it was: nothing was changed.'
+          ? 'All documents are already in this state. Nothing was changed.'
           : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`
       }
     }
@@ -274,7 +274,7 @@ export const versions: Domain = async (app) => {
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
     const found = await find(app.reads, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
     await requireFoundInside(app, request, found.secret)
-    versionsFound.set(request, found)
+    loadedVersions.set(request, found)
     return found
   }
 
@@ -287,7 +287,7 @@ export const versions: Domain = async (app) => {
   }
 
   async function findKeptContent (request: FastifyRequest) {
-    contentsFound.set(request, requireKept(request, await findOwn(request, findFullVersion)))
+    loadedContents.set(request, requireKept(request, await findOwn(request, findFullVersion)))
   }
 }
 
@@ -307,25 +307,25 @@ function requireKept<V extends FoundVersion> (request: FastifyRequest, found: V)
   return fail('version_locked', { retention_days: retention_days!, version_created_at: found.version.created_at })
 }
 
-// What was found before the handler.
-const versionsFound = new WeakMap<FastifyRequest, FoundVersion>()
-const versionOf = (request: FastifyRequest) => versionsFound.get(request)!
-const contentsFound = new WeakMap<FastifyRequest, FullVersion>()
-const contentOf = (request: FastifyRequest) => contentsFound.get(request)!
+// Versions that were loaded before the handler.
+const loadedVersions = new WeakMap<FastifyRequest, FoundVersion>()
+const versionOf = (request: FastifyRequest) => loadedVersions.get(request)!
+const loadedContents = new WeakMap<FastifyRequest, FullVersion>()
+const contentOf = (request: FastifyRequest) => loadedContents.get(request)!
 
-// A level is named by all slugs down to it and by none below: nobody purges more, or less, than they meant.
-function judgeLevel ({ level = 'environment', ...names }: LevelOfHistory) {
+// Requires exactly the slugs of the level: a missing or an extra slug could purge more, or less, than intended.
+function validateLevel ({ level = 'environment', ...names }: LevelOfHistory) {
   for (const slug of ['target', 'environment'] as const) {
     const isNamed = names[slug] !== undefined
     const isAbove = LEVELS.indexOf(slug) <= LEVELS.indexOf(level)
     if (isAbove && !isNamed) refuse(slug, `Required with level ${level}`)
-    if (!isAbove && isNamed) refuse(slug, `Lies below level ${level}`)
+    if (!isAbove && isNamed) refuse(slug, `Not allowed with level ${level}`)
   }
 }
 
-function judgeScope (body: PurgeBody) {
-  if (body.scope !== 'project') judgeLevel(body)
-  else if (body.level !== undefined) refuse('level', 'Not with scope project')
+function validateScope (body: PurgeBody) {
+  if (body.scope !== 'project') validateLevel(body)
+  else if (body.level !== undefined) refuse('level', 'Not allowed with scope project')
 }
 
 function toItem (row: VersionRow): Version {

@@ -47,11 +47,11 @@ export function namedClient (parameters: Parameters): string | undefined {
 
 /** Validates a request: the client and its redirect URI first, so that there is no open redirect (RFC 9700, 4.11). */
 export function judgeAuthorization (parameters: Parameters, client: KnownClient | undefined, issuer: string): Judged {
-  if (client === undefined) return { page: 'This client is not known here.' }
+  if (client === undefined) return { page: 'This application is unknown. Check its client_id.' }
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
     !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
-    return { page: 'The client asks to be called back at an address that it has not registered.' }
+    return { page: 'The application requested a redirect to an address that it has not registered.' }
   }
   const state = single(parameters, 'state')
   const to = { redirect_uri, state: isRepeated(parameters, 'state') || !canReturn(state) ? undefined : state }

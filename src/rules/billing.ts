@@ -161,7 +161,7 @@ export function refuseCardNumbers (body: unknown, at = ''): void {
   for (const [name, value] of Object.entries(body as object)) {
     const member = at === '' ? name : `${at}.${name}`
     if (typeof value === 'string' && holdsCardNumber(value)) {
-      refuse(member, 'Looks like the number of a payment card', 'card_number_refused')
+      refuse(member, 'Looks like a payment card number; remove it', 'card_number_refused')
     }
     if (typeof value === 'object' && value !== null) refuseCardNumbers(value, member)
   }

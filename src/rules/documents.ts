@@ -165,7 +165,7 @@ function readYaml (text: string, entries: Entries) {
   return entries
 }
 
-const YAML_UNREADABLE = new Error('Not one good YAML document')
+const YAML_UNREADABLE = new Error('Expected one valid YAML document')
 
 /**
  * The package's `parseDocument` with a token limit. Throws at the first error, because the package would create an
@@ -212,10 +212,10 @@ function parseYaml (text: string): Document.Parsed {
 function pairs (items: { key: unknown, value: unknown }[]) {
   const found = new Map<string, unknown>()
   for (const { key, value } of items) {
-    if (!isScalar(key) || key.value === null) throw new Error('A key is not a name')
+    if (!isScalar(key) || key.value === null) throw new Error('A mapping key is not a scalar')
     const name = yamlText(key)
-    // `<<` merges in YAML 1.1; serving it as a secret of that name would be neither here nor there.
-    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw new Error('A key is there twice, or merges')
+    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2: reject it rather than guess.
+    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw new Error('Duplicate key or merge key')
     found.set(name, value)
   }
   return found
@@ -236,7 +236,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
     if (depth > YAML_DEPTH) throw new Error('Nested too deeply')
     if (isAlias(node)) {
       const target = targets.get(node)
-      if (target === undefined) throw new Error('An alias names nothing')
+      if (target === undefined) throw new Error('Unresolved alias')
       return write(target, depth + 1)
     }
     if (isMap(node)) {
@@ -250,7 +250,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
 
   function spend (text: string) {
     left -= text.length + 2
-    if (left < 0) throw new Error('Too long')
+    if (left < 0) throw new Error('Expanded values are too long')
     return text
   }
 }

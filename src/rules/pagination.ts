@@ -42,8 +42,8 @@ export async function readPage<R extends { total: number }> (
   request: PageRequest, read: (part: { limit: number, offset: number }) => Promise<R[]>
 ): Promise<{ rows: R[], total: number }> {
   const rows = await read({ limit: request.per_page, offset: offsetOf(request) })
-  const [told] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
-  return { rows, total: told?.total ?? 0 }
+  const [first] = rows.length > 0 || request.page === 1 ? rows : await read({ limit: 1, offset: 0 })
+  return { rows, total: first?.total ?? 0 }
 }
 
 /** Page size of the lists on an account page, such as sessions, grants and tokens of a user. */

@@ -37,16 +37,15 @@ export function scopesInProject (role: Role): ReadonlySet<Scope> {
   return SCOPES_IN_PROJECT[role]
 }
 
-// A person's own, whatever they are anywhere: to begin an organization, and to leave one. What else these scopes give
-// takes a role.
-const OF_ANYBODY: readonly Scope[] = ['organization:create', 'member:delete']
+// Every user may create an organization and leave one, with any role or none. Other uses of these scopes need a role.
+const ROLELESS_SCOPES: readonly Scope[] = ['organization:create', 'member:delete']
 
 /** The scopes that a user with these roles can grant to an application. `teams` are the roles through teams. */
 export function grantableScopes (
   { organizations, teams }: { organizations: readonly Role[], teams: readonly Role[] }
 ): ReadonlySet<Scope> {
   return new Set([
-    ...OF_ANYBODY, ...organizations.flatMap(scopesOfRole), ...teams.flatMap((role) => [...scopesInProject(role)])
+    ...ROLELESS_SCOPES, ...organizations.flatMap(scopesOfRole), ...teams.flatMap((role) => [...scopesInProject(role)])
   ])
 }
 

@@ -6,7 +6,7 @@ import { createOrganization, type NewOrganization } from '../repositories/levels
 import { createMember } from '../repositories/people/users.ts'
 import { handOverChain } from './audit/chain.ts'
 import { makeStorageKey } from './keys/keys.ts'
-import { holdCanary } from './keys/master-keys.ts'
+import { lockCurrentCanary } from './keys/master-keys.ts'
 
 /**
  * Creates an organization with its storage key, a chain key if chains have been rotated, and its owner if one is given.
@@ -15,7 +15,7 @@ import { holdCanary } from './keys/master-keys.ts'
 export async function foundOrganization (
   db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number
 ): Promise<number | undefined> {
-  await holdCanary(db, keyring)
+  await lockCurrentCanary(db, keyring)
   await createOrganization(db, { ...organization, storage_key: makeStorageKey(keyring, organization.id) })
   // The first key of all chains may have been compromised, which may be why other chains were handed over.
   if (await hasChainKeys(db)) await handOverChain(db, keyring, systemOf(organization.id))

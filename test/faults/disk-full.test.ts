@@ -168,7 +168,7 @@ t.test('a backup that the disk has no room for ends at once, and says where', { 
   const disk = makeDisk(t, 64)
   const { MASTER_KEY = '' } = service.env
   const drilled = await cli(['drill', file], { MASTER_KEY, TMPDIR: disk.dir })
-  t.same(drilled, { code: 2, stdout: '', stderr: `There is no room left in ${disk.dir}, which TMPDIR names\n` })
+  t.same(drilled, { code: 2, stdout: '', stderr: `There is no room left in ${disk.dir} (TMPDIR)\n` })
   t.strictSame(readdirSync(disk.dir), [], 'and nothing is left there')
   const dir = join(disk.dir, 'data')
   const restored = await cli(['restore', file], { MASTER_KEY, DATA_DIR: dir })

@@ -204,7 +204,7 @@ export async function freshDatabase (
       dir: join(dir, 'postgres'),
       pool: 1,
       durable: false,
-      onTold: (told) => noteBackup(database.db, JSON.parse(told))
+      onMessage: (told) => noteBackup(database.db, JSON.parse(told))
     })
     return {
       database,

@@ -20,16 +20,16 @@ SHARE = int(os.environ["SHARE"])
 # What no schema says of a member alone, by what the answer `validation_failed` says of it.
 RULES = {
     "a member goes with another, or without it": re.compile(
-        r"^Goes with |^Send exactly one of |^Required|^Lies below level |^Not with scope |stands alone$"
-        r"|^The \w+ holds the key already|^That of a key which |of the current key, which stays$"
+        r"^Only allowed with |^Send exactly one of |^Required|^Not allowed with (?:level|scope) "
+        r"|^\* cannot be combined |^The \w+ already holds the key|^Already used for a key |of the current key$"
     ),
     "a moment, an address or an encoding is narrower than its pattern": re.compile(
         r"^NUL characters are not allowed|^Expected an e-mail address|^Expected base64 of |^This word is reserved"
-        r"|^Expected a moment in the future|^Lies in the future|^Expected an RFC 3339 time"
+        r"|^Expected a time in the future|^Lies in the future|^Expected an RFC 3339 time"
         r"|^Larger than 1 MiB when sealed|content has to be encrypted"
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
-        r"^An ability is given twice|^Names a \w+ twice|^Names (?:nothing|no payment method) |^There are \d+ payment "
+        r"^Contains an? \w+ twice|^(?:Does not exist|No such payment method) in |^Limit of \d+ payment methods "
     ),
 }
 

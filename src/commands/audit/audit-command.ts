@@ -8,11 +8,11 @@ import { FLAG, parse, TEXT, timeOf, UsageError } from '../common/words.ts'
 /** `audit` command. */
 export const noun: Noun = {
   help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
-                                          check the audit in the database, or in an export without one
+                                          verify the audit log in the database, or in an export without a database
   audit export [--organization ID] [--since TIME]
-                                          the audit as lines of JSON, with what its verification needs
+                                          print the audit log as JSON Lines that can be verified offline
   audit rotate-key --organization ID | --all
-                                          give what is recorded from now on a key of its own
+                                          use a new chain key for later events
 `,
 
   run: verbs('audit', {
@@ -22,12 +22,12 @@ export const noun: Noun = {
       })
       const from = timeOf('--since', since)
       if (from !== undefined && file !== undefined) {
-        throw new UsageError('--since goes with the database: an export says from where on it is')
+        throw new UsageError('--since cannot be combined with --file: an export states its own start')
       }
       // Exit status 1 means a broken chain; errors that prevent the verification use 2.
       try {
-        const asked = { organization, since: from, file, anchors }
-        return await verifyAudit(loadConfig(env), asked, (verified) =>
+        const filter = { organization, since: from, file, anchors }
+        return await verifyAudit(loadConfig(env), filter, (verified) =>
           write(json ? `${JSON.stringify(verified)}\n` : describeVerified(verified)))
       } catch (error) {
         process.stderr.write(`${lineOf(error)}\n`)

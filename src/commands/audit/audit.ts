@@ -22,11 +22,11 @@ import { retryDatabase } from '../common/retry.ts'
 
 const FORMAT = 'strongroom audit export 2'
 
-// Characters of a line: an event has some thousand at most. A longer one is none of ours.
-const MOST_LINE = 256 * 1024
+// Characters. An event has a few thousand at most, so a longer line was not written by an export.
+const MAX_LINE = 256 * 1024
 
-/** What an operator asks for: one organization by id or slug, or all, and events of a moment or later, or all. */
-interface Asked { organization?: string | undefined, since?: Date | undefined }
+/** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
+interface Filter { organization?: string | undefined, since?: Date | undefined }
 
 /**
  * Verifies chains in the database or in an export and reports each. Returns the exit status: 0 when all are valid, 1
@@ -34,7 +34,7 @@ interface Asked { organization?: string | undefined, since?: Date | undefined }
  */
 export async function verifyAudit (
   config: Config,
-  { file, anchors: log, ...asked }: Asked & { file?: string | undefined, anchors?: string | undefined },
+  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
   tell: (verified: Verified) => void | Promise<void>
 ): Promise<number> {
   const anchors = await readAnchors(log)
@@ -46,12 +46,12 @@ export async function verifyAudit (
     }
   }
   if (file !== undefined) {
-    await tellAll(verifyFile(await openKeyring(config), file, asked, anchors))
+    await tellAll(verifyFile(await openKeyring(config), file, filter, anchors))
     return status
   }
   const opened = await open(config)
   try {
-    await tellAll(verifyDatabase(opened, asked, anchors))
+    await tellAll(verifyDatabase(opened, filter, anchors))
     return status
   } finally {
     await opened.database.close()
@@ -72,9 +72,9 @@ export async function * rotateChainKeys (
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
-        yield { line: `${id}: events from ${key.from_seq} on are under the key ${key.kid}\n`, isDone: true }
+        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}\n`, isDone: true }
       } else if (organization !== undefined) {
-        yield { line: `${id}: the organization is gone, and nothing more is recorded in it\n`, isDone: false }
+        yield { line: `${id}: the organization is deleted, so its chain is closed\n`, isDone: false }
       }
     } catch (error) {
       // A locked counter affects one organization; an unavailable database affects all of them.
@@ -96,8 +96,8 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
 /** The result of a verification as a line for the operator. */
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
-    const range = after === null ? `up to ${last}` : `behind ${after} up to ${last}; what is before was not looked at`
-    return `${organization}: ${events} events are what was recorded, ${range}\n`
+    const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
+    return `${organization}: ${events} events verified, ${range}\n`
   }
   const { sequence, reason, expected, actual } = broken
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
@@ -105,12 +105,12 @@ export function describeVerified ({ organization, after, events, last, broken }:
 
 /** Verifies the chains in the database one by one. With `since`, starts after the last event before that time. */
 export async function * verifyDatabase (
-  { database: { db }, keyring }: Opened, asked: Asked, anchors: Anchors
+  { database: { db }, keyring }: Opened, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   const first = firstKey(keyring, await wrappedKey(db))
-  for (const organization of await organizationsOf(db, asked, anchors)) {
-    // Before the end is looked up, so that it is not behind that.
-    const after = asked.since && await findBefore(db, organization, asked.since)
+  for (const organization of await organizationsOf(db, filter, anchors)) {
+    // Read the start before the end, so that the start is never after the end.
+    const after = filter.since && await findBefore(db, organization, filter.since)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
     const verifier = new ChainVerifier(chain, await keysIn(db, keyring, first, keys), anchors)
@@ -123,7 +123,7 @@ export async function * verifyDatabase (
 
 /** The lines of an export. `since` omits earlier events; verification then starts after the last omitted event. */
 export async function * exportEvents (
-  { database: { db }, keyring }: Opened, { organization, since }: Asked
+  { database: { db }, keyring }: Opened, { organization, since }: Filter
 ): AsyncGenerator<string> {
   const line = (value: object) => `${JSON.stringify(value)}\n`
   const organizations = await organizationsOf(db, { organization })
@@ -159,7 +159,7 @@ export async function * exportEvents (
  * is missing.
  */
 export async function * verifyFile (
-  keyring: Keyring, file: string, asked: Asked, anchors: Anchors
+  keyring: Keyring, file: string, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   let first: ChainKey | undefined
   let rows: ChainKeyRow[] = []
@@ -168,7 +168,7 @@ export async function * verifyFile (
   let exported: { only: string | null, since: string | null } = { only: null, since: null }
   let told: Counts | undefined
   const counted: Counts = { organizations: 0, events: 0 }
-  const wanted = asked.organization?.toUpperCase()
+  const wanted = filter.organization?.toUpperCase()
   const seen = new Set<string>()
   const end = (): Verified[] => {
     const verified = verifier === undefined ? [] : [verifier.end()]
@@ -178,10 +178,10 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) throw new StartError(`${file} goes on behind its last line`)
+    if (told !== undefined) throw new StartError(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is no export of the audit, or one of another build`)
+        throw new StartError(`${file} is not an audit export, or comes from an incompatible build`)
       }
       first = firstKey(keyring, Buffer.from(value.key, 'base64'))
       exported = { only: textOf(value.organization), since: textOf(value.since) }
@@ -212,8 +212,8 @@ export async function * verifyFile (
   }
   yield * end()
   if (first === undefined) throw new StartError(`${file} is empty`)
-  if (told === undefined) throw new StartError(`${file} is cut off: it has no last line`)
-  // Of whom an anchor tells and the export does not, everything is missing.
+  if (told === undefined) throw new StartError(`${file} is truncated: its last line is missing`)
+  // An organization that has an anchor but is not in the export lacks all of its events.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
     if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
@@ -224,12 +224,12 @@ export async function * verifyFile (
     ).end()
   }
   if (wanted !== undefined && seen.size === 0) {
-    throw new StartError(`${file} has no events of the organization ${asked.organization}`)
+    throw new StartError(`${file} has no events of the organization ${filter.organization}`)
   }
   // A broken chain already reports its missing events.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
     throw new StartError(
-      `${file} is cut off: its last line tells of ${inWords(told)}, and there are ${inWords(counted)}`
+      `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
     )
   }
 }
@@ -254,8 +254,8 @@ export async function readAnchors (file: string | undefined): Promise<Anchors> {
   return anchors
 }
 
-async function organizationsOf (db: Db, { organization }: Asked, anchors?: Anchors): Promise<string[]> {
-  // Of whom only an anchor tells, everything is missing.
+async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anchors): Promise<string[]> {
+  // Includes organizations that have only an anchor: all of their events are missing.
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
@@ -265,13 +265,13 @@ async function organizationsOf (db: Db, { organization }: Asked, anchors?: Ancho
 
 async function wrappedKey (db: Db): Promise<Buffer> {
   const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) throw new StartError('The key that chains events is missing')
+  if (key === undefined) throw new StartError('The audit chain key is missing')
   return key.wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) throw new StartError('The key that chains events does not open')
+  if (key === undefined) throw new StartError('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
@@ -307,7 +307,7 @@ function opened (
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
       if (!isMasterKey(error.id)) return undefined
-      throw new StartError(`Master key ${error.id} is missing: a key that chains events is wrapped by it`)
+      throw new StartError(`Master key ${error.id} is missing: it wraps an audit chain key`)
     }
     if (error instanceof IntegrityError) return undefined
     throw error
@@ -326,8 +326,8 @@ async function * linesOf (file: string): AsyncGenerator<string> {
       lines[0] = ''
       isTooLong = false
     }
-    for (const line of lines) yield line.length > MOST_LINE ? '' : line
-    if (rest.length > MOST_LINE) {
+    for (const line of lines) yield line.length > MAX_LINE ? '' : line
+    if (rest.length > MAX_LINE) {
       rest = ''
       isTooLong = true
     }

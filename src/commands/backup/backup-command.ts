@@ -7,7 +7,7 @@ import { parseFile, TEXTS } from '../common/words.ts'
 /** `backup` command. */
 export const noun: Noun = {
   help: `  backup FILE [--recipient AGE-RECIPIENT ...]
-                                          everything into a file, encrypted when a recipient is given
+                                          back up the database to a file, encrypted if a recipient is given
 `,
 
   run: async (args, env) => {
@@ -18,7 +18,7 @@ export const noun: Noun = {
     if (file === '-') process.stderr.write(said)
     else await write(said)
     if (made.unknown !== undefined) {
-      process.stderr.write(`The metrics do not know of it, for the database could not be told: ${made.unknown}\n`)
+      process.stderr.write(`The backup is not recorded in the metrics, because the database could not be updated: ${made.unknown}\n`)
     }
     return 0
   }

@@ -14,8 +14,8 @@ const LINE = Buffer.from('strongroom backup 1\n')
 const KINDS = { header: 1, rows: 2, end: 3 } as const
 const FRAME = { head: 5, mac: 32 }
 
-// A page of rows has a MiB, and a single row at most what the largest request stores.
-const MOST = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
+// Bytes. A page of rows has about 1 MiB; a single row at most the size of the largest request.
+const MAX_LENGTH = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
 
 // The length that encodes SQL NULL.
 const NULL = 0xffffffff
@@ -87,7 +87,7 @@ export async function * encodeBackup (
 export async function * decodeBackup (
   name: string, chunks: AsyncIterable<Uint8Array>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const reader = createReader(chunks, () => new DamagedBackup(`${name} is cut off`))
+  const reader = createReader(chunks, () => new DamagedBackup(`${name} is truncated`))
   try {
     yield * decodeParts(name, reader, begin)
   } finally {
@@ -98,16 +98,16 @@ export async function * decodeBackup (
 async function * decodeParts (
   name: string, reader: ReturnType<typeof createReader>, begin: (header: Header) => FrameChain
 ): AsyncGenerator<Part> {
-  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} is not what was written`)
+  const damaged = (number: number) => new DamagedBackup(`${name} is damaged: frame ${number} fails verification`)
   if (!(await reader.take(LINE.length)).equals(LINE)) {
-    throw new DamagedBackup(`${name} is no backup, or one of another build`)
+    throw new DamagedBackup(`${name} is not a backup, or comes from an incompatible build`)
   }
   let next: FrameChain | undefined
   for (let number = 0; ; number++) {
     const head = await reader.take(FRAME.head)
     const kind = (Object.keys(KINDS) as (keyof typeof KINDS)[]).find((one) => KINDS[one] === head[0])
     const length = head.readUInt32BE(1)
-    if (kind === undefined || (kind === 'header') !== (number === 0) || length > MOST[kind]) throw damaged(number)
+    if (kind === undefined || (kind === 'header') !== (number === 0) || length > MAX_LENGTH[kind]) throw damaged(number)
     const content = await reader.take(length)
     const mac = await reader.take(FRAME.mac)
     let header: Header | undefined
@@ -123,7 +123,7 @@ async function * decodeParts (
     if (header !== undefined) yield { kind: 'header', header }
     else if (kind === 'rows') yield { kind, ...decodeRows(content) }
     else {
-      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} goes on behind its end`)
+      if (!await reader.isAtEnd()) throw new DamagedBackup(`${name} has trailing data`)
       yield { kind: 'end', counts: JSON.parse(content.toString('utf8')) as Count[], bytes: reader.taken() }
       return
     }

@@ -11,8 +11,8 @@ import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
-  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, keepTables, LEFT_OUT, listNumbered,
-  listStrangeTables, numberOn, readRows, takeTime, type Table
+  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT, listNumbered,
+  listUnknownTables, restoreSequences, readRows, disableTimeouts, type Table
 } from '../../repositories/operations/dump.ts'
 import { beginChain, openChain } from '../../vault/audit/backups.ts'
 import {
@@ -39,7 +39,7 @@ export interface Source { file: string, identity?: string | undefined }
  * is created atomically. The database records the time of the backup for the metrics.
  */
 export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
-  if (file !== '-' && existsSync(file)) throw new StartError(`${file} is there already`)
+  if (file !== '-' && existsSync(file)) throw new StartError(`${file} already exists`)
   const encrypt = recipients.length === 0
     ? undefined
     : await explained(encryptTo(recipients), (reason) => `--recipient: ${reason}`)
@@ -55,7 +55,7 @@ export async function backup (config: Config, file: string, recipients: readonly
         await writeStreamDurably(file, chunks.all, 0o600).catch((error: NodeJS.ErrnoException) => {
           if (error.syscall === undefined) throw error
           throw new StartError(error.code === 'EEXIST'
-            ? `${file} is there already`
+            ? `${file} already exists`
             : `${file} cannot be written (${error.code})`)
         })
       }
@@ -72,8 +72,8 @@ export async function backup (config: Config, file: string, recipients: readonly
 
 // Locks the known tables before the snapshot, so that a concurrent migration cannot change them.
 async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
-  await takeTime(db)
-  await keepTables(db, known)
+  await disableTimeouts(db)
+  await lockTableSchemas(db, known)
   const migrations = await listMigrations(db)
   const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
   if (migrations.length > 0 && !canMakeSchema(migrations)) {
@@ -81,14 +81,14 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   }
   // Usually a wrong database, which would otherwise be noticed only at a restore.
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
-    throw new StartError(`There is nothing to back up: no organization is in ${where}`)
+    throw new StartError(`Nothing to back up: ${where} contains no organization`)
   }
-  const strange = await listStrangeTables(db)
+  const strange = await listUnknownTables(db)
   if (strange.length > 0) {
-    throw new StartError(`A backup would leave out what is no table of this build: ${strange.slice(0, 10).join(', ')}`)
+    throw new StartError(`Tables unknown to this build would be missing from the backup: ${strange.slice(0, 10).join(', ')}`)
   }
   if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
-    throw new StartError('The schema is being changed: run it again')
+    throw new StartError('The schema is being migrated: run the command again')
   }
   const id = ulid()
   const { next, wrapped } = beginChain(keyring, id)
@@ -141,7 +141,7 @@ export async function refuseWithoutRoom ({ file }: Source, directory: string): P
   // If stat fails, reading the file reports the error.
   const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
   const free = freeBytes(dir)
-  if (free < size) throw new StartError(`There is no room left in ${dir}: ${file} has ${size} bytes, and ${free} are free`)
+  if (free < size) throw new StartError(`Not enough disk space in ${dir}: ${file} has ${size} bytes, but only ${free} are free`)
 }
 
 /**
@@ -160,12 +160,12 @@ export async function openBackup (
     } catch (error) {
       if (error instanceof MasterKeyMissing) {
         throw new StartError(`Master key ${error.id} is missing: ${nameOf(file)} was made under it. ` +
-          'Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS')
+          'Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
         // For a malformed wrapped key, this throws an IntegrityError too.
         const key = keyring.idOf(header.wrapped)
-        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under another one of this id`)
+        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under a different key with this id`)
       }
       throw error
     }
@@ -177,11 +177,11 @@ export async function openBackup (
 
 /** Restores a backup into an empty database, in the caller's transaction, and compares the rows with its digests. */
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
-  await takeTime(db)
+  await disableTimeouts(db)
   await lockSchema(db)
   const content = await findContent(db)
   if (content !== undefined) {
-    throw new StartError(`The database is not empty, it has ${content}: a backup is restored into an empty one`)
+    throw new StartError(`The database is not empty (found ${content}): restore into an empty database`)
   }
   let header: Header | undefined
   let tables: Table[] = []
@@ -194,12 +194,12 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
     } else if (part.kind === 'rows') await insertRows(db, tables[part.table]!, part.rows)
     else {
       const { counts, bytes } = part
-      await numberOn(db, header!.numbered)
+      await restoreSequences(db, header!.numbered)
       await checkKeys({ db }, keyring)
       const there = createCounter(tables)
       await drain(readAll(db, tables, there))
       if (digestOf(there.counts()) !== digestOf(counts)) {
-        throw new StartError('What was restored is not what was backed up')
+        throw new StartError('The restored rows differ from the backup')
       }
       await analyze(db)
       return { made_at: header!.made_at, counts, bytes }
@@ -216,7 +216,7 @@ async function becomeSchema (db: Db, migrations: readonly string[]): Promise<voi
   }
   await dropTables(db)
   if (!await makeSchema(db, migrations)) {
-    throw new StartError('The backup was made by a newer build, or another one: restore it with that')
+    throw new StartError('The backup was made by a newer or different build: restore it with that build')
   }
 }
 
@@ -225,7 +225,7 @@ function tablesOf (header: Header, found: readonly Table[]): Table[] {
   return header.tables.map((table) => {
     const same = found.find(({ name }) => name === table.name)
     if (JSON.stringify(same) !== JSON.stringify(table)) {
-      throw new StartError(`The backup has a table ${JSON.stringify(table.name)} that this schema has not`)
+      throw new StartError(`The table ${JSON.stringify(table.name)} of the backup does not match the schema`)
     }
     return same!
   })
@@ -253,13 +253,13 @@ async function * opened (
     yield * all
     return
   }
-  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: give the identity that opens it, --identity FILE`)
+  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: pass its identity with --identity FILE`)
   try {
     yield * await explained(decrypt(all), (reason) =>
-      `${nameOf(file)} does not open with --identity: ${reason}, for it is for somebody else, or damaged`)
+      `${nameOf(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
   } catch (error) {
     if (error instanceof StartError) throw error
-    throw new DamagedBackup(`${nameOf(file)} is damaged: it does not decrypt`)
+    throw new DamagedBackup(`${nameOf(file)} is damaged: decryption failed`)
   }
 }
 

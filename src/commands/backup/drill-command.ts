@@ -8,7 +8,7 @@ import { parseFile, TEXT } from '../common/words.ts'
 /** `drill` command. */
 export const noun: Noun = {
   help: `  drill FILE [--identity FILE] [--anchors LOG]
-                                          restore a backup for trial, open everything in it, check its audit
+                                          test-restore a backup: decrypt everything, verify the audit log
 `,
 
   run: async (args, env) => {

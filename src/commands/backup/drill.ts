@@ -2,7 +2,7 @@ import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Config } from '../../config.ts'
-import { authorityOf, connect, NoRoom, setAuthority, type Database } from '../../db/database.ts'
+import { authorityOf, connect, DiskFull, setAuthority, type Database } from '../../db/database.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { openEverything } from '../../vault/jobs/restore-drill.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
@@ -33,7 +33,7 @@ export async function drill (
     await withScratch(async (database) => {
       const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
       await say(`Restored ${describeSummary(brought)}`)
-      if (rowsIn(brought, 'organizations') === 0) fault('The backup has no organization: it is of another database\n')
+      if (rowsIn(brought, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database\n')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)
@@ -41,8 +41,9 @@ export async function drill (
         setAuthority(db, authorityOf(database.db))
         return openEverything(db, keyring, (line) => { fault(`${line}\n`) })
       }, 'is opened')
-      await say(`Opened ${versions} versions, ${documents} documents (${of_clients} of both as far as their clients ` +
-        `encrypted them) and ${keys} keys; ${removed} versions wait for their removal; ${rows} rows are authentic\n`)
+      await say(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
+        `(${of_clients} values remain client-encrypted); ` +
+        `${removed} versions are queued for removal; ${rows} rows are authentic\n`)
       for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
         if (verified.broken === null) await say(describeVerified(verified))
         else fault(describeVerified(verified))
@@ -67,7 +68,7 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
       await database.close()
     }
   } catch (error) {
-    throw error instanceof NoRoom ? new StartError(`There is no room left in ${tmpdir()}, which TMPDIR names`) : error
+    throw error instanceof DiskFull ? new StartError(`There is no room left in ${tmpdir()} (TMPDIR)`) : error
   } finally {
     remove()
   }

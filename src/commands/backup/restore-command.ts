@@ -6,7 +6,7 @@ import { parseFile, TEXT } from '../common/words.ts'
 
 /** `restore` command. */
 export const noun: Noun = {
-  help: `  restore FILE [--identity FILE]          a backup back into an empty database
+  help: `  restore FILE [--identity FILE]          restore a backup into an empty database
 `,
 
   run: async (args, env) => {

@@ -14,9 +14,9 @@ import { allRows } from '../common/pages.ts'
 /** Creates a coupon. Throws a StartError when its code exists, or its end is in the past. */
 export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
   if (coupon.valid_until !== null && coupon.valid_until.getTime() <= await readNow(db)) {
-    throw new StartError('--valid-until is in the past: nobody could redeem the coupon')
+    throw new StartError('--valid-until is in the past; give a later time')
   }
-  if (!await createCoupon(db, coupon)) throw new StartError(`There is a coupon ${coupon.code} already`)
+  if (!await createCoupon(db, coupon)) throw new StartError(`The coupon ${coupon.code} already exists`)
 }
 
 /** Ends a coupon, also for organizations that redeemed it: it no longer reduces future invoices. */
@@ -86,8 +86,8 @@ const NOTES = {
   }
 }
 
-const DONE = 'is settled already'
-const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'leaves nothing to look at' }
+const DONE = 'is already settled'
+const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'needs no review' }
 
 /**
  * Records the outcome or the review of an invoice or a refund. Returns a message for the operator. Throws a StartError
@@ -105,8 +105,8 @@ export async function settle<T extends keyof typeof NOTES> (
     return noted
   })
   if (noted.unanswered === null) return 'Changed.'
-  return `Changed. Warning: ${noted.unanswered} was asked to move this money too, and has not said what came of it. ` +
-    `It is asked until it does, so the money may move ${as === 'paid' ? 'twice' : 'all the same'}: look there.`
+  return `Changed. Warning: ${noted.unanswered} was also requested to move this money and has not reported a result. ` +
+    `The request is retried, so the money may move ${as === 'paid' ? 'twice' : 'anyway'}: check with the provider.`
 }
 
 /** Sets the price of a plan; null removes it. Throws a StartError when the plan or the price does not exist. */

@@ -6,9 +6,9 @@ import { currencyOf, fail, numberOf, parse, TEXT, timeOf, UsageError } from '../
 /** `coupon` command. */
 export const noun: Noun = {
   help: `  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
-                                          make a coupon; amounts are in minor units
-  coupon end --code CODE                  end it, for whoever has it too
-  coupon list                             code, what it takes off, redemptions and end of every coupon
+                                          create a coupon; amounts are in minor units
+  coupon end --code CODE                  end a coupon, also for organizations that redeemed it
+  coupon list                             list every coupon: code, discount, redemptions, end
 `,
 
   run: verbs('coupon', {
@@ -22,7 +22,7 @@ export const noun: Noun = {
         throw new UsageError('coupon add needs --percent, or --amount with --currency')
       }
       const currency = amount_off === null ? null : currencyOf(given.currency)
-      if (amount_off === null && given.currency !== undefined) throw new UsageError('--currency goes with --amount')
+      if (amount_off === null && given.currency !== undefined) throw new UsageError('--currency requires --amount')
       const valid_until = timeOf('--valid-until', given['valid-until']) ?? null
       const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
       const code = couponOf(given.code)

@@ -4,9 +4,9 @@ import { noteDown } from './settling.ts'
 
 /** `invoice` command. */
 export const noun: Noun = {
-  help: `  invoice paid --id ID                    note down that a wire transfer came in
-  invoice void --id ID                    note down that an invoice asks for nothing any more
-  invoice export                          every invoice with its refunds as JSON, of deleted organizations too
+  help: `  invoice paid --id ID                    record that a wire transfer was received
+  invoice void --id ID                    void an invoice: it is no longer due
+  invoice export                          print all invoices and refunds as JSON Lines, also of deleted organizations
 `,
 
   run: verbs('invoice', {

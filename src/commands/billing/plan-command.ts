@@ -6,7 +6,7 @@ import { currencyOf, numberOf, parse, TEXT, UsageError } from '../common/words.t
 /** `plan` command. */
 export const noun: Noun = {
   help: `  plan price --plan NAME --interval month|year --currency CODE --amount N
-                                          set what a plan costs, in minor units; 0 takes the price away
+                                          set the price of a plan, in minor units; 0 removes the price
 `,
 
   run: verbs('plan', {
@@ -15,7 +15,7 @@ export const noun: Noun = {
         plan: TEXT, interval: TEXT, currency: TEXT, amount: TEXT
       })
       if (!plan) throw new UsageError('plan price needs --plan NAME')
-      if (interval !== 'month' && interval !== 'year') throw new UsageError('--interval is month or year')
+      if (interval !== 'month' && interval !== 'year') throw new UsageError('--interval must be month or year')
       const currency = currencyOf(code)
       if (text === undefined) throw new UsageError('plan price needs --amount N')
       const amount = text === '0' ? null : numberOf('--amount', text, MOST_AMOUNT)

@@ -7,11 +7,11 @@ import { numberOf, parse, TEXT, UsageError } from '../common/words.ts'
 
 /** `refund` command. */
 export const noun: Noun = {
-  help: `  refund add --charge ID [--amount N]     give back what was received of a charge, or a part of it
-  refund paid --id ID                     note down that a refund went out
-  refund failed --id ID                   note down that it did not: it is left of its charge again
-  refund list                             refunds that wait to be paid, and those to look at
-  refund checked --id ID                  note down that you looked at one: it is not listed any more
+  help: `  refund add --charge ID [--amount N]     refund a charge, or a part of it
+  refund paid --id ID                     record that a refund was paid
+  refund failed --id ID                   record that a refund failed: the amount is refundable again
+  refund list                             list refunds that are pending or need review
+  refund checked --id ID                  mark a refund as reviewed: it is no longer listed
 `,
 
   run: verbs('refund', {

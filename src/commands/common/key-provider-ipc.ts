@@ -20,7 +20,7 @@ export const keyHandlers = (provider: KeyProvider) => ({
 
 /** The key provider of a worker. */
 export const remoteProvider = (channel: Channel): KeyProvider => ({
-  wrap: () => Promise.reject(new KeyProviderError('A worker makes no master keys')),
+  wrap: () => Promise.reject(new KeyProviderError('A worker cannot create master keys')),
   unwrap: async (id, wrapped) => {
     const key = await channel.request<string>(UNWRAP, { id, wrapped: wrapped.toString('base64') })
       .catch((error: Error) => { throw new KeyProviderError(error.message) })

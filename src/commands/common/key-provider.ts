@@ -38,12 +38,12 @@ export function execProvider (commands: Config['keyCommands'], stopped?: AbortSi
     retry(() => run(command, commands!, id, input, stopped), nextPause(name, effect), stopped)
   return {
     async wrap (id, key) {
-      if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set; it wraps new master keys')
+      if (wrap === undefined) throw new ConfigError('MASTER_KEY_WRAP_COMMAND is not set: it is required to wrap a new master key')
       const input = Buffer.from(key.toString('base64'))
       try {
         const wrapped = await call(wrap, id, input, 'MASTER_KEY_WRAP_COMMAND')
         if (tells(wrapped, key)) {
-          throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the key itself, not wrapped')
+          throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the unwrapped key')
         }
         return wrapped
       } finally {
@@ -53,16 +53,16 @@ export function execProvider (commands: Config['keyCommands'], stopped?: AbortSi
 
     async unwrap (id, wrapped) {
       if (unwrap === undefined) {
-        throw new ConfigError(`Master key ${id} is wrapped, and MASTER_KEY_UNWRAP_COMMAND is not set`)
+        throw new ConfigError(`Master key ${id} is wrapped, but MASTER_KEY_UNWRAP_COMMAND is not set`)
       }
-      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} stays closed: `)
+      const output = await call(unwrap, id, wrapped, 'MASTER_KEY_UNWRAP_COMMAND', `Master key ${id} cannot be unwrapped: `)
       const key = decodeBase64(output.toString('latin1').replace(/\r?\n$/, ''))
       const { length } = output
       output.fill(0)
       if (key?.length === 32) return key
       key?.fill(0)
       throw new KeyProviderError(
-        `Master key ${id} stays closed: MASTER_KEY_UNWRAP_COMMAND wrote ${length} bytes that are not the base64 of 32`
+        `Master key ${id} cannot be unwrapped: MASTER_KEY_UNWRAP_COMMAND wrote ${length} bytes; expected the base64 of 32 bytes`
       )
     }
   }
@@ -126,7 +126,7 @@ export async function makeWrappedKey (provider: KeyProvider, id: string): Promis
   } finally {
     key.fill(0)
   }
-  throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND gives another key than MASTER_KEY_WRAP_COMMAND was given')
+  throw new KeyProviderError('MASTER_KEY_UNWRAP_COMMAND returned a different key than MASTER_KEY_WRAP_COMMAND received')
 }
 
 // Exponential backoff with jitter.
@@ -134,7 +134,7 @@ const nextPause = (name: string, effect = ''): NextPause => (error, attempt) => 
   if (!(error instanceof KeyProviderError)) throw error
   if (error.mayPass && attempt < ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
   const often = attempt > 1 ? `, ${attempt} times in a row` : ''
-  const advice = error.mayPass ? '; what it says on standard error is not shown, so run it by hand' : ''
+  const advice = error.mayPass ? '; run it manually to see its standard error, which is not shown here' : ''
   throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
 }
 
@@ -173,7 +173,7 @@ async function run (
     }
     const interrupt = () => kill(stopped!.reason as Error)
     const timer = setTimeout(
-      () => kill(new KeyProviderError(`did not end within ${timeout} s`, true)), timeout * 1000
+      () => kill(new KeyProviderError(`timed out after ${timeout} s`, true)), timeout * 1000
     )
     stopped?.addEventListener('abort', interrupt)
     child.on('error', (error: NodeJS.ErrnoException) => fail(`cannot be run (${error.code})`, false))

@@ -17,7 +17,7 @@ export interface Noun { help: string, run: Command }
 export function verbs (thing: string, commands: Record<string, Command>): Command {
   return async ([verb = '', ...args], env) => {
     const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
-    if (command === undefined) throw new UsageError(`${thing} takes: ${Object.keys(commands).join(', ')}`)
+    if (command === undefined) throw new UsageError(`${thing} needs a command, one of: ${Object.keys(commands).join(', ')}`)
     return command(args, env)
   }
 }

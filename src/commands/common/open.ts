@@ -5,8 +5,8 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  askForCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
-  removeUnheld, tellHolder,
+  requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
+  removeUnlocked, sendToOwner,
   type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
@@ -114,14 +114,14 @@ export interface OpenedToRead extends Opened { note (backup: Backup): Promise<vo
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
   if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
-    throw new StartError(`No database is in ${resolve(config.dataDir)}, which DATA_DIR names, and DATABASE_URL is not set`)
+    throw new StartError(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
   }
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
-    // The copy is nobody's: who has the database open keeps it.
-    note = (backup) => tellHolder(directoryOf(config), backup)
+    // The copy is temporary: the process that has the database open records the backup.
+    note = (backup) => sendToOwner(directoryOf(config), backup)
     return openCopy(config, error)
   })
   try {
@@ -147,7 +147,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   try {
     const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
-    if (!await askForCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
+    if (!await requestCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
     const database = await connect({ dir: copy, pool: 1, durable: false, onWait: say })
     return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(clear) }
   } catch (error) {
@@ -180,13 +180,13 @@ async function connectAs (config: Config, onFatal?: (error: Error) => void): Pro
     return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
   }
   makeDataDirectory(config)
-  await removeUnheld(config.dataDir, COPY, COPIED)
+  await removeUnlocked(config.dataDir, COPY, COPIED)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,
     onFatal,
     onWait: say,
-    onTold: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
+    onMessage: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
   })
   return database
 }
@@ -208,7 +208,7 @@ async function readKeyring (config: Config, provider?: KeyProvider): Promise<Key
   const newest = readMasterKey(config)
   if (newest !== undefined) return makeKeyring(config, newest, provider)
   if (config.keyCommands === undefined) return undefined
-  throw new StartError(`${keyFileOf(config)} is missing, and a key that is not wrapped is not made: key new makes one that is`)
+  throw new StartError(`${keyFileOf(config)} is missing. Run \`key new\` to create a wrapped key`)
 }
 
 async function makeKeyring (
@@ -217,7 +217,7 @@ async function makeKeyring (
   const given = [newest, ...config.masterKeysPrevious]
   // Setting the command implies that no key is stored unwrapped.
   if (config.keyCommands?.unwrap !== undefined && !given.some(isWrapped)) {
-    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key of <id>:exec:<base64>, or no command')
+    throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key <id>:exec:<base64>, or no command')
   }
   const keys: MasterKey[] = []
   for (const key of given) keys.push(await masterKeyOf(key, provider))
@@ -246,7 +246,7 @@ function readMasterKey (config: Config): string | undefined {
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
   if (!await wrapsNothing(db)) {
-    throw new StartError(`${file} is missing: put the master key of this database back, or set MASTER_KEY`)
+    throw new StartError(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
   }
   writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
@@ -269,8 +269,8 @@ export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring)
       openCanary(keyring, canary)
     } catch (error) {
       throw new StartError(error instanceof MasterKeyMissing
-        ? `Master key ${key_id} is missing: the database holds records under it. Give it in MASTER_KEY, or in MASTER_KEYS_PREVIOUS`
-        : `Master key ${key_id} is wrong: it does not open what was wrapped under this id`)
+        ? `Master key ${key_id} is missing: it wraps keys in the database. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS`
+        : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id`)
     }
   }
 }

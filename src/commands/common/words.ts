@@ -3,8 +3,6 @@ import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
 
-// What options say, and what is wrong with it.
-
 /** Wrong usage: exit 2. */
 export class UsageError extends Error {}
 
@@ -50,7 +48,7 @@ export const isName = (text: string | undefined): text is string =>
 export function numberOf (option: string, text: string | undefined, most: number): number | null {
   if (text === undefined) return null
   const number = /^\d{1,15}$/.test(text) ? Number(text) : 0
-  if (number < 1 || number > most) throw new UsageError(`${option} is a whole number from 1 to ${most}`)
+  if (number < 1 || number > most) throw new UsageError(`${option} must be a whole number from 1 to ${most}`)
   return number
 }
 
@@ -63,5 +61,5 @@ export function currencyOf (text: string | undefined): string {
   const code = text?.toUpperCase() ?? ''
   return (CURRENCY_CODES as readonly string[]).includes(code)
     ? code
-    : fail('--currency is a code of ISO 4217, as in EUR')
+    : fail('--currency must be an ISO 4217 code such as EUR')
 }

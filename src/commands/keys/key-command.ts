@@ -7,13 +7,13 @@ import { parse, TEXT, UsageError } from '../common/words.ts'
 
 /** `key` command. */
 export const noun: Noun = {
-  help: `  key new [--id ID]                       a new master key, wrapped by MASTER_KEY_WRAP_COMMAND
+  help: `  key new [--id ID]                       print a new master key, wrapped by MASTER_KEY_WRAP_COMMAND
 `,
 
   run: verbs('key', {
     new: async (args, env) => {
       const { id = makeKeyId() } = parse(args, { id: TEXT })
-      if (!ID_PATTERN.test(id)) throw new UsageError('--id is 1 to 32 letters, digits, ".", "_" or "-"')
+      if (!ID_PATTERN.test(id)) throw new UsageError('--id must be 1 to 32 letters, digits, ".", "_" or "-"')
       await write(`${await makeWrappedKey(execProvider(loadKeyCommands(env)), id)}\n`)
       return 0
     }

@@ -7,7 +7,7 @@ import { parse } from '../common/words.ts'
 
 /** `rewrap` command. */
 export const noun: Noun = {
-  help: `  rewrap                                  put every stored key under the newest master key
+  help: `  rewrap                                  re-wrap every stored key with the newest master key
 `,
 
   run: async (args, env) => {

@@ -7,7 +7,7 @@ import {
   updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
 } from '../../repositories/keys/master-keys.ts'
 import {
-  holdCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
+  lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
 import { counted } from '../../rules/formats/words.ts'
 import type { Opened } from '../common/open.ts'
@@ -84,10 +84,10 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
   return [
     `${counted(rewrapped, 'value')} re-wrapped onto master key ${newest}`,
     ...older.map(({ id, values }) => values > 0
-      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run this again once no instance has it as its MASTER_KEY`
+      ? `Master key ${id} still wraps ${counted(values, 'value')}: keep it in MASTER_KEYS_PREVIOUS, and run rewrap again when no instance uses it as MASTER_KEY`
       : failures.length > 0
-        ? `Master key ${id} wraps nothing that opens: keep it in MASTER_KEYS_PREVIOUS until what does not open is restored or deleted`
-        : `Master key ${id} wraps nothing any more: it can go from MASTER_KEYS_PREVIOUS`)
+        ? `Master key ${id} wraps no readable value: keep it in MASTER_KEYS_PREVIOUS until the unreadable values are restored or deleted`
+        : `Master key ${id} wraps nothing any more: remove it from MASTER_KEYS_PREVIOUS`)
   ].map((line) => `${line}\n`).join('')
 }
 
@@ -99,7 +99,7 @@ async function passOver<Id, Row extends { id: Id }> (
     let started = 0
     const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
       started = performance.now()
-      await holdCanary(db, keyring)
+      await lockCurrentCanary(db, keyring)
       const rows = await table.lock(db, keyring.currentId, after, BATCH)
       const broken: string[] = []
       const done = rows.flatMap((row) => {
@@ -125,7 +125,7 @@ async function passOver<Id, Row extends { id: Id }> (
 
 function reasonOf (error: unknown): string {
   if (error instanceof MasterKeyMissing) return error.message
-  if (error instanceof IntegrityError) return 'a wrapped value does not open, it was changed or moved in the database'
+  if (error instanceof IntegrityError) return 'the wrapped value fails authentication (changed or moved in the database)'
   throw error
 }
 

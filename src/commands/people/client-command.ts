@@ -8,9 +8,9 @@ import { isName, parse, TEXT, TEXTS, UsageError } from '../common/words.ts'
 export const noun: Noun = {
   help: `  client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
                                           register an OAuth client
-  client disable --id ID                  shut a client out and revoke what it was granted
-  client enable --id ID                   let it in again
-  client list                             id, state, name and redirect URIs of every client
+  client disable --id ID                  disable a client and revoke its grants
+  client enable --id ID                   enable a client again
+  client list                             list every client: id, state, name, redirect URIs
 `,
 
   run: verbs('client', {
@@ -25,7 +25,7 @@ export const noun: Noun = {
       if (uris.length === 0) throw new UsageError('client add needs --redirect-uri URI')
       const wrong = uris.find((uri) => !isRegistrable(uri))
       if (wrong !== undefined) {
-        throw new UsageError(`${JSON.stringify(wrong)} cannot be a redirect URI: https://…, http:// with 127.0.0.1, [::1] or localhost, or the scheme of an app, as in com.example.app:/callback; ` +
+        throw new UsageError(`${JSON.stringify(wrong)} cannot be a redirect URI; allowed: https://…, http:// with 127.0.0.1, [::1] or localhost, or an app scheme as in com.example.app:/callback; ` +
           'without wildcard, fragment or user')
       }
       return change(env, (database) =>

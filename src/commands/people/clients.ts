@@ -11,7 +11,7 @@ export const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
 export async function addClient (
   { db }: Database, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<void> {
-  if (!await createClient(db, client)) throw new StartError(`There is a client ${client.id} already`)
+  if (!await createClient(db, client)) throw new StartError(`The client ${client.id} already exists`)
 }
 
 /**

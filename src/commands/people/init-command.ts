@@ -11,7 +11,7 @@ import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
 /** `init` command. */
 export const noun: Noun = {
   help: `  init --organization NAME --email ADDRESS [--password-stdin] [--json]
-                                          make the first organization, its owner and a token
+                                          create the first organization, its owner and a token
 `,
 
   run: async (args, env) => {
@@ -26,7 +26,7 @@ export const noun: Noun = {
     if (password !== undefined &&
       ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
       throw new UsageError(
-        `the password has to have ${PASSWORD.minCharacters} characters to ${PASSWORD.maxBytes} bytes`
+        `The password must have at least ${PASSWORD.minCharacters} characters and at most ${PASSWORD.maxBytes} bytes`
       )
     }
     return withOpened(env, async (opened, config) => {

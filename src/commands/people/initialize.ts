@@ -36,7 +36,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
-    if (user === undefined) throw new StartError(`There is an account of ${first.email} already`)
+    if (user === undefined) throw new StartError(`An account with ${first.email} already exists`)
     const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
     await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
     await createToken(db, {

@@ -9,11 +9,11 @@ import { isName, parse, TEXT, UsageError } from '../common/words.ts'
 /** `organization` command. */
 export const noun: Noun = {
   help: `  organization add --name NAME [--owner EMAIL] [--plan NAME]
-                                          make an organization, for somebody who has an account
-  organization list                       id, slug, status, plan and name of every organization
+                                          create an organization; the owner must have an account
+  organization list                       list every organization: id, slug, status, plan, name
   organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
-                                          change the plan or status of an organization, by its id or slug
-  organization release-slug --slug SLUG   let others take the former slug of an organization before ${FORMER_SLUG_DAYS} days
+                                          change an organization, by its id or slug
+  organization release-slug --slug SLUG   release the former slug of an organization before ${FORMER_SLUG_DAYS} days
 `,
 
   run: verbs('organization', {
@@ -22,7 +22,7 @@ export const noun: Noun = {
       if (!isName(name)) {
         throw new UsageError(`organization add needs --name NAME (at most ${NAME_LENGTH} characters)`)
       }
-      if (owner !== undefined && !isEmail(owner)) throw new UsageError('--owner is an e-mail address')
+      if (owner !== undefined && !isEmail(owner)) throw new UsageError('--owner must be an e-mail address')
       return withOpened(env, async (opened, config) => {
         const made = await addOrganization(opened, { name: name.trim(), owner, plan: plan ?? config.defaultPlan })
         await write(`Organization ${made.id} (${made.slug})\n`)
@@ -40,11 +40,11 @@ export const noun: Noun = {
         throw new UsageError('organization set needs --plan, --status or --require-second-factor')
       }
       if (required !== undefined && required !== 'yes' && required !== 'no') {
-        throw new UsageError('--require-second-factor is yes or no')
+        throw new UsageError('--require-second-factor must be yes or no')
       }
       const require_second_factor = required === undefined ? undefined : required === 'yes'
       if (status !== undefined && !(ORGANIZATION_STATUSES as readonly string[]).includes(status)) {
-        throw new UsageError(`--status is one of ${ORGANIZATION_STATUSES.join(', ')}`)
+        throw new UsageError(`--status must be one of ${ORGANIZATION_STATUSES.join(', ')}`)
       }
       const changes = { plan, status: status as OrganizationStatus | undefined, require_second_factor }
       return change(env, (database) => setOrganization(database, id, changes))

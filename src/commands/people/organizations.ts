@@ -22,10 +22,10 @@ export async function addOrganization (
   return transaction(database.db, async (db) => {
     if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
     const user = owner === undefined ? undefined : (await findUserByEmail(db, owner))?.id
-    if (owner !== undefined && user === undefined) throw new StartError(`There is no account of ${owner}: user add`)
+    if (owner !== undefined && user === undefined) throw new StartError(`There is no account with ${owner}. Create it with \`user add\``)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
     const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
-    if (limit !== undefined) throw new StartError(`${owner} is in as many organizations, or owns as many, as one can: ${limit}`)
+    if (limit !== undefined) throw new StartError(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })

@@ -9,9 +9,9 @@ import { isName, parse, TEXT, TEXTS, UsageError } from '../common/words.ts'
 /** `token` command. */
 export const noun: Noun = {
   help: `  token add --organization ID --name NAME [--ability SCOPE ...]
-                                          make an API token, of everything when no scope is given, and print it once
-  token list                              every API token, in all organizations; never its value
-  token revoke --id ID                    end an API token at once
+                                          create an API token and print it once; without a scope, it has all scopes
+  token list                              list the API tokens of all organizations, without their values
+  token revoke --id ID                    revoke an API token immediately
 `,
 
   run: verbs('token', {
@@ -22,7 +22,7 @@ export const noun: Noun = {
       if (!organization) throw new UsageError('token add needs --organization ID')
       if (!isName(name)) throw new UsageError(`token add needs --name NAME (at most ${NAME_LENGTH} characters)`)
       const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ?? (() => {
-        throw new UsageError(`--ability is a scope, as secret:read, or *; not ${JSON.stringify(spelling)}`)
+        throw new UsageError(`--ability must be a scope such as secret:read, or *; ${JSON.stringify(spelling)} is not`)
       })()))]
       const held = abilities.includes('*') ? ['*' as const] : abilities
       return withDatabase(env, async (database) => {

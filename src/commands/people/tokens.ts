@@ -5,7 +5,7 @@ import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit
 import { findOrganization, listAllOrganizations } from '../../repositories/levels/organizations.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
 import {
-  createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, makeTokenRoom
+  createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit
 } from '../../repositories/people/tokens.ts'
 import { StartError } from '../common/open.ts'
 
@@ -21,8 +21,8 @@ export async function addToken (
     const { id } = await findOrganization(db, organization) ?? missing(`There is no organization ${organization}`)
     // Lock the organization: a concurrent deletion would leave the token behind.
     await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
-    const limit = await makeTokenRoom(db, id, null)
-    if (limit !== undefined) throw new StartError(`The organization has ${limit} tokens already: there can be no more`)
+    const limit = await findReachedTokenLimit(db, id, null)
+    if (limit !== undefined) throw new StartError(`The organization has reached its limit of ${limit} tokens: revoke one first`)
     const token = mintApiToken(id)
     const made = await createToken(db, {
       organization_id: id,

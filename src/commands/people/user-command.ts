@@ -15,14 +15,14 @@ import { FLAG, isName, parse, TEXT, UsageError } from '../common/words.ts'
 /** `user` command. */
 export const noun: Noun = {
   help: `  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
-                                          make an account and a link that sets its password
-  user password --email ADDRESS [--json]  make a new link
-  user disable --email ADDRESS            close an account and end its sessions, tokens and links
-  user enable --email ADDRESS             open it again
+                                          create an account and a link to set its password
+  user password --email ADDRESS [--json]  create a new link to set the password
+  user disable --email ADDRESS            disable an account and revoke its sessions, tokens and links
+  user enable --email ADDRESS             enable an account again
   user reset-second-factor --email ADDRESS
-                                          take a lost second factor away and end the sessions
-  user tokens --email ADDRESS             every API token that a person made, in all organizations
-  user list                               id, address, state and roles of every account
+                                          remove a lost second factor and end all sessions of the user
+  user tokens --email ADDRESS             list the API tokens that a user created, in all organizations
+  user list                               list every account: id, address, state, roles
 `,
 
   run: verbs('user', {
@@ -32,12 +32,12 @@ export const noun: Noun = {
       })
       if (!isEmail(email)) throw new UsageError('user add needs --email ADDRESS')
       if (name !== undefined && !isName(name)) {
-        throw new UsageError(`--name has at most ${NAME_LENGTH} characters, none of them a control character`)
+        throw new UsageError(`--name must have 1 to ${NAME_LENGTH} characters, without control characters`)
       }
       const read = role === undefined ? undefined : canonicalRole(role)
-      if (read !== undefined && !isRole(read)) throw new UsageError(`--role is one of ${ROLES.join(', ')}`)
+      if (read !== undefined && !isRole(read)) throw new UsageError(`--role must be one of ${ROLES.join(', ')}`)
       if ((organization === undefined) !== (read === undefined)) {
-        throw new UsageError('--organization and --role go together')
+        throw new UsageError('--organization and --role must be given together')
       }
       const membership = organization === undefined || read === undefined ? undefined : { organization, role: read }
       const user = { email, name: name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH), membership }
@@ -81,7 +81,7 @@ async function handOver (
       ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
       : `User ${id} (${email})\nLink ${link}\n`)
     const mailed = await mailLink(config, made, (line) => process.stderr.write(`${line}\n`))
-    if (mailed && !json) await write('The link was mailed.\n')
+    if (mailed && !json) await write('The link was sent by e-mail.\n')
   })
 }
 
@@ -92,7 +92,7 @@ async function switchAccount (verb: 'disable' | 'enable', args: string[], env: E
     const ownerless = await switchUser(database, email, verb === 'disable')
     await write('Changed.\n')
     for (const slug of ownerless) {
-      await write(`${slug} has no owner now who can act. Open the account again, or make another owner with: ` +
+      await write(`${slug} has no active owner now. Enable the account again, or add another owner: ` +
         `user add --email ADDRESS --organization ${slug} --role owner\n`)
     }
   })

@@ -31,7 +31,7 @@ export interface NewUser { email: string, name: string, membership?: { organizat
  */
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
-  if (port === 0) throw new StartError('PORT is 0, so that no link can be made: set PUBLIC_URL')
+  if (port === 0) throw new StartError('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
   return httpAddress(host, port)
 }
 
@@ -47,7 +47,7 @@ export async function addUser (
   return transaction(handle, async (db) => {
     const organization = membership && await takeSeat(db, membership.organization)
     const id = await createUser(db, { email, name, password_hash: null })
-    if (id === undefined) throw new StartError(`There is an account of ${email} already`)
+    if (id === undefined) throw new StartError(`An account with ${email} already exists`)
     if (organization && membership) {
       await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
       const details = { role: membership.role, status: 'active' }
@@ -69,7 +69,7 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const user = await userOf(db, email)
-    if (user.disabled_at !== null) throw new StartError(`The account of ${user.email} is disabled: enable it first`)
+    if (user.disabled_at !== null) throw new StartError(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
     await createPasswordLink(db, hashToken(secret), user.id)
     await recordForOperator(db, user.id, 'user.password')
     return {
@@ -94,16 +94,16 @@ export async function mailLink (
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
   const id = await transaction(handle, async (db) => {
     const id = await findAccount(db, email)
-    if (id === undefined) throw new StartError(`There is no account of ${email}`)
+    if (id === undefined) throw new StartError(`There is no account with ${email}`)
     const ended = await setDisabled(db, id, disabled)
     if (ended === undefined) {
-      throw new StartError(`The account of ${email} was changed outside the service: restore it from a backup`)
+      throw new StartError(`The account with ${email} was changed outside the service: restore it from a backup`)
     }
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
-  // Afterwards: of two who close the last two owners' accounts at once, each would see the other's open until then.
-  return disabled ? ownedByNobodyElse(handle, id) : []
+  // Check after the commit: concurrent commands that disable the last two owners would not see each other's change.
+  return disabled ? findSoleOwnerships(handle, id) : []
 }
 
 /**
@@ -115,8 +115,8 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
     const { id } = await userOf(db, email)
     await lockUser(db, id)
     const { email: address, second_factor_id } = await userOf(db, email)
-    if (second_factor_id === null) throw new StartError(`The account of ${address} has no second factor`)
-    if (!await deleteFactor(db, id)) throw new StartError(`The account of ${address} was changed outside the service`)
+    if (second_factor_id === null) throw new StartError(`The account with ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) throw new StartError(`The account with ${address} was changed outside the service`)
     await deleteSessions(db, id)
     await recordForOperator(db, id, 'second-factor.disable')
   })
@@ -159,10 +159,10 @@ async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: 
   if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
   const full = await findFull(db, organization!.id, plan, 'members')
   if (full === undefined) return organization!
-  throw new StartError(`The plan ${full.plan} of ${idOrSlug} has room for ${full.limit} members: organization set --plan`)
+  throw new StartError(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
 }
 
-async function ownedByNobodyElse (db: Db, userId: number): Promise<string[]> {
+async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
   const slugs: string[] = []
   for (const { id, slug, role } of await listMemberships(db, userId)) {
     if (role === 'owner' && await countOtherOwners(db, id, userId) === 0) slugs.push(slug)
@@ -179,7 +179,7 @@ function stateOf ({ disabled_at, has_password }: User & { has_password: boolean 
 
 async function userOf (db: Db, email: string): Promise<User> {
   const user = await findUserByEmail(db, email)
-  if (user === undefined) throw new StartError(`There is no account of ${email}`)
+  if (user === undefined) throw new StartError(`There is no account with ${email}`)
   return user
 }
 

@@ -5,7 +5,7 @@ import { parse } from '../common/words.ts'
 
 /** `serve` command. */
 export const noun: Noun = {
-  help: `  serve                                   migrate and serve (docs/operations/variables.md has the variables)
+  help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
 `,
 
   run: async (args, env) => {

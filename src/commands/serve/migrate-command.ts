@@ -6,7 +6,7 @@ import { parse } from '../common/words.ts'
 
 /** `migrate` command. */
 export const noun: Noun = {
-  help: `  migrate                                 bring the schema up to date
+  help: `  migrate                                 migrate the schema to this build
 `,
 
   run: async (args, env) => {

@@ -57,8 +57,8 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const measure = measureAlone(metrics, 'supervisor')
   const counters = joinCommonCounters(tell, (isAlone) => {
     measure(isAlone)
-    if (isAlone) log?.warn('the supervisor does not answer: limits are counted by each worker for itself')
-    else log?.warn('limits are counted over all workers again')
+    if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
+    else log?.warn('limits are counted across all workers again')
   })
   // By default, Node.js exits at once when the supervisor disconnects, and aborts requests in progress.
   worker.exitedAfterDisconnect = true
@@ -70,7 +70,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     process.once('disconnect', () => {
       // Without the supervisor, the worker can never open a port.
       if (!isListening) process.exit(1)
-      log?.error('the supervisor has gone: stopping')
+      log?.error('supervisor disconnected: stopping')
       resolve()
     })
   })
@@ -126,7 +126,7 @@ async function run (
   // Only serving processes load the application, while they wait for the database.
   const service = import('../../app.ts')
   const opened = await open(config, {
-    onFatal: (error) => die('the database cannot go on', error), provider, waits: interrupted
+    onFatal: (error) => die('database failed; restart required', error), provider, waits: interrupted
   })
   try {
     const { buildApp } = await service

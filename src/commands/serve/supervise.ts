@@ -149,13 +149,13 @@ function createCrew (
         ({ reason: error.message }))
       if (isStopping) return
       if (port === undefined) {
-        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all of them listened`))
+        return failed(new StartError(reason ?? `A worker ended with ${signal ?? code} before all workers were listening`))
       }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
       ends?.inc()
       early = performance.now() - began < SETTLED ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
-      log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'a worker has ended')
+      log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'worker ended')
       await pause(wait)
       if (isStopping) return
     }

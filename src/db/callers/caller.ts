@@ -3,8 +3,8 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
-/** A caller's role in a project, through a team. */
-export interface HeldByTeam { team_id: string, project_id: string, role: Role }
+/** A role in a project through a team. */
+export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
 /**
  * The credential of a request. An API token: its id and the hash, in hex, of the value that was sent; with `user_id`
@@ -12,7 +12,7 @@ export interface HeldByTeam { team_id: string, project_id: string, role: Role }
  * that authorized the request.
  */
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
-  { access_token: number, user_id: number, role: Role }) & { teams?: readonly HeldByTeam[] }
+  { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
 
 /** A caller, and the organization that the request changes. */
 export type CallerIn = Caller & { organization_id: string }
@@ -30,16 +30,16 @@ export class CallerEnded extends Error {
  * A row that a change needs is locked by another transaction. A change that has locked the counter does not wait for
  * another row: it is rolled back and runs again after 20 ms.
  */
-export class RowHeld extends Error {
-  override readonly name = 'RowHeld'
+export class RowLocked extends Error {
+  override readonly name = 'RowLocked'
 
   constructor () {
     super('a row that the change needs is locked')
   }
 }
 
-/** `live`: credential and role still exist. `held`: another transaction has locked them and may end them. */
-export type Verdict = 'live' | 'ended' | 'held'
+/** `live`: credential and role still exist. `locked`: another transaction has locked them and may end them. */
+export type Verdict = 'live' | 'ended' | 'locked'
 
 interface Parameters { callers: string }
 
@@ -122,6 +122,6 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   const taken = own.filter(({ is_of_person }) => is_of_person)
   const locked = new Set([...others, ...taken].map(({ n }) => n))
   const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>
-    [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'held' : 'ended']))
+    [key, caller === null || live.has(n) ? 'live' : locked.has(n) ? 'locked' : 'ended']))
   return keys.map((key) => verdicts.get(key)!)
 }

@@ -10,15 +10,15 @@ import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemo
 /** API tokens of an organization that ended with a membership or grant: their number, and the first ids. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
 
-/** API tokens that are about to end: all of them, of which the first, up to an id, are taken. */
-export interface HeldTokens { ended: EndedTokens[], last: number, areAll: boolean }
+/** API tokens that are about to end. Those up to the id `last` are locked. */
+export interface EndingTokens { ended: EndedTokens[], last: number, areAll: boolean }
 
 interface RevokedGrant { id: number, user_id: number, client_id: string }
 
-const MOST_NAMED = 50
+const MAX_NAMED = 50
 
-/** Ids as an event names them: 50 at most. */
-export const namesOf = (ids: readonly number[]): string => ids.slice(0, MOST_NAMED).join(' ')
+/** Ids for an event: the first 50. */
+export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAMED).join(' ')
 
 /**
  * Revokes the matching grants. Their token pairs and API tokens become invalid; the rows of many API tokens are deleted
@@ -62,39 +62,39 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
     organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
   })})`)!
-  const held = await lockTokens(db, which)
-  await deleteHeld(db, which, held)
-  if (!held.areAll) {
+  const locked = await lockTokens(db, which)
+  await deleteLocked(db, which, locked)
+  if (!locked.areAll) {
     const { organization_id, grant_id } = api_tokens
     const removals = db.selectDistinct({ organization_id, ended: sql`'grant'`.as('ended'), ended_id: grant_id })
       .from(api_tokens).where(which)
     await createTokenRemovals(db, removals.getSQL())
   }
-  return held.ended
+  return locked.ended
 }
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// The first API tokens that a condition names, locked by their ids until the end of the transaction.
-async function holdSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
+// The first matching API tokens, locked in the order of ids until the end of the transaction.
+async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
   return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
 }
 
-// Takes some of them, and counts all. The caller holds what they hang on, so that none of the others changes anything
-// any more, or makes another one.
-async function lockTokens (db: Db, which: SQL): Promise<HeldTokens> {
-  const held = await holdSome(db, which)
-  const areAll = held.length < PIECE
-  return { ended: areAll ? byOrganization(held) : await countTokens(db, which), last: held.at(-1)?.id ?? 0, areAll }
+// Locks some tokens, and counts all. The caller has locked the membership or grant, so the tokens can neither act nor
+// create other tokens.
+async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
+  const locked = await lockSome(db, which)
+  const areAll = locked.length < PIECE
+  return { ended: areAll ? byOrganization(locked) : await countTokens(db, which), last: locked.at(-1)?.id ?? 0, areAll }
 }
 
-function byOrganization (held: readonly { organization_id: string, id: number }[]): EndedTokens[] {
+function byOrganization (locked: readonly { organization_id: string, id: number }[]): EndedTokens[] {
   const found = new Map<string, EndedTokens>()
-  for (const { organization_id, id } of held) {
+  for (const { organization_id, id } of locked) {
     const its = found.get(organization_id) ?? { organization_id, count: 0, ids: [] }
     its.count++
-    if (its.ids.length < MOST_NAMED) its.ids.push(id)
+    if (its.ids.length < MAX_NAMED) its.ids.push(id)
     found.set(organization_id, its)
   }
   return [...found.values()]
@@ -105,11 +105,11 @@ async function countTokens (db: Db, which: SQL): Promise<EndedTokens[]> {
   return db.select({
     organization_id,
     count: sql<number>`count(*)::int`,
-    ids: sql<number[]>`to_jsonb((array_agg(${id} ORDER BY ${id}))[1:${sql.raw(String(MOST_NAMED))}])`
+    ids: sql<number[]>`to_jsonb((array_agg(${id} ORDER BY ${id}))[1:${sql.raw(String(MAX_NAMED))}])`
   }).from(api_tokens).where(which).groupBy(organization_id)
 }
 
-async function deleteHeld (db: Db, which: SQL, { ended, last }: Pick<HeldTokens, 'ended' | 'last'>): Promise<void> {
+async function deleteLocked (db: Db, which: SQL, { ended, last }: Pick<EndingTokens, 'ended' | 'last'>): Promise<void> {
   if (ended.length > 0) await db.delete(api_tokens).where(and(which, lte(api_tokens.id, last)))
 }
 
@@ -121,10 +121,10 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
     WHERE g.id = ${api_tokens.grant_id} AND g.user_id = ${userId}::bigint)`)!
   const all: { organization_id: string, id: number }[] = []
-  // Whoever waits for one that is just making another does not see what that makes: so, until there is none.
-  for (let held = await holdSome(db, which); held.length > 0; held = await holdSome(db, which)) {
-    await db.delete(api_tokens).where(and(which, lte(api_tokens.id, held.at(-1)!.id)))
-    all.push(...held)
+  // While this statement waits for a token's lock, that token may create another one. So repeat until no token is left.
+  for (let locked = await lockSome(db, which); locked.length > 0; locked = await lockSome(db, which)) {
+    await db.delete(api_tokens).where(and(which, lte(api_tokens.id, locked.at(-1)!.id)))
+    all.push(...locked)
   }
   return byOrganization(all)
 }
@@ -136,7 +136,7 @@ const tokensOf = (organizationId: string, userId: number) =>
  * Locks the API tokens that a person created in an organization, and counts all. The caller has locked the organization
  * and, if it exists, the membership.
  */
-export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<HeldTokens> {
+export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndingTokens> {
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
@@ -145,10 +145,10 @@ export async function lockTokensOfMember (db: Db, organizationId: string, userId
  * membership does not revive them (`endTokensOfBefore`).
  */
 export async function deleteTokensOfMember (
-  db: Db, organization_id: string, user_id: number, held: HeldTokens
+  db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {
-  await deleteHeld(db, tokensOf(organization_id, user_id), held)
-  if (!held.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
+  await deleteLocked(db, tokensOf(organization_id, user_id), locked)
+  if (!locked.areAll) await createTokenRemovals(db, ofMember(organization_id, user_id))
 }
 
 const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
@@ -159,10 +159,10 @@ const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
  * are more than one statement can delete: then the person cannot join yet.
  */
 export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
-  const held = await lockTokensOfMember(db, organization_id, user_id)
-  await deleteTokensOfMember(db, organization_id, user_id, held)
-  if (!held.areAll) return false
-  // What they make from now on is not to be removed.
+  const locked = await lockTokensOfMember(db, organization_id, user_id)
+  await deleteTokensOfMember(db, organization_id, user_id, locked)
+  if (!locked.areAll) return false
+  // Tokens of the new membership must not be removed.
   await deleteTokenRemoval(db, ofMember(organization_id, user_id))
   return true
 }

@@ -2,7 +2,7 @@ import { eq, sql, type SQL } from 'drizzle-orm'
 import { MOST_OWNED } from '../../../schemas/organizations.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
-import { byQuestion, gather } from '../postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
@@ -74,11 +74,11 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
  * @param member as for `teamRoles`
  */
 export const rolesInTeams = (member: SQL): SQL => sql`(
-  SELECT jsonb_agg(asked_role.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS asked_role (role)
+  SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (
     SELECT FROM team_members tm
     CROSS JOIN ${lookUp('tp', team_projects,
-      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = asked_role.role`)}
+      sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = requested.role`)}
     WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
 
 /** Roles whose MAC verifies. Other roles are reported and ignored. */
@@ -93,23 +93,23 @@ export function authenticTeamRoles (
 
 interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }
 
-interface RolesRow { organization_id: string, user_id: string, question: number, found: TeamRoleFound[] | null }
+interface RolesRow { organization_id: string, user_id: string, query_index: number, found: TeamRoleFound[] | null }
 
-const rolesInProject = preparedSql<RolesRow, { asked: string }>('roles_in_project', ($) => sql`
-  SELECT asked.organization_id, asked.user_id, asked.question, CASE
-    WHEN asked.id IS NULL THEN ${teamRoles(sql`asked`, sql`slug = asked.slug`)}
-    ELSE ${teamRoles(sql`asked`, sql`id = asked.id`)} END AS found
-  FROM jsonb_to_recordset(${$('asked')}::jsonb)
-    AS asked (question int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
+const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_project', ($) => sql`
+  SELECT queries.organization_id, queries.user_id, queries.query_index, CASE
+    WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`)}
+    ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS found
+  FROM jsonb_to_recordset(${$('queries')}::jsonb)
+    AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
 /**
  * The roles of a member through teams in one project, by its slug or id. Roles whose MAC does not verify are left out.
  */
-export const findTeamRoles = gather({
+export const findTeamRoles = batchLoad({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
-  find: async (db, questions) => {
-    const asked = questions.map((one, question) => ({ question, ...one }))
-    return byQuestion(await rolesInProject(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map((one, query_index) => ({ query_index, ...one }))
+    return groupByQuery(await rolesInProject(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) =>
     authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)

@@ -1,7 +1,7 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
 import { authorityOf, tampered } from '../rows/authority.ts'
-import { CallerEnded, RowHeld, validateCallers, type Caller } from '../callers/caller.ts'
+import { CallerEnded, RowLocked, validateCallers, type Caller } from '../callers/caller.ts'
 import {
   CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
 } from '../events.ts'
@@ -74,11 +74,11 @@ export async function lockCounters (
   db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
 ): Promise<Map<string, Counter>> {
   // Without a transaction the lock would end with the statement.
-  if (!is(db, PgTransaction)) throw new Error('a counter is locked in a transaction')
+  if (!is(db, PgTransaction)) throw new Error('a counter can only be locked in a transaction')
   const sentAt = performance.now()
   const rows = await LOCK[which](db, { ids: JSON.stringify([...new Set(ids)]), synchronous_commit })
   const chain = chainOf(db)
-  for (const { clock } of rows) chain.told(clock, sentAt)
+  for (const { clock } of rows) chain.recordClockSample(clock, sentAt)
   await openKeys(db, rows)
   return new Map(rows.map((row) => [row.organization_id, {
     organization_id: row.organization_id,
@@ -119,7 +119,7 @@ export async function openChange (
     const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
     if (verdict === 'ended') throw new CallerEnded()
     if (verdict === 'live') break
-    if (waitNow() >= late) throw new RowHeld()
+    if (waitNow() >= late) throw new RowLocked()
     await pauseFor(POLL_INTERVAL_MS)
   }
   counter.live.add(key)

@@ -1,5 +1,5 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
-import { RowHeld, type Caller } from '../callers/caller.ts'
+import { RowLocked, type Caller } from '../callers/caller.ts'
 import { counterOf, openChange } from './chain.ts'
 import {
   databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT
@@ -69,7 +69,7 @@ export async function transaction<T> (
     try {
       return await attempt()
     } catch (error) {
-      if (error instanceof RowHeld || (organization_id !== undefined && isLockTimeout(error))) {
+      if (error instanceof RowLocked || (organization_id !== undefined && isLockTimeout(error))) {
         await pauseUntil(until)
         continue
       }
@@ -107,7 +107,7 @@ async function begin<T> (
       await answering?.begin(tx)
       result = await fn(tx)
     } catch (error) {
-      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowHeld() : error
+      throw counterOf(tx) !== undefined && isLockTimeout(error) ? new RowLocked() : error
     }
     if (answering == null) return result
     resolve(result)

@@ -7,46 +7,46 @@ import path from 'node:path'
 // moment, with all committed data. The same socket takes messages to this process, such as the outcome of a backup.
 
 const NAME = 'copies'
-// A request is a path, and a line.
-const MOST = 8192
-// Whoever is asked says an empty line at once, and each second until there is an answer, however long that takes; and
-// learns by it whether anybody still waits.
-const SIGN = '\n'
-const SIGN_EVERY = 1_000
-const SILENCE = 10_000
+// Maximum length of a request: a path, or one line of JSON.
+const MAX_REQUEST_LENGTH = 8192
+// The server sends an empty line at once and then each second as a heartbeat until it responds. The heartbeat also
+// detects clients that have disconnected.
+const HEARTBEAT = '\n'
+const HEARTBEAT_MS = 1_000
+const SILENCE_TIMEOUT_MS = 10_000
 const DONE = 'done'
-const NOBODY = ''
-// What is told is JSON; a path begins otherwise.
-const TOLD = '{'
+const NO_RESPONSE = ''
+// A message is JSON; a path never begins with a brace.
+const MESSAGE_START = '{'
 
 /** Serves copies and messages one after the other; returns a function that stops the server. */
 export async function serveCopies (
-  dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (told: string) => Promise<void>
+  dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (message: string) => Promise<void>
 ): Promise<() => void> {
   let last: Promise<unknown> = Promise.resolve()
   const server = net.createServer({ allowHalfOpen: true }, (socket) => {
-    let asked = ''
-    const gone = new AbortController()
-    const sign = () => { socket.write(SIGN) }
-    let signs: NodeJS.Timeout | undefined
+    let request = ''
+    const disconnected = new AbortController()
+    const sendHeartbeat = () => { socket.write(HEARTBEAT) }
+    let heartbeats: NodeJS.Timeout | undefined
     socket.on('close', () => {
-      clearInterval(signs)
-      gone.abort()
+      clearInterval(heartbeats)
+      disconnected.abort()
     })
     socket.setEncoding('utf8')
     socket.on('error', () => {})
     socket.on('data', (text: string) => {
-      asked += text
-      if (asked.length > MOST) socket.destroy()
+      request += text
+      if (request.length > MAX_REQUEST_LENGTH) socket.destroy()
     })
     socket.on('end', () => {
-      sign()
-      signs = setInterval(sign, SIGN_EVERY).unref()
+      sendHeartbeat()
+      heartbeats = setInterval(sendHeartbeat, HEARTBEAT_MS).unref()
       last = last.then(async () => {
-        if (gone.signal.aborted) return
-        await (asked.startsWith(TOLD) ? hear(asked) : copy(asked, gone.signal))
+        if (disconnected.signal.aborted) return
+        await (request.startsWith(MESSAGE_START) ? hear(request) : copy(request, disconnected.signal))
       }).then(() => DONE, (error: unknown) => (error as Error).message).then((answer) => {
-        clearInterval(signs)
+        clearInterval(heartbeats)
         socket.end(answer)
       })
     })
@@ -62,17 +62,19 @@ export async function serveCopies (
   }
 }
 
-/** Has the files of the database in `dir` copied to where nothing is yet. False where nobody answers. */
-export async function askForCopy (dir: string, to: string): Promise<boolean> {
+/**
+ * Requests a copy of the database files in `dir` to a new directory. Returns false if no process has the database open.
+ */
+export async function requestCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
-  if (answer !== NOBODY && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
+  if (answer !== NO_RESPONSE && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
   return answer === DONE
 }
 
-/** Tells who has the database in `dir` open something. Throws where nobody takes it. */
-export async function tellHolder (dir: string, what: object): Promise<void> {
+/** Sends a message to the process that has the database in `dir` open. Throws if the message is not accepted. */
+export async function sendToOwner (dir: string, what: object): Promise<void> {
   const answer = await ask(dir, JSON.stringify(what))
-  if (answer !== DONE) throw new Error(answer === NOBODY ? 'nobody has the embedded database open any more' : answer)
+  if (answer !== DONE) throw new Error(answer === NO_RESPONSE ? 'no process has the embedded database open any more' : answer)
 }
 
 // Returns the response, or the reason why there is none.
@@ -80,18 +82,18 @@ async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {
     return await new Promise<string>((resolve) => {
-      let said = ''
+      let response = ''
       const socket = net.connect({ path: `${base}/${NAME}`, allowHalfOpen: true })
       socket.setEncoding('utf8')
-      socket.on('data', (text: string) => { said += text })
-      socket.on('error', () => resolve(NOBODY))
-      socket.setTimeout(SILENCE, () => {
+      socket.on('data', (text: string) => { response += text })
+      socket.on('error', () => resolve(NO_RESPONSE))
+      socket.setTimeout(SILENCE_TIMEOUT_MS, () => {
         socket.destroy()
-        resolve(`who has it open says nothing for ${SILENCE / 1000} s`)
+        resolve(`the process that has it open did not respond for ${SILENCE_TIMEOUT_MS / 1000} s`)
       })
       socket.on('end', () => {
         socket.destroy()
-        resolve(said.trim())
+        resolve(response.trim())
       })
       socket.end(request)
     })

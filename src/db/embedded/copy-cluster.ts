@@ -10,8 +10,8 @@ export interface Copying {
   onProgress: () => void
   /** Whether the client that requested the copy has disconnected. */
   isCancelled: () => boolean
-  /** Bytes that fit beside a path; by default, what its file system says. */
-  roomBeside?: (place: string) => number
+  /** Free bytes at a path; by default, those of its file system. */
+  freeBytesBeside?: (place: string) => number
 }
 
 /**
@@ -19,11 +19,11 @@ export interface Copying {
  * the service stops on a full disk. A failed copy is removed.
  */
 export function copyCluster (
-  from: string, to: string, { onProgress, isCancelled, roomBeside = freeBytes }: Copying
+  from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {
   const needed = sizeOf(from) + SPARE
-  const room = roomBeside(path.dirname(to))
-  if (room < needed) throw new Error(`that needs ${inMiB(needed)} of free disk space, and there are ${inMiB(room)}`)
+  const free = freeBytesBeside(path.dirname(to))
+  if (free < needed) throw new Error(`a copy needs ${inMiB(needed)} of free disk space, but only ${inMiB(free)} are free`)
   try {
     copy(from, to)
   } catch (error) {
@@ -34,12 +34,12 @@ export function copyCluster (
   function copy (source: string, target: string) {
     fs.mkdirSync(target, { mode: 0o700 })
     for (const entry of fs.readdirSync(source, { withFileTypes: true })) {
-      if (isCancelled()) throw new Error('nobody waits for it any more')
+      if (isCancelled()) throw new Error('the client has disconnected')
       onProgress()
-      const [one, other] = [path.join(source, entry.name), path.join(target, entry.name)]
-      if (entry.isDirectory()) copy(one, other)
-      // Where the file system can, nothing is copied before it is changed.
-      else fs.copyFileSync(one, other, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
+      const [sourcePath, targetPath] = [path.join(source, entry.name), path.join(target, entry.name)]
+      if (entry.isDirectory()) copy(sourcePath, targetPath)
+      // On a copy-on-write file system, this shares blocks instead of copying.
+      else fs.copyFileSync(sourcePath, targetPath, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
     }
   }
 }

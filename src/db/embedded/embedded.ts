@@ -11,14 +11,14 @@ import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 
-// A statement ends after three seconds at PostgreSQL; this one knows no such time-out.
-const SILENCE = 8_000
-const PATIENCE = 60_000
-const LOOK_EVERY = 500
-const CLOSE_DEADLINE = 5_000
-// How much of a function has to run before V8 compiles it anew into faster code; an int. By default that is the size of
-// a start, which then compiles for seconds what it is about to be done with, in memory that the process keeps (40 to 80
-// MB). A large function is counted whole at each turn of its loops: what serves a while gets there.
+// A PostgreSQL server ends a statement after three seconds; the embedded one has no statement timeout.
+const SILENCE_TIMEOUT_MS = 8_000
+const PROGRESS_TIMEOUT_MS = 60_000
+const CHECK_INTERVAL_MS = 500
+const CLOSE_TIMEOUT_MS = 5_000
+// V8's budget before it recompiles a function into faster code (an int). With the default, V8 recompiles for seconds
+// during the start and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is
+// still optimized.
 const TIERING_BUDGET = 2_000_000_000
 
 /** The template that a first start unpacks. The build creates it. */
@@ -42,8 +42,8 @@ export interface EmbeddedOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with a progress message from time to time while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with what another process of this machine tells who has the database open: JSON. */
-  onTold?: ((told: string) => Promise<void>) | undefined
+  /** Called with JSON from another process of this machine (`sendToOwner`). */
+  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
 /** The `workerData` of the threads. */
@@ -63,13 +63,13 @@ declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
 interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
 
-/** Thrown when work of unknown length ends because the disk is full. */
-export class NoRoom extends Error {}
+/** The disk became full during long work. */
+export class DiskFull extends Error {}
 
 /** Opens the embedded database in a directory, which stays locked until `close`. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
-  onTold = async () => { throw new Error('it takes no word') }
+  onMessage = async () => { throw new Error('this process accepts no messages') }
 }: EmbeddedOptions): Promise<Embedded> {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
@@ -78,8 +78,8 @@ export async function openEmbedded ({
   const cancelled = new Int32Array(new SharedArrayBuffer(4))
   let stalled = (_reason: string) => {}
   const watchdog = createWatchdog({
-    silence: SILENCE,
-    patience: PATIENCE,
+    silence: SILENCE_TIMEOUT_MS,
+    patience: PROGRESS_TIMEOUT_MS,
     progress: () => Atomics.load(progress, 0),
     onWait,
     onStall: (reason) => stalled(reason)
@@ -87,7 +87,7 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
-  const endCopies = await serveCopies(dir, copy, onTold).catch((error: unknown) => {
+  const endCopies = await serveCopies(dir, copy, onMessage).catch((error: unknown) => {
     unlock()
     throw error
   })
@@ -113,7 +113,7 @@ export async function openEmbedded ({
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
-    const looking = setInterval(look, LOOK_EVERY).unref()
+    const looking = setInterval(look, CHECK_INTERVAL_MS).unref()
     thread.once('exit', () => clearInterval(looking))
     const done = watchdog.patiently(what)
     watchdog.begin()
@@ -152,7 +152,7 @@ export async function openEmbedded ({
     try {
       return await work()
     } catch (error) {
-      throw isFull ? new NoRoom(noRoom()) : error
+      throw isFull ? new DiskFull(noRoom()) : error
     } finally {
       one?.off('message', look)
       done()
@@ -169,7 +169,7 @@ export async function openEmbedded ({
     // The client disconnects after its copy, too: the listener would then cancel the next copy.
     const done = () => whileWanted.removeEventListener('abort', cancel)
     await patiently('is copied', () => new Promise<void>((resolve, reject) => {
-      const ended = () => reject(new Error('its thread ended'))
+      const ended = () => reject(new Error('its worker thread has ended'))
       one.once('exit', ended)
       one.on('message', function look ({ copied }: Answer) {
         if (copied === undefined) return
@@ -245,7 +245,7 @@ async function shut (worker: Worker) {
     worker.postMessage({ close: true })
     let timer: NodeJS.Timeout | undefined
     await heard(worker, 'closed', fail => {
-      timer = setTimeout(() => fail('it does not close'), CLOSE_DEADLINE)
+      timer = setTimeout(() => fail('it does not close'), CLOSE_TIMEOUT_MS)
     }).catch(() => {})
     clearTimeout(timer)
   }
@@ -260,7 +260,7 @@ function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail
       else resolve()
     }
     const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
-    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its thread ended'))
+    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its worker thread has ended'))
     giveUp(reason => done(new Error(reason)))
     worker.on('message', message).on('error', done).on('exit', exit)
   })

@@ -67,7 +67,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
  * retries failures in the next call. A directory with other content than `content` is kept: a copy of a locked
  * directory contains its lock files, too.
  */
-export async function removeUnheld (parent: string, beginning: string, content: string): Promise<void> {
+export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {
     const dir = path.join(parent, name)
     try {

@@ -28,7 +28,7 @@ export interface WatchdogOptions {
   now? (): number
 }
 
-const SAY_EVERY = 10_000
+const REPORT_INTERVAL_MS = 10_000
 
 export function createWatchdog ({
   silence, patience, progress, onWait, onStall, now = () => performance.now()
@@ -57,7 +57,7 @@ export function createWatchdog ({
       if (patient !== undefined && current !== moved) sign = now()
       moved = current
       if (working === 0) return
-      if (patient !== undefined && now() - patient.said >= SAY_EVERY) {
+      if (patient !== undefined && now() - patient.said >= REPORT_INTERVAL_MS) {
         patient.said = now()
         onWait(
           `Waiting for the embedded database, which ${patient.what} (${Math.round((now() - patient.since) / 1000)} s)`

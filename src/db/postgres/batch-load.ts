@@ -5,34 +5,34 @@ import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
 
-/** Queries that one statement answers at most. */
-const MOST = 100
-/** Queries of one look-up that wait at most. */
-const MOST_WAITING = 10_000
-interface Asked<Q, A> {
-  question: Q
-  answer: Promise<A>
-  resolve: (answer: A | Promise<A>) => void
+/** Maximum queries in one statement. */
+const MAX_BATCH = 100
+/** Maximum queries in the queue of one loader. */
+const MAX_QUEUE = 10_000
+interface Queued<Q, A> {
+  query: Q
+  result: Promise<A>
+  resolve: (result: A | Promise<A>) => void
   reject: (error: unknown) => void
-  /** When the query was made, by `waitNow`. */
-  at: number
+  /** The time of the query, by `waitNow`. */
+  queuedAt: number
 }
 
 /** The queue of a loader, and its number of free slots. */
 interface Pending<Q, A> {
-  asked: Map<string, Asked<Q, A>>
+  queue: Map<string, Queued<Q, A>>
   freeSlots: number
   isScheduled: boolean
 }
 
 /** How to load several queries at once. */
 export interface LookUp<Q, R, A> {
-  /** Equal for equal queries, which share one answer. */
-  keyOf: (question: Q) => string
+  /** The key of a query. Queries with equal keys share one result. */
+  keyOf: (query: Q) => string
   /** The rows for each of the queries, in their order. */
-  find: (db: Db, questions: Q[]) => Promise<R[][]>
-  /** The answer to a query from its rows. An error that it throws is the answer to that query alone. */
-  read: (db: Db, rows: R[], question: Q) => A
+  find: (db: Db, queries: Q[]) => Promise<R[][]>
+  /** The result of a query from its rows. An error rejects this query alone. */
+  read: (db: Db, rows: R[], query: Q) => A
 }
 
 /**
@@ -41,66 +41,66 @@ export interface LookUp<Q, R, A> {
  * a revoked token is refused at once. In a transaction each query is a statement of its own. A query that waits longer
  * than two seconds before it is sent is refused (DatabaseUnavailable).
  */
-export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, question: Q) => Promise<A> {
+export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, query: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()
 
-  const alone = async (db: Db, question: Q): Promise<A> => read(db, (await find(db, [question]))[0]!, question)
+  const alone = async (db: Db, query: Q): Promise<A> => read(db, (await find(db, [query]))[0]!, query)
 
   function send (db: Db, pending: Pending<Q, A>) {
-    while (pending.asked.size > 0 && pending.freeSlots > 0) {
-      const batch = takeInTime(pending.asked)
+    while (pending.queue.size > 0 && pending.freeSlots > 0) {
+      const batch = takeInTime(pending.queue)
       if (batch.length === 0) continue
       pending.freeSlots--
-      answerAll(db, batch).finally(() => {
+      resolveAll(db, batch).finally(() => {
         pending.freeSlots++
         send(db, pending)
       })
     }
   }
 
-  function takeInTime (asked: Map<string, Asked<Q, A>>): Asked<Q, A>[] {
-    const batch: Asked<Q, A>[] = []
-    for (const [key, one] of asked) {
-      if (batch.length === MOST) break
-      asked.delete(key)
-      if (waitNow() - one.at < MAX_WAIT) batch.push(one)
-      else one.reject(neverSent('A query waited too long for the database'))
+  function takeInTime (queue: Map<string, Queued<Q, A>>): Queued<Q, A>[] {
+    const batch: Queued<Q, A>[] = []
+    for (const [key, entry] of queue) {
+      if (batch.length === MAX_BATCH) break
+      queue.delete(key)
+      if (waitNow() - entry.queuedAt < MAX_WAIT) batch.push(entry)
+      else entry.reject(neverSent('A query waited too long for the database'))
     }
     return batch
   }
 
-  // Never rejects: each query gets its own answer.
-  async function answerAll (db: Db, asked: readonly Asked<Q, A>[]) {
+  // Never rejects: each query gets its own result.
+  async function resolveAll (db: Db, batch: readonly Queued<Q, A>[]) {
     try {
-      const rows = await find(db, asked.map(({ question }) => question))
-      for (const [i, { question, resolve, reject }] of asked.entries()) {
+      const rows = await find(db, batch.map(({ query }) => query))
+      for (const [i, { query, resolve, reject }] of batch.entries()) {
         try {
-          resolve(read(db, rows[i]!, question))
+          resolve(read(db, rows[i]!, query))
         } catch (error) {
           reject(error)
         }
       }
     } catch (error) {
-      // A value of one query is invalid for its type (SQLSTATE class 22): the other queries are answered.
-      const isOfOne = asked.length > 1 && codeOf(error)?.startsWith('22')
-      for (const { question, resolve, reject } of asked) {
-        if (isOfOne) resolve(alone(db, question))
+      // A value of one query is invalid for its type (SQLSTATE class 22): retry the queries one by one.
+      const isInvalidValue = batch.length > 1 && codeOf(error)?.startsWith('22')
+      for (const { query, resolve, reject } of batch) {
+        if (isInvalidValue) resolve(alone(db, query))
         else reject(error)
       }
     }
   }
 
-  return (db, question) => {
-    if (is(db, PgTransaction)) return alone(db, question)
+  return (db, query) => {
+    if (is(db, PgTransaction)) return alone(db, query)
     let pending = all.get(db)
-    if (pending === undefined) all.set(db, pending = { asked: new Map(), freeSlots: slotsOf(db), isScheduled: false })
-    const key = keyOf(question)
-    const same = pending.asked.get(key)
-    if (same !== undefined) return same.answer
-    if (pending.asked.size >= MOST_WAITING) return Promise.reject(neverSent('Too many queries wait for the database'))
-    let settle!: Pick<Asked<Q, A>, 'resolve' | 'reject'>
-    const answer = new Promise<A>((resolve, reject) => { settle = { resolve, reject } })
-    pending.asked.set(key, { question, answer, ...settle, at: waitNow() })
+    if (pending === undefined) all.set(db, pending = { queue: new Map(), freeSlots: slotsOf(db), isScheduled: false })
+    const key = keyOf(query)
+    const duplicate = pending.queue.get(key)
+    if (duplicate !== undefined) return duplicate.result
+    if (pending.queue.size >= MAX_QUEUE) return Promise.reject(neverSent('Too many queries wait for the database'))
+    let settle!: Pick<Queued<Q, A>, 'resolve' | 'reject'>
+    const result = new Promise<A>((resolve, reject) => { settle = { resolve, reject } })
+    pending.queue.set(key, { query, result, ...settle, queuedAt: waitNow() })
     if (!pending.isScheduled && pending.freeSlots > 0) {
       pending.isScheduled = true
       setImmediate(() => {
@@ -108,13 +108,13 @@ export function gather<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: D
         send(db, pending)
       })
     }
-    return answer
+    return result
   }
 }
 
-/** Rows by the number of their question, from 0. */
-export function byQuestion<R extends { question: number }> (rows: readonly R[], questions: number): R[][] {
-  const all = Array.from({ length: questions }, (): R[] => [])
-  for (const row of rows) all[row.question]!.push(row)
+/** Groups rows by the number of their query, from 0. */
+export function groupByQuery<R extends { query_index: number }> (rows: readonly R[], queries: number): R[][] {
+  const all = Array.from({ length: queries }, (): R[] => [])
+  for (const row of rows) all[row.query_index]!.push(row)
   return all
 }

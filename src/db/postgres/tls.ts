@@ -52,11 +52,11 @@ export function tlsOf (databaseUrl: string): Tls {
 const WEAKNESSES: Partial<Record<Mode, string>> = {
   disable: 'The connection to the database is not encrypted: use sslmode=verify-full in DATABASE_URL',
   allow:
-    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
   prefer:
-    'The connection to the database is encrypted only if nobody objects, and whose it is is not checked: use sslmode=verify-full in DATABASE_URL',
+    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
   require:
-    'The connection to the database is encrypted, but anybody may answer it: use sslmode=verify-full in DATABASE_URL'
+    'The connection to the database is encrypted, but the server certificate is not verified: use sslmode=verify-full in DATABASE_URL'
 }
 
 function modeOf (word: string): Mode {
@@ -69,7 +69,7 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
   if (mode === 'allow' || mode === 'prefer') return 'prefer'
   if (mode === 'require') return 'require'
   if (mode === 'verify-ca' && (root === null || root === 'system')) {
-    refuse('sslmode=verify-ca needs sslrootcert with a file: any of the public authorities would vouch for anybody')
+    refuse('sslmode=verify-ca needs sslrootcert with a file: with public authorities, any server with a certificate would be accepted')
   }
   const identity: ConnectionOptions['checkServerIdentity'] = mode === 'verify-ca'
     ? () => undefined
@@ -94,7 +94,7 @@ function readAuthority (file: string): string {
   } catch (error) {
     return refuse(`sslrootcert cannot be read (${(error as NodeJS.ErrnoException).code})`)
   }
-  return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert holds no certificate in PEM')
+  return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert contains no PEM certificate')
 }
 
 function hostsOf (address: string): string[] {

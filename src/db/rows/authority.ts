@@ -59,7 +59,7 @@ export const findAuthority = (db: Db): RowAuthority | undefined => authorities.g
 
 export function authorityOf (db: Db): RowAuthority {
   const authority = authorities.get(db)
-  if (authority === undefined) throw new Error('the database was opened without the key of its rows')
+  if (authority === undefined) throw new Error('the database was opened without its row key')
   return authority
 }
 
@@ -118,7 +118,7 @@ export async function readNow (db: Db): Promise<number> {
 export async function readClock (db: Db): Promise<void> {
   const sentAt = performance.now()
   const [row] = await db.execute(sql`SELECT ${CLOCK} AS clock`) as unknown as { clock: number }[]
-  authorityOf(db).chain.told(row!.clock, sentAt)
+  authorityOf(db).chain.recordClockSample(row!.clock, sentAt)
 }
 
 // Retries after a concurrent change, which shows in the MAC: no two states of a row have the same MAC.

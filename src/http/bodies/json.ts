@@ -5,18 +5,19 @@ import { fail, refuse } from '../../rules/errors.ts'
 /** Limits of a body: the number of fields and array elements, and the nesting depth. */
 export interface Bounds { members: number, depth: number }
 
-const MOST_DEPTH = 20
-// So that a member too many is named, not counted.
+const MAX_DEPTH = 20
+// Allows a few unknown fields, so that the validator can name them in its error.
 const SLACK = 100
-const MOST_PATH = 200
+const MAX_PATH = 200
 
 // Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-const MOST_PIECE = 3 * 1024 * 1024
+// Characters of a list element, and of the rest of the body: parsing them takes a few milliseconds.
+const MAX_PIECE = 3 * 1024 * 1024
 
 /** The limits of a body with this schema. Throws for an unbounded schema. */
 export function boundsOf (schema: TSchema): Bounds {
-  return { members: membersOf(schema) + SLACK, depth: MOST_DEPTH }
+  return { members: membersOf(schema) + SLACK, depth: MAX_DEPTH }
 }
 
 function membersOf (schema: TSchema): number {
@@ -94,8 +95,8 @@ function parse (text: string, path: string): unknown {
 
 function refuseBadText (value: unknown, path: string): void {
   if (typeof value === 'string') {
-    if (value.includes('\0')) refuse(path.slice(1, MOST_PATH) || 'body', 'NUL characters are not allowed')
-    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MOST_PATH) || 'body', 'not well-formed Unicode')
+    if (value.includes('\0')) refuse(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
+    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
   } else if (typeof value === 'object' && value !== null) {
     for (const [key, member] of Object.entries(value)) {
       refuseBadText(key, path)
@@ -249,14 +250,14 @@ class Pieces {
     if (this.#element === undefined) this.#rest += part
     else this.#element += part
     const length = this.#element?.length ?? this.#rest.length
-    if (length > MOST_PIECE) {
+    if (length > MAX_PIECE) {
       refuse(
-        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MOST_PIECE} characters`
+        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MAX_PIECE} characters`
       )
     }
   }
 
-  within (name: string) { this.#member = name.slice(0, MOST_PATH) }
+  within (name: string) { this.#member = name.slice(0, MAX_PATH) }
 
   beginList (at: number) {
     this.take(at + 1)

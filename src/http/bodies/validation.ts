@@ -5,7 +5,7 @@ import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.t
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
-const MOST_ERRORS = 20
+const MAX_ERRORS = 20
 
 /**
  * Validates requests with TypeBox. Bodies are not coerced ("true" and 1 must not confirm a purge); query parameters
@@ -29,15 +29,15 @@ export function judging (schema: TSchema, httpPart = 'body') {
       // TypeBox reports a missing field twice: as missing and as having the wrong type.
       if (error.some((known) => known.instancePath === instancePath)) continue
       error.push({ keyword: 'typebox', instancePath, schemaPath: '', params: {}, message: messageOf(problem) })
-      if (error.length === MOST_ERRORS) break
+      if (error.length === MAX_ERRORS) break
     }
     return { error }
   }
 }
 
 function messageOf (problem: ValueError): string {
-  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown member'
-  // A time that may also be null is a union, and each alternative has errors of its own.
+  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown field'
+  // A nullable time is a union; each alternative has its own errors.
   const all = [problem, ...problem.errors.flatMap((alternative) => [...alternative])]
   const isTimestamp = all.some(({ type, schema }) =>
     type === ValueErrorType.StringFormat && schema.format === 'date-time')

@@ -110,12 +110,12 @@ function simplify (schema: Json): Json {
   return { ...first, ...rest, type: [first.type, 'null'] }
 }
 
-const MOST_OF_32_BITS = 2 ** 31 - 1
+const MAX_INT32 = 2 ** 31 - 1
 
 // Without `format`, code generators use 32-bit integers.
 function sized (schema: Json): Json {
   const { type, maximum = Infinity } = schema
-  const isLarge = [type].flat().includes('integer') && Number(maximum) > MOST_OF_32_BITS
+  const isLarge = [type].flat().includes('integer') && Number(maximum) > MAX_INT32
   return isLarge ? { ...schema, format: 'int64' } : schema
 }
 
@@ -141,7 +141,7 @@ const HEADERS = {
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
   ETag: {
     description:
-      'Of the whole answer, for If-None-Match and If-Match; of a document, for If-Match send the `etag` of its level, or the one that a store answered',
+      'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the `etag` of its level or the ETag of the store response',
     schema: { type: 'string' }
   }
 }
@@ -190,7 +190,7 @@ function sayDefaults (value: unknown): unknown {
   const copy: Json = Object.fromEntries(Object.entries(object).map(([key, member]) =>
     [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
   if (byDefault === undefined || typeof byDefault === 'object') return copy
-  const words = `\`${String(byDefault)}\` when left out`
+  const words = `default: \`${String(byDefault)}\``
   const where = copy.title === undefined ? 'description' : 'x-here'
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 }

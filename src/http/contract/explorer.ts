@@ -16,12 +16,12 @@ interface Operation {
   'x-error-codes'?: string[]
 }
 
-const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples are about the
-organization that it made, \`${FIRST_ORGANIZATION.slug}\`: create a project, a target and an environment, in this order, and the
-others find what they name. Ids that the service makes up are in the answers that made them.
+const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples use the
+organization of the first start, \`${FIRST_ORGANIZATION.slug}\`. Create a project, a target and an environment, in this order; then the
+other examples work. Generated ids are in the responses of the operations that create resources.
 
-Clients are generated from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json), and by what
-takes nothing newer than OpenAPI 3.0 from [openapi-3.0.json](${base}/openapi-3.0.json).`
+Generate clients from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json). Generators that
+support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
  * The document for Swagger UI: the description of each operation explains its scopes and its own errors. Call it before
@@ -53,8 +53,8 @@ function needsOf ({ security = [] }: Operation): string {
   if (security.length === 0) return 'Needs no token.'
   const ways = [...new Set(security.map((way) =>
     Object.values(way).flat().map((scope) => `\`${scope}\``).join(', and ')))]
-  if (ways[0] === '') return 'Any token will do.'
-  return withPurpose(`Needs${ways.length > 1 ? ', by what is asked,' : ''} ${ways.join('; or ')}.`)
+  if (ways[0] === '') return 'Any token is accepted.'
+  return withPurpose(`Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join('; or ')}.`)
 }
 
 // Adds the description of each scope to a text.
@@ -63,7 +63,7 @@ const withPurpose = (text = '') => text.replace(/`(\w[\w-]*:\w+)`/g, (named, sco
 
 function failuresOf (errors: readonly ErrorCode[]): string {
   const lines = errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`)
-  return lines.length === 0 ? '' : `What can go wrong here:\n\n${lines.join('\n')}`
+  return lines.length === 0 ? '' : `Errors of this operation:\n\n${lines.join('\n')}`
 }
 
 /**

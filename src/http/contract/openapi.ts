@@ -12,27 +12,27 @@ import { ICON, LOOK } from '../pages/style.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
-Every request carries \`Authorization: Bearer <token>\`: an organization API token, or an access token with which an
-application acts for a user (OAuth 2.0, authorization code with PKCE). Each operation names the one scope that it needs;
-\`*\` holds all of them, and a user never does more than their role in the organization allows. Times are RFC 3339.
-Answers have them in UTC. Requests may have any offset, and fractions of a second are cut off to the millisecond; a date or a time
-of day that does not exist, a leap second (\`:60\`), and a time before the year 0001 or after the year 9999 in UTC are 422.
-A POST, or any change of billing, with an \`Idempotency-Key\` may be repeated: it takes effect once, and the first
-answer is given again for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are honoured where an
-operation has them, and refused with 422 on every other change. A trailing slash is never redirected.
-Limits are counted per organization. An operation with \`x-limit-of-effect\` counts in that group, too, when it takes effect;
-where it has \`x-limit-instead-of\`, it then counts in the group of its effect only. Every answer carries \`X-Request-Id\`, which
-names it in the log, and of a limited operation \`X-RateLimit-Limit\`, \`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`,
-errors too; \`Retry-After\` comes with 429 alone.
+Send \`Authorization: Bearer <token>\` with every request: an organization API token, or an access token of an
+application that acts for a user (OAuth 2.0, authorization code with PKCE). Each operation lists the scopes that it needs;
+\`*\` includes all scopes. A user never gets more permissions than their role in the organization has. Times are RFC 3339.
+In responses they are in UTC. Requests may use any offset; fractions are truncated to milliseconds. Dates or times
+of day that do not exist, leap seconds (\`:60\`), and times before the year 0001 or after the year 9999 in UTC get 422.
+A POST, or any change of billing, can be repeated with an \`Idempotency-Key\`: it takes effect once, and the first
+response is repeated for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are only supported where
+an operation lists them; other changes reject them with 422. Paths with a trailing slash are not redirected.
+Rate limits are per organization. An operation with \`x-limit-of-effect\` counts in that group, too, when it takes effect;
+with \`x-limit-instead-of\`, it then counts only in the group of its effect. Every response has \`X-Request-Id\`, which
+identifies it in the log. Responses of rate-limited operations, including errors, have \`X-RateLimit-Limit\`,
+\`X-RateLimit-Remaining\` and \`X-RateLimit-Reset\`; only 429 has \`Retry-After\`.
 
-Errors are \`{error, message, details?, errors?}\`. Those of a status are one union, which \`error\` tells apart; the codes
-that an operation has of its own are its \`x-error-codes\`, and any can answer the others: who calls, how often, what was
-sent or repeated, and what failed here. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are answered before an operation is
-looked for.`
+Errors are \`{error, message, details?, errors?}\`. The errors of a status are one union with the discriminator \`error\`. \`x-error-codes\`
+lists the codes that are specific to an operation; every operation can return the other codes: authentication, rate limits,
+validation, repeated requests and internal errors. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are returned before
+routing.`
 
 // In the order in which a new user needs them.
 const TAGS: Record<string, string> = {
-  organizations: 'What everything else belongs to',
+  organizations: 'Organizations, which own all other resources',
   projects: 'Projects of an organization, with a key each',
   targets: 'Targets of a project',
   environments: 'Environments of a target',
@@ -40,10 +40,10 @@ const TAGS: Record<string, string> = {
   versions: 'Version history: list, fetch, restore, delete, purge',
   'encryption-keys': 'Keys of projects',
   'api-tokens': 'Organization API tokens',
-  users: 'Whoever calls',
-  members: 'People in an organization, with a role each',
-  teams: 'People who share roles in projects',
-  audit: 'What was done in an organization',
+  users: 'The caller',
+  members: 'Members of an organization and their roles',
+  teams: 'Members who share roles in projects',
+  audit: 'Audit log of an organization',
   billing: 'Plans, subscriptions, payments and invoices',
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators',
@@ -67,7 +67,7 @@ export async function installOpenApi (app: FastifyInstance) {
             type: 'http',
             scheme: 'bearer',
             bearerFormat: 'dotenv_<organization>_<random>',
-            description: 'An organization API token. Its scopes are named as those of `oauth` are.'
+            description: 'An organization API token. It has the same scopes as `oauth`.'
           },
           oauth: {
             type: 'oauth2',

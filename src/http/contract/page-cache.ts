@@ -3,14 +3,16 @@ import type { FastifyInstance } from 'fastify'
 import { sha256 } from '../../crypto/primitives.ts'
 import { listsEtag } from '../repeats/etags.ts'
 
-interface Kept { body: Buffer, type: string, etag: string }
+interface CachedPage { body: Buffer, type: string, etag: string }
 
-// All files of the documentation are four megabytes; other spellings of their paths may push one another out.
-const MOST_BYTES = 8 * 1024 * 1024
+// All files of the documentation take 4 MiB. Requests with other spellings of paths can evict entries.
+const MAX_CACHE_BYTES = 8 * 1024 * 1024
 
 /** Caches the responses of a plugin in memory, with a strong ETag. Only for pages that never change in a process. */
 export function keepPages (app: FastifyInstance) {
-  const pages = new LRUCache<string, Kept>({ maxSize: MOST_BYTES, sizeCalculation: ({ body }) => body.length + 1000 })
+  const pages = new LRUCache<string, CachedPage>({
+    maxSize: MAX_CACHE_BYTES, sizeCalculation: ({ body }) => body.length + 1000
+  })
 
   app.addHook('preHandler', async (request, reply) => {
     const page = pages.get(request.url.split('?', 1)[0]!)

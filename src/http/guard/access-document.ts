@@ -57,7 +57,7 @@ export function documentAccess (route: RouteOptions): void {
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
     ...(own.size > 0 && { 'x-error-codes': [...own] }),
     ...(extra.length > 0 &&
-      { description: `By what is asked, needs also ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
+      { description: `Depending on the request, also needs ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
     security: access === 'public'
       ? []
       : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>

@@ -24,17 +24,17 @@ import { headerValues, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
-const MOST_TOKEN = 512
+const MAX_TOKEN_LENGTH = 512
 
-// Milliseconds. Whoever sends a body slower than that was judged by what held when its headers came.
-const JUDGED_FOR = 200
+// Milliseconds. If the body arrives later, the guard checks the caller again, because access may have been revoked.
+const RECHECK_AFTER = 200
 
 /**
  * Enforces and documents each route's `access`, `limit` and `errors`. Throws at start if a route does not declare
  * `access`. Order of the checks (S-2.4): token (401), organization visible (404), its rate limit (429), its status
  * (403), a second factor (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FOR, counters?: Counters) {
+export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER, counters?: Counters) {
   const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
@@ -57,9 +57,9 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   app.decorateRequest('isEffectCounted', false)
   app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limitOfEffect, audit } = request.routeOptions.config
-    if (limitOfEffect === undefined) throw new Error('the route declares no config.limitOfEffect')
-    if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is looked at')
-    // A transaction that is tried again has one effect.
+    if (limitOfEffect === undefined) throw new Error('the route does not declare config.limitOfEffect')
+    if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is checked')
+    // A retried transaction has one effect.
     if (request.isEffectCounted) return
     request.isEffectCounted = true
     // The audit event identifies the action, so that its two paths share one count.
@@ -95,8 +95,8 @@ export async function installAccess (app: FastifyInstance, judgedFor = JUDGED_FO
   // Changes lock their caller until they commit (`recordEvent`). This check protects reads with a slow body.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    if (isGuarded && performance.now() - request.judgedAt > judgedFor) {
-      judgeAgain(app, request).then(() => done(), done)
+    if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
+      checkAgain(app, request).then(() => done(), done)
     } else done()
   })
 }
@@ -174,7 +174,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   requireAccess(app, request, principal)
 }
 
-async function judgeAgain (app: FastifyInstance, request: FastifyRequest) {
+async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
   request.ahead = null
   request.byTeams = null
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
@@ -243,8 +243,8 @@ async function authenticate (
 ): Promise<Caller | undefined> {
   const sent = headerValues(request, 'authorization')
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
-  if (token === undefined || token.length > MOST_TOKEN) return undefined
-  // The checksum is judged first, so that garbage costs no query.
+  if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
+  // The checksum is checked first, so that random strings cost no query.
   const isApiToken = parseApiToken(token) !== undefined
   if (!isApiToken && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
@@ -289,7 +289,7 @@ function useRecorder (app: FastifyInstance) {
     if (lately.has(principal.id)) return
     lately.set(principal.id, true)
     updateTokenUse(app.db, principal).catch((error: unknown) =>
-      request.log.warn({ err: databaseError(error) }, 'the use of a token was not recorded'))
+      request.log.warn({ err: databaseError(error) }, 'recording token use failed'))
   }
 }
 
@@ -338,7 +338,7 @@ const projectInPath = ({ params }: FastifyRequest) => (params as { project?: str
 function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
   const { at } = request
   const isInPath = projectInPath(request) !== undefined
-  if (!isInPath && at !== null) throw new Error('a scope is demanded after the project of a body was found')
+  if (!isInPath && at !== null) throw new Error('a scope is required after the project of a body was found')
   if (at !== null) return rolesAt(principal, at)
   return isInPath ? principal.teams.inProject : principal.teams.anywhere.map((role) => ({ role }))
 }

@@ -90,8 +90,8 @@ function isFoundLater (request: FastifyRequest): boolean {
 export const namesLevel = (at: FastifyContextConfig['at']): at is Exclude<typeof at, 'organization' | undefined> =>
   at !== undefined && at !== 'organization'
 
-// The organization that a credential came this far in last, by route and what that needed.
-const cameFarIn = new LRUCache<string, string>({ max: 10_000 })
+// Maps route, names and credential to the organization of the last successful look-up.
+const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
 
 /**
  * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. The organization
@@ -106,9 +106,9 @@ export function locateAhead (
   // The body is not parsed yet.
   const isInPath = namesLevel(at) && typeof at === 'string'
   if (!isInPath || request.method !== 'GET') return
-  const brings = broughtBy(request)
+  const brings = includedBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
-  const organizationId = cameFarIn.get(request.expectation)
+  const organizationId = lastOrganizations.get(request.expectation)
   if (organizationId === undefined || !mayLook(organizationId)) return
   const found = findLevel(app.reads, organizationId, names, brings)
   // Avoids an unhandled rejection if the result is not used.
@@ -118,7 +118,7 @@ export function locateAhead (
 
 /** Stops prefetching for an invalid credential. */
 export function expectNothing ({ expectation }: FastifyRequest) {
-  if (expectation !== '') cameFarIn.delete(expectation)
+  if (expectation !== '') lastOrganizations.delete(expectation)
 }
 
 /**
@@ -131,7 +131,7 @@ export async function locate (app: FastifyInstance, request: FastifyRequest, bri
   return request.at
 }
 
-function broughtBy (request: FastifyRequest): Brings {
+function includedBy (request: FastifyRequest): Brings {
   const { brings = 'place' } = request.routeOptions.config
   return typeof brings === 'function' ? brings(request) : brings
 }
@@ -154,7 +154,7 @@ export function requireLevel (request: FastifyRequest, level: LevelState | undef
   return level
 }
 
-async function find (db: Db, request: FastifyRequest, brings = broughtBy(request)): Promise<LevelState> {
+async function find (db: Db, request: FastifyRequest, brings = includedBy(request)): Promise<LevelState> {
   const names = namesIn(request)
   const organizationId = principalOf(request).organization.id
   const { ahead } = request
@@ -165,7 +165,7 @@ async function find (db: Db, request: FastifyRequest, brings = broughtBy(request
   ]))
   requireHeld(request, level === undefined ? teams : teams.filter(({ project_id }) => project_id === level.project.id))
   const reached = requireLevel(request, level)
-  if (request.expectation !== '') cameFarIn.set(request.expectation, organizationId)
+  if (request.expectation !== '') lastOrganizations.set(request.expectation, organizationId)
   return reached
 }
 
@@ -211,7 +211,7 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
  * `requireFoundInside`).
  */
 export function requireInside (request: FastifyRequest, place: Place) {
-  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not judged')
+  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not checked')
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 

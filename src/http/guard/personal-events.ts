@@ -67,7 +67,7 @@ export async function recordRefusal (
   const { id, name } = user ?? NO_ACCOUNT
   request.log.warn(
     { user: user?.id ?? null, attempts },
-    action === 'second-factor.refuse' ? 'a code was refused' : 'a password was refused'
+    action === 'second-factor.refuse' ? 'wrong code' : 'wrong password'
   )
   if (attempts > EACH && attempts % EACH !== 0) return
   const organizations = await listOrganizationsOf(app.db, id)

@@ -6,9 +6,8 @@ import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
-// Plans carry the number of S-14.2 unless the operator raised it; only then does a plan count for more than the
-// configuration.
-const OF_SPECIFICATION = 100
+// The default `api_per_minute` of plans (S-14.2). A plan overrides the configured limit only if it is higher than this.
+const DEFAULT_PLAN_LIMIT = 100
 
 const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset']
 
@@ -81,7 +80,7 @@ export interface Consume {
 }
 
 const withPlan = (configured: number, fromPlan: number) =>
-  fromPlan > OF_SPECIFICATION ? Math.max(configured, fromPlan) : configured
+  fromPlan > DEFAULT_PLAN_LIMIT ? Math.max(configured, fromPlan) : configured
 
 /** The effective requests per minute of an organization; null: unlimited. `fromPlan` is the value of its plan. */
 export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan: number): number | null {

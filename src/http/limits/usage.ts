@@ -45,7 +45,7 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
       await recordCalls(db, recording)
     } catch (error) {
       for (const [id, calls] of recording) add(id, calls)
-      app.log.warn({ err: databaseError(error) }, 'calls were not recorded: they are, with the next ones')
+      app.log.warn({ err: databaseError(error) }, 'recording API calls failed; will retry')
     }
   }
 

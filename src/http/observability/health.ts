@@ -22,7 +22,7 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
     app.get('/healthz', {
       config,
       schema: {
-        operationId: 'getHealth', tags: ['operations'], summary: 'Whether the process lives', response: { 200: Health }
+        operationId: 'getHealth', tags: ['operations'], summary: 'Check that the process is running', response: { 200: Health }
       },
       handler: async () => ({ status: 'ok' as const })
     })
@@ -31,7 +31,7 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       schema: {
         operationId: 'getReadiness',
         tags: ['operations'],
-        summary: 'Whether the service can serve',
+        summary: 'Check that the service is ready for requests',
         response: { 200: Health }
       },
       handler: async () => {

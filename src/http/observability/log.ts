@@ -11,13 +11,13 @@ const SANE_ID = /^[A-Za-z0-9._-]{1,64}$/
 /** The destination of log lines: each call writes one whole line, in order. */
 export interface LogStream { write (line: string): unknown }
 
-// A reader that hangs must not take all memory: beyond that, lines are dropped.
-const MOST_UNREAD = 16 * 1024 * 1024
-// Lines leave together when they are so many bytes, or so many milliseconds after the first of them.
-const TOGETHER = 32_768
-const MOST_DELAY = 50
-// What a pipe takes in one piece (PIPE_BUF of Linux).
-const ONE_PIECE = 4096
+// Bytes. If the reader hangs, further lines are dropped instead of filling the memory.
+const MAX_UNREAD_BYTES = 16 * 1024 * 1024
+// A batch is written when it has this many bytes, or this many milliseconds after its first line.
+const BATCH_BYTES = 32_768
+const BATCH_DELAY_MS = 50
+// Bytes that a pipe writes atomically (PIPE_BUF of Linux).
+const ATOMIC_BYTES = 4096
 
 /**
  * Standard output, pretty on a terminal. Lines are written asynchronously in batches, and flushed when the process
@@ -30,8 +30,8 @@ export function standardLog (isShared = false): LogStream {
   if (process.stdout.isTTY) {
     return pino.transport({ target: 'pino-pretty', options: { ignore: 'hostname' } }) as LogStream
   }
-  const most = isShared ? ONE_PIECE : TOGETHER
-  const out = pino.destination({ dest: 1, sync: false, maxLength: MOST_UNREAD, maxWrite: most })
+  const most = isShared ? ATOMIC_BYTES : BATCH_BYTES
+  const out = pino.destination({ dest: 1, sync: false, maxLength: MAX_UNREAD_BYTES, maxWrite: most })
   let lines = ''
   let bytes = 0
   let timer: NodeJS.Timeout | undefined
@@ -50,7 +50,7 @@ export function standardLog (isShared = false): LogStream {
       if (bytes + length > most) flush()
       lines += line
       bytes += length
-      timer ??= setTimeout(flush, MOST_DELAY).unref()
+      timer ??= setTimeout(flush, BATCH_DELAY_MS).unref()
     }
   }
 }
@@ -110,8 +110,8 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-// Milliseconds. What is worked on when its client goes ends long before.
-const LATEST = 60_000
+// Milliseconds after a disconnect until the line is written in any case. Requests end long before.
+const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
 
@@ -188,7 +188,7 @@ export function createRequestLog (
     close () {
       this.#isClosed = true
       if (this.#isAnswered || this.#reply.sent || !isHere(this.request.raw)) this.end()
-      else setTimeout(() => this.end(), LATEST).unref()
+      else setTimeout(() => this.end(), LINE_TIMEOUT_MS).unref()
     }
 
     /** The response is known, even if the client has disconnected. */

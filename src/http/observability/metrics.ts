@@ -127,7 +127,7 @@ async function measureBacklog (app: FastifyInstance, database: Database): Promis
       known('last_backup_bytes', 'How large the newest backup is', backlog.backup_bytes)
     ]
   } catch (error) {
-    app.log.warn({ err: databaseError(error) }, 'the backlog in the database could not be measured')
+    app.log.warn({ err: databaseError(error) }, 'measuring the database backlog failed')
     return [up(0)]
   }
 }

@@ -98,9 +98,9 @@ export function setCookie (app: FastifyInstance, reply: FastifyReply, name: Cook
 export function browserOf (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   const known = readCookie(app, request, 'browser')
   if (known !== undefined) return known
-  const made = mintSecret()
-  setCookie(app, reply, 'browser', made)
-  return made
+  const created = mintSecret()
+  setCookie(app, reply, 'browser', created)
+  return created
 }
 
 /** The hidden field with the CSRF token, bound to the cookie. */

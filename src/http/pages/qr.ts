@@ -1,13 +1,13 @@
 import { encode } from 'uqr'
 import { html, type Html } from '../../rules/formats/html.ts'
 
-/** Modules of white around a code, without which no camera finds it (ISO/IEC 18004). */
-const QUIET = 4
+/** The quiet zone in modules, which scanners need (ISO/IEC 18004). */
+const QUIET_ZONE = 4
 
 /** A QR code as inline SVG, without scripts or external resources. */
 export function qrCode (text: string, label: string): Html {
-  const { data, size } = encode(text, { ecc: 'M', border: QUIET })
-  // A run of dark modules in a row is one bar.
+  const { data, size } = encode(text, { ecc: 'M', border: QUIET_ZONE })
+  // Draw adjacent dark modules of a row as one bar.
   const bars = data.flatMap((row, y) => row.flatMap((isDark, x) => {
     if (!isDark || row[x - 1] === true) return []
     const end = row.indexOf(false, x)

@@ -51,7 +51,7 @@ body { margin: 0; background: #fff; }
 .swagger-ui .info .title small { background: #1f4b99; }
 .swagger-ui .info .title small.version-stamp { background: #565c69; }
 .swagger-ui .info a { color: #1f4b99; }
-/* Leads to what this page reads, which is more than a client is generated from. */
+/* Hides the link to the page's own document, which is not the one to generate clients from. */
 .swagger-ui .info hgroup > .link { display: none; }
 .swagger-ui .btn.authorize { border-color: #1f4b99; color: #1f4b99; }
 .swagger-ui .btn.authorize svg { fill: #1f4b99; }

@@ -66,7 +66,7 @@ export function installEtags (app: FastifyInstance) {
   app.addHook('preHandler', ({ routeOptions: { config }, headers }, _reply, done) => {
     if (config.isUnconditional) {
       for (const name of ['if-match', 'if-none-match'] as const) {
-        if (headers[name] !== undefined) refuse(name, 'This operation depends on no precondition: send none')
+        if (headers[name] !== undefined) refuse(name, 'This operation does not support preconditions; remove this header')
       }
     }
     done()

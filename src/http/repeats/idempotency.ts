@@ -41,20 +41,20 @@ export interface Withheld {
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Answers to a token, or to a person in an organization, that are kept: nobody uses up what others repeat by. */
-const MOST_ANSWERS = 20_000
+/** Maximum number of stored responses per API token, or per user in an organization. */
+const MAX_RESPONSES = 20_000
 
 const HEADER = Type.Optional(Type.String({
   minLength: 1,
   maxLength: 255,
   pattern: '^[\\x21-\\x7e]+$',
-  description: 'names this request for 24 hours: whoever repeats it gets the first answer again, with ' +
-    '`Idempotent-Replayed: true`; 1 to 255 visible characters. A token, or a person in an organization, has ' +
-    `${MOST_ANSWERS.toLocaleString('en')} of them in that time, then 422 \`limit_reached\``
+  description: 'identifies this request for 24 hours: a repeated request gets the first response again, with ' +
+    '`Idempotent-Replayed: true`; 1 to 255 visible ASCII characters. Limit per token, or per user in an organization: ' +
+    `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 
-/** Headers of an answer that are a part of it. */
-const ITS_HEADERS = ['etag', 'warning']
+/** Response headers that are stored and replayed. */
+const STORED_HEADERS = ['etag', 'warning']
 
 /**
  * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
@@ -70,7 +70,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     if (!repeatable) return
     // A replay skips the handler, so a caller who has lost access would still get the response.
     if (route.config.boundsItself) {
-      throw new Error(`${route.method} ${route.url} is repeatable and bounds itself in its handler`)
+      throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.boundsItself`)
     }
     route.config.errors = [
       ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
@@ -151,7 +151,7 @@ export class KeptOnce implements Answering {
   }
 
   async begin (db: Db) {
-    if (this.#isKeeping) throw new Error('a request that may be repeated is one change')
+    if (this.#isKeeping) throw new Error('a repeatable request must have only one transaction')
     this.hasBegun = true
     const { organization, owner } = this.#asked
     // Serializes repeats: in an organization its lock does, otherwise the lock of the user.
@@ -159,8 +159,8 @@ export class KeptOnce implements Answering {
     // Another request with this key may have committed meanwhile.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
-    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MOST_ANSWERS)) {
-      fail('limit_reached', { limit: MOST_ANSWERS })
+    if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MAX_RESPONSES)) {
+      fail('limit_reached', { limit: MAX_RESPONSES })
     }
   }
 
@@ -178,9 +178,9 @@ export class KeptOnce implements Answering {
 
   repeats (other: Answering | null | undefined): boolean {
     if (!(other instanceof KeptOnce)) return false
-    const [own, its] = [this.#asked, other.#asked]
-    return own.organization?.id === its.organization?.id && own.owner.principal === its.owner.principal &&
-      own.owner.key === its.owner.key
+    const [own, others] = [this.#asked, other.#asked]
+    return own.organization?.id === others.organization?.id && own.owner.principal === others.owner.principal &&
+      own.owner.key === others.owner.key
   }
 
   /** Registers `work` to run after the commit, and `undone` to run if the transaction is rolled back. */
@@ -202,7 +202,7 @@ export class KeptOnce implements Answering {
     }
     // There was no change.
     if (!this.#isKeeping) return
-    const headers = ITS_HEADERS.flatMap((name) => {
+    const headers = STORED_HEADERS.flatMap((name) => {
       const value = reply.getHeader(name)
       return value === undefined ? [] : [[name, String(value)]]
     })
@@ -216,7 +216,7 @@ export class KeptOnce implements Answering {
       await this.settled
     } catch (error) {
       this.#undone()
-      for (const name of ITS_HEADERS) reply.removeHeader(name)
+      for (const name of STORED_HEADERS) reply.removeHeader(name)
       throw error
     }
     for (const { work } of this.#afterwards) work()

@@ -111,7 +111,7 @@ async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
       app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
     )
   } catch (error) {
-    request.log.error({ err: databaseError(error) }, 'the integrity violation could not be recorded')
+    request.log.error({ err: databaseError(error) }, 'recording the integrity violation failed')
   }
 }
 

@@ -34,7 +34,7 @@ function callerOf (request: FastifyRequest): Caller {
   const { caller } = principalOf(request)
   if (request.byTeams === null) return caller
   const { teams } = request.byTeams
-  if (teams === null) throw new Error('what the request is about was not judged')
+  if (teams === null) throw new Error('the roles through teams were not checked')
   return { ...caller, teams: teams.map(({ team_id, project_id, role }) => ({ team_id, project_id, role })) }
 }
 

@@ -17,7 +17,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'listInvoices',
       tags: ['billing'],
-      summary: 'List invoices, the latest first',
+      summary: 'List invoices, newest first',
       params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }

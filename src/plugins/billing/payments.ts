@@ -23,7 +23,7 @@ import { refuseCardNumbers } from '../../rules/billing.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { pageMeta, pageOf } from '../../rules/pagination.ts'
 
-const MOST_METHODS = 100
+const MAX_METHODS = 100
 const CODE = new RegExp(COUPON_PATTERN)
 const METHODS = '/organizations/:organization/billing/payment-methods'
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
@@ -34,7 +34,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'listPaymentMethods',
       tags: ['billing'],
-      summary: 'List payment methods, the default one first',
+      summary: 'List payment methods, the default method first',
       params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: PaymentMethod.list }
@@ -59,7 +59,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'createPaymentMethod',
       tags: ['billing'],
-      summary: 'Add a payment method; no number of a card is ever taken',
+      summary: 'Add a payment method; card numbers are rejected',
       params: OrganizationParams,
       body: CreatePaymentMethodBody,
       response: { 201: PaymentMethod.one }
@@ -71,7 +71,7 @@ export const payments: Domain = async (app) => {
         await holdAccount(db, organizationId)
         await updateDetails(db, organizationId, billing_details)
         const others = await countPaymentMethods(db, organizationId)
-        if (others >= MOST_METHODS) refuse('label', `There are ${MOST_METHODS} payment methods: delete one first`)
+        if (others >= MAX_METHODS) refuse('label', `Limit of ${MAX_METHODS} payment methods reached; delete one first`)
         const made = await createPaymentMethod(db, organizationId, {
           id: ulid(), kind, label, reference, is_default: is_default || others === 0
         })
@@ -85,7 +85,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'updateDefaultPaymentMethod',
       tags: ['billing'],
-      summary: 'Make a payment method the default one',
+      summary: 'Make a payment method the default',
       params: PaymentMethodParams,
       body: EmptyBody,
       response: { 200: PaymentMethod.one }
@@ -141,7 +141,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'createCharge',
       tags: ['billing'],
-      summary: 'Ask for an amount, by an invoice of its own',
+      summary: 'Charge an amount with a separate invoice',
       params: OrganizationParams,
       body: CreateChargeBody,
       response: { 201: Charge.one }
@@ -185,7 +185,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'refundCharge',
       tags: ['billing'],
-      summary: 'Give back a charge that was received, or a part of it; all that is left when no amount is named',
+      summary: 'Refund a settled charge or a part of it; without `amount`, the remaining amount',
       params: ChargeParams,
       body: CreateRefundBody,
       response: { 201: Refund.one }
@@ -213,7 +213,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'redeemCoupon',
       tags: ['billing'],
-      summary: 'Redeem a coupon, once: it is taken off the invoices of the subscription from now on',
+      summary: 'Redeem a coupon once: it reduces future invoices of the subscription',
       params: OrganizationParams,
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
@@ -237,7 +237,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'removeCoupon',
       tags: ['billing'],
-      summary: 'Take the coupon away; it counts as redeemed all the same',
+      summary: 'Remove the coupon; it still counts as redeemed',
       params: OrganizationParams,
       response: { 204: NoContent }
     },
@@ -255,7 +255,7 @@ export const payments: Domain = async (app) => {
 
 async function requireMethod (db: Db, organizationId: string, id: string): Promise<PaymentMethodRow> {
   return await findPaymentMethod(db, organizationId, id) ??
-    refuse('payment_method_id', 'Names no payment method of this organization')
+    refuse('payment_method_id', 'No such payment method in this organization')
 }
 
 function refuseCoupon (coupon: CouponRow | undefined, now: number): never {

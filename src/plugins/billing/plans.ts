@@ -12,7 +12,7 @@ export const plans: Domain = async (app) => {
     schema: {
       operationId: 'listPlans',
       tags: ['billing'],
-      summary: 'List the plans that there are, with what they allow and cost',
+      summary: 'List the plans with their limits and prices',
       response: { 200: PlanList }
     },
     handler: async () => ({
@@ -25,7 +25,7 @@ export const plans: Domain = async (app) => {
     schema: {
       operationId: 'getUsage',
       tags: ['billing'],
-      summary: 'Get what the organization has used this month, and has now, beside what its plan allows',
+      summary: "Get the organization's usage in this month and the limits of its plan",
       params: OrganizationParams,
       response: { 200: Usage.one }
     },

@@ -22,13 +22,13 @@ const STRUCTURED = '/organizations/:organization/billing/subscription'
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
-  const closeWhatIsOver = (id: string) => closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
+  const closeEndedPeriods = (id: string) => closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
 
   async function setEnding (
     request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean, event: SubscriptionEvent
   ): Promise<FastifyReply> {
     const { id } = principalOf(request).organization
-    await closeWhatIsOver(id)
+    await closeEndedPeriods(id)
     return changeOnce(app, request, reply, async (db) => {
       const { account } = await holdSubscription(db, id)
       const changed = await updateSubscription(db, id, { cancel_at_period_end })
@@ -65,7 +65,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'createSubscription',
       tags: ['billing'],
-      summary: 'Subscribe to a plan, which holds at once',
+      summary: 'Subscribe to a plan, effective immediately',
       params: OrganizationParams,
       body: CreateSubscriptionBody,
       response: { 201: Subscription.one }
@@ -73,7 +73,7 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
-      await closeWhatIsOver(id)
+      await closeEndedPeriods(id)
       const answer = await changeOnce(app, request, reply, async (db) => {
         await holdAccount(db, id)
         if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
@@ -103,7 +103,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'updateSubscription',
       tags: ['billing'],
-      summary: 'Change the plan or the interval, at once, or whom invoices are for',
+      summary: 'Change the plan or the interval, effective immediately, or the billing details',
       params: OrganizationParams,
       body: UpdateSubscriptionBody,
       response: { 200: Subscription.one }
@@ -111,7 +111,7 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { id } = principalOf(request).organization
       const { billing_details = {} } = request.body
-      await closeWhatIsOver(id)
+      await closeEndedPeriods(id)
       const answer = await changeOnce(app, request, reply, async (db) => {
         const { subscription } = await holdSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
@@ -143,7 +143,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'cancelSubscription',
       tags: ['billing'],
-      summary: 'Cancel the subscription: it ends with its period, and can be resumed until then',
+      summary: 'Cancel the subscription: it ends with the current period and can be resumed until then',
       params: OrganizationParams,
       response: { 200: Subscription.one }
     },
@@ -161,7 +161,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'resumeSubscription',
       tags: ['billing'],
-      summary: 'Take a cancellation back, until the period has ended',
+      summary: 'Undo a cancellation before the period ends',
       params: OrganizationParams,
       body: EmptyBody,
       response: { 200: Subscription.one }

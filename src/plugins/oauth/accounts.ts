@@ -40,18 +40,18 @@ import {
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
-// The longest URL that this service takes.
-const MOST_LOCATION = 8192
+// Characters; the longest URL that this service accepts.
+const MAX_LOCATION = 8192
 
 const WRONG = 'Wrong e-mail address or password.'
-const AGAIN = 'That took too long, or there were too many wrong codes. Sign in again.'
+const AGAIN = 'The sign-in has expired, or there were too many wrong codes. Sign in again.'
 const LAST_OWNER = 'You are the last owner of this organization. Make another member an owner first.'
 
 const REFUSALS: Record<Refusal, string> = {
   gone: 'This invitation is no longer valid. Ask for a new one.',
-  memberships_full: 'You are in, or own, as many organizations as one person can. Leave one, then accept the invitation.',
-  organization_full: 'The organization has no seat left. Ask the person who invited you to make room.',
-  tokens_left: 'API tokens that you made in this organization before are still being removed. Try again in a moment.'
+  memberships_full: 'You have reached the limit of organizations. Leave an organization, then accept the invitation.',
+  organization_full: 'The organization has no free seat. Ask the person who invited you to free a seat.',
+  tokens_left: 'Your earlier API tokens of this organization are still being deleted. Try again in a moment.'
 }
 
 /** The account pages: sign-in, sign-out, passwords, invitations, sessions, tokens and applications of a user. */
@@ -211,7 +211,7 @@ export const accounts: Domain = async (app) => {
       const confirmed = await confirmPassword(app, request, session, form)
       if (typeof confirmed !== 'object') {
         return sendPage(reply, changePasswordPage(
-          session, refusal(reply, confirmed, 'The current password is not right.')
+          session, refusal(reply, confirmed, 'The current password is wrong.')
         ))
       }
       const hash = await hashPassword(password, app.costs.password)
@@ -452,13 +452,13 @@ async function nameOfOrganization (db: Db, id: string): Promise<{ organization: 
 // Always a path of this service: the form only provides the query (OA-26), so there is no open redirect.
 function locationOf (query: string): string {
   const location = `/oauth/authorize?${visible(query)}`
-  return query === '' || location.length > MOST_LOCATION ? '/account' : location
+  return query === '' || location.length > MAX_LOCATION ? '/account' : location
 }
 
 const nameOf = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
-const invitationGone = () => problemPage(404, 'This invitation cannot be used', REFUSALS.gone)
+const invitationGone = () => problemPage(404, 'This invitation is not valid', REFUSALS.gone)
 
 const expired = () => problemPage(
-  404, 'This link cannot be used', 'It was used already, or it is older than three days. Ask for a new one.'
+  404, 'This link is not valid', 'It was already used, or it is older than three days. Ask for a new link.'
 )

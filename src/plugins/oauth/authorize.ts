@@ -7,7 +7,7 @@ import { namesOf } from '../../db/callers/grants.ts'
 import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  createCode, createGrant, createRequest, findClient, findRequest, makeGrantRoom, takeRequest, type Client,
+  createCode, createGrant, createRequest, findClient, findRequest, revokeExcessGrants, takeRequest, type Client,
   type PendingRequest
 } from '../../repositories/people/oauth.ts'
 import { listRolesInTeams } from '../../repositories/people/teams.ts'
@@ -34,7 +34,7 @@ export const authorize: Domain = async (app) => {
       const id = namedClient(parameters)
       const client = id === undefined ? undefined : await findClient(app.db, id)
       const judged = judgeAuthorization(parameters, client, app.issuer())
-      if ('page' in judged) return sendPage(reply, problemPage(400, 'This request cannot be used', judged.page))
+      if ('page' in judged) return sendPage(reply, problemPage(400, 'This request is not valid', judged.page))
       if ('error' in judged) return goBack(judged.error, judged.to)
 
       const session = await signedIn(app, request)
@@ -49,15 +49,15 @@ export const authorize: Domain = async (app) => {
       const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
       const pending = mintSecret()
       const { client_id, redirect_uri, state, code_challenge } = judged.request
-      const kept = await createRequest(
+      const isCreated = await createRequest(
         app.db, hashToken(pending), session.hash,
         { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
       )
-      if (!kept) {
+      if (!isCreated) {
         return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
       }
       return sendPage(reply, consentPage({
-        ...asking(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
+        ...consentOf(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
       }))
 
       function goBack (error: OAuthErrorCode, to: ReturnAddress) {
@@ -82,8 +82,8 @@ export const authorize: Domain = async (app) => {
       const session = await signedIn(app, request)
       const pending = form.get('request') ?? ''
       const stale = () => sendPage(reply, problemPage(
-        400, 'This request cannot be used',
-        'It was answered already, or it is older than ten minutes. Start again from the application.'
+        400, 'This request is not valid',
+        'It was already answered, or it is older than ten minutes. Start again from the application.'
       ))
       if (session === undefined) return stale()
       const chosen = new Set(valuesOf(request, 'scope'))
@@ -99,7 +99,7 @@ export const authorize: Domain = async (app) => {
         return client === undefined
           ? stale()
           : sendPage(reply, consentPage({
-            ...asking(session, pending, client, shown.redirect_uri),
+            ...consentOf(session, pending, client, shown.redirect_uri),
             memberships: await listMemberships(app.db, session.user.id),
             scopes: shown.scopes as Scope[],
             chosen: allowedOf(shown, chosen),
@@ -115,27 +115,27 @@ export const authorize: Domain = async (app) => {
 
       async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
         await lockUser(db, session.user.id)
-        const asked = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
-        // A client that was shut out meanwhile is sent nobody any more.
-        if (asked === undefined || await findClient(db, asked.client_id) === undefined) return undefined
-        const to = { redirect_uri: asked.redirect_uri, state: asked.state ?? undefined }
+        const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
+        // No redirect to a client that was disabled meanwhile.
+        if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
+        const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
         if (form.get('decision') !== 'allow') return { to }
-        // What the page offered and was left ticked: nothing that the form names beside it counts.
-        const scopes = allowedOf(asked, chosen)
-        const its = { user_id: session.user.id, client_id: asked.client_id }
-        const { revoked, ended } = await makeGrantRoom(db, its)
-        const grant_id = await createGrant(db, { ...its, scopes })
+        // Only offered scopes that are ticked; other scopes in the form are ignored.
+        const scopes = allowedOf(taken, chosen)
+        const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
+        const { revoked, ended } = await revokeExcessGrants(db, grantOwner)
+        const grant_id = await createGrant(db, { ...grantOwner, scopes })
         await createCode(db, {
-          code_hash: hashToken(code), grant_id, redirect_uri: asked.redirect_uri, code_challenge: asked.code_challenge
+          code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
         })
         if (revoked.length > 0) {
           await recordForUser(db, request, session.user, 'oauth.revoke', {
-            client: asked.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
+            client: taken.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
           }, ended)
         }
         await recordForUser(
           db, request, session.user, 'oauth.grant',
-          { grant: grant_id, client: asked.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
+          { grant: grant_id, client: taken.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
         )
         return { to, issued: code }
       }
@@ -146,8 +146,8 @@ export const authorize: Domain = async (app) => {
 const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
   scopes.filter((scope) => chosen.has(scope)) as Scope[]
 
-/** What a consent page says of who asks whom. */
-const asking = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
+/** The part of a consent page about the user and the client. */
+const consentOf = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
   session,
   request,
   client: { name: client.name, isFirstParty: client.is_first_party },

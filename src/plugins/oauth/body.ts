@@ -11,7 +11,7 @@ export type Parameters = ReadonlyMap<string, string>
  * generates code that does not load.
  */
 export const FORM_BODY = {
-  consumes: ['application/x-www-form-urlencoded'], description: 'The same members are taken as `application/json`.'
+  consumes: ['application/x-www-form-urlencoded'], description: 'The same parameters are accepted as `application/json`.'
 }
 
 const MAX_BODY_BYTES = 16 * 1024

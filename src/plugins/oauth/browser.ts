@@ -89,7 +89,7 @@ export function refusesForm (
 ): boolean {
   if (isOwnForm(app, request, form, cookie)) return false
   sendPage(reply, problemPage(
-    403, 'This form cannot be used', 'It is too old, or it was not sent by this site in this browser.'
+    403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
   ))
   return true
 }
@@ -138,10 +138,10 @@ type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
 /** A code to validate, its user, and the counters of wrong codes. */
 export interface CodeGiven { user: Holder, code: string, counts: readonly Count[] }
 
-// Longer than any code is, however it is spelled.
-const MOST_CODE = 100
-/** What a form brings as a code. */
-export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MOST_CODE)
+// Longer than a code in every accepted spelling.
+const MAX_CODE = 100
+/** The code in a form. */
+export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
 /** A code during sign-in: counted like the password, by account and device or network. */
 export async function codeOfStranger (
@@ -245,8 +245,8 @@ async function judge (
 const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string): Verified =>
   ({ id, name, second_factor_id, password_hash })
 
-const LOCKED = 'There were too many attempts. Wait a few minutes and try again.'
-export const WRONG_CODE = 'The code is not right, or it was used already. Codes of the application change all the time.'
+const LOCKED = 'There have been too many attempts. Wait a few minutes, then try again.'
+export const WRONG_CODE = 'The code is wrong or was already used. Enter the current code of your authenticator app.'
 
 /** The problem for `wrong` or for the seconds to wait; sets Retry-After. */
 export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: string): Problem {
@@ -258,9 +258,9 @@ export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: 
 /** The problem with a new password; undefined if it is acceptable. */
 export function problemWith (password: string): string | undefined {
   if ([...password].length < PASSWORD.minCharacters) {
-    return `The new password has to have at least ${PASSWORD.minCharacters} characters.`
+    return `The new password must have at least ${PASSWORD.minCharacters} characters.`
   }
   return Buffer.byteLength(password) > PASSWORD.maxBytes
-    ? `The new password has to have at most ${PASSWORD.maxBytes} bytes.`
+    ? `The new password must have at most ${PASSWORD.maxBytes} bytes.`
     : undefined
 }

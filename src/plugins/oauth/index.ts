@@ -60,7 +60,7 @@ export const oauth: Domain = async (app) => {
       request.errorCode = code
       const { status, message } = ERRORS[code]
       if (status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
-      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'This did not work', message))
+      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'The request failed', message))
     })
     await pages.register(authorize, { prefix: '/oauth' })
     await pages.register(accounts)

@@ -15,7 +15,7 @@ export const revoke: Domain = async (app) => {
     schema: {
       operationId: 'revokeToken',
       tags: ['oauth'],
-      summary: 'Revoke a pair of tokens by either of them (RFC 7009): 200 whatever the token was',
+      summary: 'Revoke the access token and refresh token of a grant (RFC 7009): 200 also for unknown tokens',
       ...FORM_BODY,
       body: RevokeBody,
       response: { 200: RevokeAnswer, ...errorAnswers(400, 413, 415, 429, 500, 503) }

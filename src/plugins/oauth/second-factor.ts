@@ -17,7 +17,7 @@ import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type Si
 
 const PAGE = { access: 'public', speaks: 'html' } as const
 const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
-const WRONG_PASSWORD = 'The password is not right.'
+const WRONG_PASSWORD = 'The password is wrong.'
 
 /** The account pages of the second factor: set it up, create new recovery codes, turn it off. */
 export const secondFactor: Domain = async (app) => {

@@ -39,7 +39,7 @@ export function signInPage ({ cookie, query, email = '', problem, client, status
     title: 'Sign in',
     status,
     body: html`<h1>Sign in</h1>
-${client === undefined ? '' : html`<p>to go on to <strong>${client}</strong></p>`}
+${client === undefined ? '' : html`<p>to continue to <strong>${client}</strong></p>`}
 ${problemOf(problem)}
 <form method="post" action="/oauth/sign-in">
 ${formField(cookie)}
@@ -76,9 +76,9 @@ ${formField(cookie)}
 <input type="hidden" name="step" value="${step}">
 <input type="hidden" name="query" value="${query}">
 ${codeField(problem, { isFirst: true })}
-<div class="actions"><button class="main" type="submit">Go on</button></div>
+<div class="actions"><button class="main" type="submit">Continue</button></div>
 </form>
-<p class="soft">Without both, ask the operator of this service to remove your second factor.</p>`
+<p class="soft">If you have lost both, ask the operator of this service to remove your second factor.</p>`
   }
 }
 
@@ -108,9 +108,9 @@ export function consentPage ({
 <p class="soft">Signed in as ${user.name}, ${user.email}.</p>
 ${client.isFirstParty
     ? ''
-    : html`<p class="notice"><strong>This application is not part of Strongroom.</strong> Go on only if you know it and started this yourself.</p>`}
+    : html`<p class="notice"><strong>This application is not part of Strongroom.</strong> Continue only if you know it and started this yourself.</p>`}
 <dl>
-<dt>Sends you back to</dt><dd>${redirectHost}</dd>
+<dt>Redirects to</dt><dd>${redirectHost}</dd>
 <dt>Can act in</dt>${organizationsOf(memberships, 'no organization yet')}
 </dl>
 ${problemOf(problem?.problem)}
@@ -119,17 +119,17 @@ ${NO_DEFAULT}
 ${formField(cookie)}
 <input type="hidden" name="request" value="${request}">
 ${scopes.length === 0
-    ? html`<p>It asks for no permission. It would see who you are, your organizations and the invitations to you, and nothing else.</p>`
-    : html`<h2>It asks for permission to</h2>
-<p class="soft">Leave out what it does not need. Without any permission it sees who you are, your organizations and the invitations to you. In no organization it gets more than your role there allows, or in a project that of a team of yours.</p>
+    ? html`<p>It requests no permissions. It can see only your account, your organizations and the invitations to you.</p>`
+    : html`<h2>It requests permission to</h2>
+<p class="soft">Deselect permissions that it does not need. Without permissions it can see only your account, your organizations and the invitations to you. It never gets more permissions than your role in an organization, or your team's role in a project, has.</p>
 ${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
 ${user.second_factor_id !== null && grantsEverything(scopes)
-    ? html`<p>To allow all of it, enter a code as well.</p>
+    ? html`<p>To allow all permissions, enter a code, too.</p>
 ${codeField(problem?.problem, { isOptional: true })}`
     : ''}
 <div class="actions">
 <button class="main" type="submit" name="decision" value="allow">Allow</button>
-<button type="submit" name="decision" value="deny">Do not allow</button>
+<button type="submit" name="decision" value="deny">Deny</button>
 </div>
 </form>`
   }
@@ -164,7 +164,7 @@ export function joinPage (
     title: 'Accept an invitation',
     status: problem === undefined ? 200 : 422,
     body: html`<h1>Join ${organization.name}?</h1>
-<p>You are invited to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}, by ${inviterOf(invited_by)}. With a name and a password you make an account here and accept. To decline, close this page.</p>
+<p>You are invited to the organization <strong>${organization.name}</strong>, as ${ROLE_NAMES[role]}, by ${inviterOf(invited_by)}. To accept, enter your name and a password for a new account. To decline, close this page.</p>
 <p class="soft">${seenAfterAcceptance('The organization')}</p>
 ${problemOf(problem)}
 <form method="post" action="/account/invitation/${link}">
@@ -173,7 +173,7 @@ ${formField(cookie)}
 <input id="email" name="username" type="email" autocomplete="username" readonly value="${email}">
 ${ownName('')}
 ${newPassword(problem)}
-<div class="actions"><button class="main" type="submit">Make an account and accept</button></div>
+<div class="actions"><button class="main" type="submit">Create account and accept</button></div>
 </form>`
   }
 }
@@ -181,10 +181,10 @@ ${newPassword(problem)}
 /** For a user whose account has another address than the invitation. */
 export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
   return {
-    title: 'This invitation is to another address',
+    title: 'This invitation is for another address',
     status: 403,
-    body: html`<h1>This invitation is to another address</h1>
-<p role="alert">You are signed in as ${user.email}, and ${organization.name} invited ${email}. Sign out, then open the link again.</p>
+    body: html`<h1>This invitation is for another address</h1>
+<p role="alert">You are signed in as ${user.email}, but ${organization.name} invited ${email}. Sign out, then open the link again.</p>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
 <div class="actions"><button type="submit" name="where" value="here">Sign out</button></div>
@@ -229,7 +229,7 @@ ${problemOf(problem?.problem)}
 <dl>
 <dt>Name</dt><dd>${user.name}</dd>
 <dt>E-mail address</dt><dd>${user.email}</dd>
-<dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'is asked for when you sign in'}</dd>
+<dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'required when you sign in'}</dd>
 </dl>
 <p><a href="/account/password">Change the password</a><br>
 <a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
@@ -265,16 +265,16 @@ ${heldOf(cookie, 'applications', applications.rows.map(({ id, client, scopes, cr
     text: html`${client}, since ${dayOf(created_at)} until ${dayOf(expires_at)}: ${grantsEverything(scopes as Scope[]) ? 'everything' : `${scopes.length} permissions`}`
   })))}
 ${pagesOf('applications', applications)}
-<h2>API tokens that you made</h2>
+<h2>API tokens that you created</h2>
 ${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, organization, created_at, last_used_at, expires_at }) => ({
     id: String(id),
-    text: html`${name} (${organization.name}), made on ${dayOf(created_at)}, ${
-      expires_at === null ? 'for ever' : `until ${dayOf(expires_at)}`}, ${
+    text: html`${name} (${organization.name}), created on ${dayOf(created_at)}, ${
+      expires_at === null ? 'never expires' : `expires on ${dayOf(expires_at)}`}, ${
       last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
   })))}
 ${pagesOf('tokens', tokens)}
 <h2>What happened to your account</h2>
-<p class="soft">Events of the last year. Each organization sees, while you are a member: ${PERSONAL_EVENTS}, all without address and browser. With address and browser, an organization sees only what happened in it: that you joined or left it, and API tokens of it that you ended. Other organizations do not see these events. An organization whose invitation you decline sees that the invited address declined.</p>
+<p class="soft">Events of the last year. While you are a member, each organization sees: ${PERSONAL_EVENTS}, all without address and browser. An organization sees address and browser only for its own events: you joined or left it, or ended one of its API tokens. Other organizations do not see these events. An organization whose invitation you decline sees that the invited address declined.</p>
 <ul class="held">
 ${events.rows.map((event) => html`<li class="held"><span>${momentOf(event.occurred_at)}: ${describe(event)}</span></li>
 `)}</ul>
@@ -282,8 +282,8 @@ ${pagesOf('events', events)}`
   }
 }
 
-// Events that are recorded in each organization of a person, in words.
-const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and what the operator does to your account'
+// Events that are recorded in each organization of a user, as text.
+const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and changes of your account by the operator'
 
 const seenAfterAcceptance = (organization: string) =>
   `${organization} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${PERSONAL_EVENTS}, all without address and browser.`
@@ -295,23 +295,23 @@ const EVENT_TEXTS: Partial<Record<EventName, string>> = {
   'member.delete': 'organization left',
   'member.join': 'organization joined',
   'oauth.grant': 'application allowed',
-  'oauth.reuse': 'used credential of an application sent again, so the application was ended',
+  'oauth.reuse': 'application ended, because a used code or refresh token was sent again',
   'oauth.revoke': 'application ended',
   'password.refuse': 'wrong password while signed in',
-  'second-factor.ask': 'right password, code asked for',
+  'second-factor.ask': 'correct password, code requested',
   'second-factor.disable': 'second factor removed',
   'second-factor.enroll': 'second factor set up',
-  'second-factor.prepare': 'set-up of a second factor begun',
+  'second-factor.prepare': 'set-up of a second factor started',
   'second-factor.refuse': 'wrong code',
-  'second-factor.renew_recovery_codes': 'new recovery codes made',
+  'second-factor.renew_recovery_codes': 'new recovery codes created',
   'second-factor.use_recovery_code': 'recovery code used',
   'session.create': 'signed in',
   'session.delete': 'signed out',
-  'session.refuse': 'sign-in refused: wrong password',
-  'user.create': 'account made',
-  'user.disable': 'account closed',
-  'user.enable': 'account opened again',
-  'user.password': 'password set, or a link to set it made'
+  'session.refuse': 'sign-in failed: wrong password',
+  'user.create': 'account created',
+  'user.disable': 'account disabled',
+  'user.enable': 'account enabled',
+  'user.password': 'password set, or a link to set it created'
 }
 
 function describe ({ action, actor_type, details, ip, user_agent }: PersonalEvent): Html {
@@ -367,12 +367,12 @@ export function factorPage ({ cookie, user }: SignedIn, recoveryCodes: number, p
     return {
       ...of,
       body: html`<h1>${of.title}</h1>
-<p>An application on your phone then makes a code that is asked for beside your password, every time that you sign in. You will be signed out in other browsers.</p>
+<p>Each sign-in then requires a code of an authenticator app on your phone in addition to your password. You will be signed out in other browsers.</p>
 ${problemOf(problem?.problem)}
 <form method="post" action="/account/second-factor">
 ${formField(cookie)}
 ${currentPassword(problem?.problem)}
-<div class="actions"><button class="main" type="submit">Go on</button></div>
+<div class="actions"><button class="main" type="submit">Continue</button></div>
 </form>
 ${back}`
     }
@@ -380,15 +380,15 @@ ${back}`
   return {
     ...of,
     body: html`<h1>${of.title}</h1>
-<p>A code is asked for beside your password. ${recoveryCodes} of your recovery codes are left.</p>
+<p>Each sign-in requires a code in addition to your password. ${recoveryCodes} of your recovery codes are left.</p>
 ${problemOf(problem?.problem)}
 <form method="post" action="/account/second-factor/change">
 ${formField(cookie)}
 ${currentPassword(problem?.problem)}
 ${codeField(problem?.problem)}
 <div class="actions">
-<button class="main" type="submit" name="change" value="recovery-codes">Make new recovery codes</button>
-<button type="submit" name="change" value="disable">Turn it off</button>
+<button class="main" type="submit" name="change" value="recovery-codes">Create new recovery codes</button>
+<button type="submit" name="change" value="disable">Turn off</button>
 </div>
 </form>
 ${back}`
@@ -403,9 +403,9 @@ export function confirmFactorPage (
     status: problem?.status ?? 200,
     body: html`<h1>Set up a second factor</h1>
 ${factor === undefined
-    ? html`<p>Enter the code that the application shows now. If you have not added this account to it, <a href="/account/second-factor">begin anew</a>.</p>`
-    : html`<p>Scan this with an authenticator application, or type the key into it. It is shown once.</p>
-${qrCode(factor.address, 'QR code for an authenticator application')}
+    ? html`<p>Enter the current code of your authenticator app. If you have not added this account to the app, <a href="/account/second-factor">start again</a>.</p>`
+    : html`<p>Scan this QR code with an authenticator app, or enter the key in the app. The key is shown only once.</p>
+${qrCode(factor.address, 'QR code for an authenticator app')}
 <dl>
 <dt>Key</dt><dd><code>${factor.secret.match(/.{1,4}/g)!.join(' ')}</code></dd>
 <dt>Address</dt><dd><code>${factor.address}</code></dd>
@@ -413,9 +413,9 @@ ${qrCode(factor.address, 'QR code for an authenticator application')}
 ${problemOf(problem?.problem)}
 <form method="post" action="/account/second-factor/confirm">
 ${formField(cookie)}
-<label for="code">Code that the application shows</label>
-<input id="code" name="code" autocomplete="one-time-code" inputmode="numeric" required maxlength="${MOST_CODE}"${describedBy(problem?.problem)} autofocus>
-<div class="actions"><button class="main" type="submit">Turn it on</button></div>
+<label for="code">Code of the authenticator app</label>
+<input id="code" name="code" autocomplete="one-time-code" inputmode="numeric" required maxlength="${MAX_CODE_LENGTH}"${describedBy(problem?.problem)} autofocus>
+<div class="actions"><button class="main" type="submit">Turn on</button></div>
 </form>`
   }
 }
@@ -423,12 +423,12 @@ ${formField(cookie)}
 export function recoveryCodesPage (codes: readonly string[]): Page {
   return {
     title: 'Recovery codes',
-    body: html`<h1>Keep these recovery codes</h1>
-<p>Each of them lets you in once when you do not have your phone. They are not shown again.</p>
+    body: html`<h1>Save these recovery codes</h1>
+<p>With each code you can sign in once without your phone. They are not shown again.</p>
 <ol class="codes">
 ${codes.map((code) => html`<li><code>${code}</code></li>
 `)}</ol>
-<p><a href="/account">Go on to your account</a></p>`
+<p><a href="/account">Continue to your account</a></p>`
   }
 }
 
@@ -439,7 +439,7 @@ export function changePasswordPage (
     title: 'Change the password',
     status,
     body: html`<h1>Change the password</h1>
-<p>You will be signed out everywhere, and applications that act for you have to ask again.</p>
+<p>You will be signed out everywhere, and applications lose their access until you allow them again.</p>
 ${problemOf(problem)}
 <form method="post" action="/account/password">
 ${formField(cookie)}
@@ -474,17 +474,17 @@ const ownName = (name: string) => html`<label for="name">Your name, as others se
 const currentPassword = (problem: string | undefined) => html`<label for="current">Current password</label>
 <input id="current" name="current" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)} autofocus>`
 
-const MOST_CODE = 40
+const MAX_CODE_LENGTH = 40
 
 const codeField = (
   problem: string | undefined, { isFirst = false, isOptional = false }: { isFirst?: boolean, isOptional?: boolean } = {}
-) => html`<label for="code">Code of your authenticator application, or a recovery code</label>
-<input id="code" name="code" autocomplete="one-time-code" maxlength="${MOST_CODE}"${isOptional ? '' : html` required`}${describedBy(problem)}${autofocus(isFirst)}>`
+) => html`<label for="code">Code of your authenticator app, or a recovery code</label>
+<input id="code" name="code" autocomplete="one-time-code" maxlength="${MAX_CODE_LENGTH}"${isOptional ? '' : html` required`}${describedBy(problem)}${autofocus(isFirst)}>`
 
 const newPassword = (problem: string | undefined) => html`<label for="password">New password</label>
 <input id="password" name="password" type="password" autocomplete="new-password" required
   minlength="${PASSWORD.minCharacters}" maxlength="${PASSWORD.maxBytes}"${describedBy(problem, 'rule')}>
-<p id="rule" class="soft">At least ${PASSWORD.minCharacters} characters. Length counts more than signs and digits.</p>`
+<p id="rule" class="soft">At least ${PASSWORD.minCharacters} characters. A long password is better than one with special characters and digits.</p>`
 
 const ROLE_NAMES: Record<Role, string> = {
   owner: 'owner',

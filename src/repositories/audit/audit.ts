@@ -52,14 +52,14 @@ export const eventOf = (action: EventName, id: string | number, details?: AuditE
 })
 
 // Milliseconds that a long operation waits for a transaction that may end the caller.
-const PATIENCE = 1_000
+const CALLER_LOCK_TIMEOUT_MS = 1_000
 
 /**
  * Locks the counter of the organization as the last lock of a long operation, and validates the caller under the lock.
  * Throws CallerEnded, or RowLocked as `openChange` does.
  */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
-  return openChange(db, actor, PATIENCE)
+  return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
 }
 
 /**
@@ -70,7 +70,7 @@ export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | 
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
   // Without a counter the organization was deleted, and its chain has ended.
-  const counter = await openChange(db, actor, PATIENCE)
+  const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))

@@ -2,7 +2,7 @@ import { sql, type SQL } from 'drizzle-orm'
 import type { HistoryPolicy, Managed, SecretFormat } from '../../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   encryption_keys, environments, projects, secrets, targets
 } from '../../db/tables.ts'
@@ -58,8 +58,8 @@ const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean
 }
 
 interface Row {
-  question: number
-  /** Of a look-up for writes: whether the project is locked for the writes. */
+  query_index: number
+  /** For writes: whether the project is locked for the write. */
   is_free?: boolean
   organization_id: string
   project_id: string
@@ -107,7 +107,7 @@ interface Row {
   recorded_revision: string | null
 }
 
-const ASKED = sql`documents boolean, content boolean, key boolean`
+const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 
 // Locks the project until the end of the transaction, unless a long operation has locked it.
 const FREE = {
@@ -121,49 +121,50 @@ const NO_LOCK = { column: sql``, join: sql`` }
 // Parts that were not requested are not joined.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
-) => preparedSql<Row, { asked: string }>(name, ($) => sql`
-  SELECT asked.question, ${lock.column} p.organization_id,
+) => preparedSql<Row, { queries: string }>(name, ($) => sql`
+  SELECT queries.query_index, ${lock.column} p.organization_id,
     p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
     p.mac AS project_mac,
     k.version = p.key_version AND NOT EXISTS (
       SELECT FROM encryption_keys newer WHERE newer.organization_id = p.organization_id AND newer.project_id = p.id
         AND newer.version > p.key_version) AS key_is_newest,
-    CASE WHEN asked.key THEN k.id END AS key_id, CASE WHEN asked.key THEN k.key_string END AS key_string,
-    CASE WHEN asked.key THEN k.data_key END AS data_key, CASE WHEN asked.key THEN k.key_check END AS key_check,
-    CASE WHEN asked.key THEN k.salt END AS salt, k.managed AS key_managed, k.iterations, k.created_at AS key_created_at,
+    CASE WHEN queries.key THEN k.id END AS key_id, CASE WHEN queries.key THEN k.key_string END AS key_string,
+    CASE WHEN queries.key THEN k.data_key END AS data_key, CASE WHEN queries.key THEN k.key_check END AS key_check,
+    CASE WHEN queries.key THEN k.salt END AS salt, k.managed AS key_managed, k.iterations,
+    k.created_at AS key_created_at,
     g.id AS target_id, g.project_id AS target_project, g.slug AS target_slug, g.mac AS target_mac,
     e.id AS environment_id, e.project_id AS environment_project, e.target_id AS environment_target,
     e.slug AS environment_slug, e.status AS environment_status, e.is_production,
     e.mac AS environment_mac,
     s.id AS secret_id, s.project_id AS secret_project, s.target_id AS secret_target,
     s.environment_id AS secret_environment, s.level, s.level_id, s.revision, s.key_version AS secret_key_version,
-    s.sealed IS NOT NULL AS is_stored, CASE WHEN asked.content THEN s.sealed END AS sealed, s.size_bytes,
+    s.sealed IS NOT NULL AS is_stored, CASE WHEN queries.content THEN s.sealed END AS sealed, s.size_bytes,
     s.mac AS secret_mac, s.version, s.history_id, s.version_count,
     (SELECT v.revision FROM secret_versions v
       WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
         LIMIT 1) AS recorded_revision
-  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, organization_id char(26), ${place}
+  FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26), ${place}
   ${lock.join}
   CROSS JOIN ${lookUp('k', encryption_keys,
     sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
   LEFT JOIN LATERAL (
     SELECT s.* FROM unnest(${documents}) AS its (id)
     CROSS JOIN ${lookUp('s', secrets,
-      sql`asked.documents AND organization_id = p.organization_id AND level_id = its.id`)}
+      sql`queries.documents AND organization_id = p.organization_id AND level_id = its.id`)}
   ) AS s ON true`)
 
-const NAMED = sql`project varchar, target varchar, environment varchar, ${ASKED})
-  CROSS JOIN ${lookUp('p', projects, sql`organization_id = asked.organization_id AND slug = asked.project`)}
+const NAMED = sql`project varchar, target varchar, environment varchar, ${FLAG_COLUMNS})
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = queries.organization_id AND slug = queries.project`)}
   LEFT JOIN ${lookUp('g', targets,
-    sql`organization_id = p.organization_id AND project_id = p.id AND slug = asked.target`)} ON true
+    sql`organization_id = p.organization_id AND project_id = p.id AND slug = queries.target`)} ON true
   LEFT JOIN ${lookUp('e', environments,
-    sql`organization_id = p.organization_id AND target_id = g.id AND slug = asked.environment`)} ON true`
+    sql`organization_id = p.organization_id AND target_id = g.id AND slug = queries.environment`)} ON true`
 const ON_THE_WAY = sql`ARRAY[p.id, g.id, e.id]`
 const bySlugs = levels('levels_by_slugs', NAMED, ON_THE_WAY)
 const freeBySlugs = levels('free_levels_by_slugs', NAMED, sql`ARRAY[coalesce(e.id, g.id, p.id)]`, FREE)
 
-const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${ASKED})
-  CROSS JOIN ${lookUp('own', secrets, sql`organization_id = asked.organization_id AND id = asked.secret_id`)}
+const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${FLAG_COLUMNS})
+  CROSS JOIN ${lookUp('own', secrets, sql`organization_id = queries.organization_id AND id = queries.secret_id`)}
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = own.organization_id AND id = own.project_id`)}
   LEFT JOIN ${lookUp('g', targets, sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
   LEFT JOIN ${lookUp('e', environments,
@@ -172,13 +173,13 @@ sql`ARRAY[own.level_id]`, FREE)
 
 interface Asked { organization_id: string, names: LevelNames, brings: Brings }
 
-const findLevels = gather({
+const findLevels = batchLoad({
   keyOf: ({ organization_id, names: { project, target, environment }, brings }: Asked) =>
     JSON.stringify([organization_id, project, target, environment, brings]),
-  find: async (db, questions) => {
-    const asked = questions.map(({ organization_id, names: { project, target, environment }, brings }, question) =>
-      ({ question, organization_id, project, target, environment, ...FLAGS[brings] }))
-    return byQuestion(await bySlugs(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map(({ organization_id, names: { project, target, environment }, brings }, query_index) =>
+      ({ query_index, organization_id, project, target, environment, ...FLAGS[brings] }))
+    return groupByQuery(await bySlugs(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, rows, { names }) => stateOf(db, rows, names)
 })
@@ -209,15 +210,15 @@ export async function findLevelsToWrite (
 ): Promise<(() => LevelToWrite | undefined)[]> {
   const named: object[] = []
   const ofSecrets: object[] = []
-  for (const [question, { organizationId: organization_id, target }] of writes.entries()) {
-    if ('names' in target) named.push({ question, organization_id, ...target.names, ...FLAGS[target.brings] })
-    else ofSecrets.push({ question, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
+  for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
+    if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.brings] })
+    else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
   }
   const rows = await Promise.all([
-    ...named.length === 0 ? [] : [freeBySlugs(db, { asked: JSON.stringify(named) })],
-    ...ofSecrets.length === 0 ? [] : [freeBySecret(db, { asked: JSON.stringify(ofSecrets) })]
+    ...named.length === 0 ? [] : [freeBySlugs(db, { queries: JSON.stringify(named) })],
+    ...ofSecrets.length === 0 ? [] : [freeBySecret(db, { queries: JSON.stringify(ofSecrets) })]
   ])
-  return byQuestion(rows.flat(), writes.length).map((found, i) => () => {
+  return groupByQuery(rows.flat(), writes.length).map((found, i) => () => {
     const { target } = writes[i]!
     const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)
     return state && { state, isFree: found[0]!.is_free === true }

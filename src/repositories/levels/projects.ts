@@ -3,7 +3,7 @@ import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '..
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { RowHeld } from '../../db/callers/caller.ts'
+import { RowLocked } from '../../db/callers/caller.ts'
 import { counterOf } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
@@ -114,13 +114,13 @@ const listedByTeams = (
     ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
   FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
 
-// A page near the beginning of the list is filled by a walk through the organization's projects in their order. The
-// walk is bounded, as the teams may hold few projects of very many.
-const MOST_WALKED = 2_000
+// A page near the beginning of the list is filled by scanning the organization's projects in order. The scan is
+// bounded, because the teams may have roles in few of very many projects.
+const MAX_SCANNED = 2_000
 const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
     SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
-    ORDER BY p.slug LIMIT ${sql.raw(String(MOST_WALKED))}
+    ORDER BY p.slug LIMIT ${sql.raw(String(MAX_SCANNED))}
   ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
 
 const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
@@ -234,7 +234,7 @@ export async function lockProject (
   const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
   const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
   if (row !== undefined) requireAuthentic(db, 'projects', row)
-  else if (hasCounter && (await find()).length > 0) throw new RowHeld()
+  else if (hasCounter && (await find()).length > 0) throw new RowLocked()
   return row
 }
 

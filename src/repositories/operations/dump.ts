@@ -85,13 +85,13 @@ const SETTINGS = [
   'enable_bitmapscan = off'
 ]
 
-/** Lets a transaction read or write all there is, however long that takes. Takes no snapshot. */
-export async function takeTime (db: Db): Promise<void> {
+/** Disables the timeouts of a transaction that reads or writes the whole database. Does not take the snapshot. */
+export async function disableTimeouts (db: Db): Promise<void> {
   for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
 }
 
-/** Until the end of the transaction nobody changes what these tables are; what is in them is nobody's to wait for. */
-export async function keepTables (db: Db, tables: readonly Table[]): Promise<void> {
+/** Locks the tables against schema changes until the end of the transaction, without blocking reads and writes. */
+export async function lockTableSchemas (db: Db, tables: readonly Table[]): Promise<void> {
   if (tables.length > 0) await db.execute(sql`LOCK TABLE ${listed(tables.map(inPublic))} IN ACCESS SHARE MODE`)
 }
 
@@ -148,8 +148,8 @@ export async function listNumbered (db: Db, tables: readonly Table[]): Promise<N
   return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
 }
 
-/** Lets columns number on behind these, or behind the rows that are there. */
-export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<void> {
+/** Sets identity columns to continue after these numbers, or after the existing rows. */
+export async function restoreSequences (db: Db, numbered: readonly Numbered[]): Promise<void> {
   for (const { table, column, last } of numbered) {
     const name = sql.identifier(column)
     await db.execute(sql`
@@ -158,11 +158,11 @@ export async function numberOn (db: Db, numbered: readonly Numbered[]): Promise<
   }
 }
 
-/** What there is beside the service's, as it is called in SQL, and whether it is a table among those of the service. */
-export interface Strange { name: string, isTable: boolean }
+/** An object that is not of the service, by its SQL name, and whether it is a table in the service's schema. */
+export interface UnknownObject { name: string, isTable: boolean }
 
-// What extensions bring is theirs, and a sequence goes with its table.
-async function listStrange (db: Db): Promise<Strange[]> {
+// Ignores objects of extensions, and sequences, which belong to their table.
+async function listUnknown (db: Db): Promise<UnknownObject[]> {
   return await db.execute(sql`
     SELECT format('%I.%I', n.nspname, c.relname) AS name,
       n.nspname = 'public' AND c.relkind IN ('r', 'p') AS "isTable"
@@ -174,12 +174,12 @@ async function listStrange (db: Db): Promise<Strange[]> {
       AND NOT EXISTS (
         SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND (
           d.deptype = 'e' OR (c.relkind = 'S' AND d.deptype IN ('a', 'i') AND d.refclassid = 'pg_class'::regclass)))
-    ORDER BY n.nspname, c.relname`) as unknown as Strange[]
+    ORDER BY n.nspname, c.relname`) as unknown as UnknownObject[]
 }
 
-/** The tables among those of the service that are none of its own, by name. */
-export async function listStrangeTables (db: Db): Promise<string[]> {
-  return (await listStrange(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
+/** Tables in the service's schema that do not belong to the service, by name. */
+export async function listUnknownTables (db: Db): Promise<string[]> {
+  return (await listUnknown(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
 }
 
 /**
@@ -187,7 +187,7 @@ export async function listStrangeTables (db: Db): Promise<string[]> {
  * service's own only if its migrations are recorded.
  */
 export async function findContent (db: Db): Promise<string | undefined> {
-  const [strange] = await listStrange(db)
+  const [strange] = await listUnknown(db)
   if (strange !== undefined) return strange.name
   const migrations = await listMigrations(db)
   const isOurs = canMakeSchema(migrations)

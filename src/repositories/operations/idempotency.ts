@@ -6,14 +6,14 @@ import { idempotency_keys, members, organizations } from '../../db/tables.ts'
 /** The owner of a key. `key` is a keyed hash of the header (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The first answer to a request with a key, sealed; `request` is a keyed hash of the request (`lookupHash`). */
-export interface KeptAnswer { request: Buffer, status: number, sealed: Buffer }
+/** The stored response to a request, sealed. `request` is a keyed hash of the request (`lookupHash`). */
+export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
 
 /** Seals stored responses; the encryption context is the key and the request. */
 export interface AnswerSeal {
-  seal (organization: KeptIn, answer: Omit<KeyOwner & KeptAnswer, 'sealed'>, text: string): Buffer
-  /** Throws IntegrityError for what was kept for another one, or elsewhere. */
-  open (organization: KeptIn, answer: KeyOwner & KeptAnswer): string
+  seal (organization: KeptIn, answer: Omit<KeyOwner & StoredResponse, 'sealed'>, text: string): Buffer
+  /** Throws IntegrityError when the response belongs to another key, request or organization. */
+  open (organization: KeptIn, answer: KeyOwner & StoredResponse): string
 }
 
 /** An organization with the key that seals its responses. */
@@ -28,11 +28,13 @@ const columns = {
   request: idempotency_keys.request, status: idempotency_keys.status, answer: idempotency_keys.answer
 }
 
-const toAnswer = ({ answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }): KeptAnswer =>
+const toAnswer = (
+  { answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }
+): StoredResponse =>
   ({ ...row, sealed: Buffer.from(answer.sealed, 'base64') })
 
-/** What was answered to a key in the last 24 hours. */
-export async function findAnswer (db: Db, owner: KeyOwner): Promise<KeptAnswer | undefined> {
+/** The stored response to a key of the last 24 hours. */
+export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
   const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
   return row && toAnswer(row)
 }
@@ -43,7 +45,7 @@ export async function findAnswer (db: Db, owner: KeyOwner): Promise<KeptAnswer |
  */
 export async function findAnswerOfPerson (
   db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
-): Promise<{ kept: KeptAnswer, organization: KeptIn } | undefined> {
+): Promise<{ kept: StoredResponse, organization: KeptIn } | undefined> {
   const { id, storage_key } = organizations
   const [row] = await db.select({ ...columns, organization: { id, storage_key } }).from(members)
     .innerJoin(
@@ -69,7 +71,7 @@ export async function areAnswersFull (
  * Stores a response, in the transaction of the change. False when a response to the same key was stored meanwhile: the
  * change has to be undone.
  */
-export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: KeptAnswer): Promise<boolean> {
+export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // A response from more than 24 hours ago may still be there.
   const { organization_id, principal, key } = idempotency_keys

@@ -89,7 +89,7 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
   }
 }
 
-const MOST_DEVICES = 20
+const MAX_DEVICES = 20
 
 /**
  * The id of a browser with a sign-in in the last 90 days, to this account or, without `user_id`, to any. The id stays
@@ -120,6 +120,6 @@ export async function rememberDevice (
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
   await keepNewest(
     db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
-    { by: sign_in_devices.expires_at, most: MOST_DEVICES }
+    { by: sign_in_devices.expires_at, most: MAX_DEVICES }
   )
 }

@@ -4,7 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
-import { deleteTokensOfMember, type HeldTokens } from '../../db/callers/grants.ts'
+import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { members, users } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
@@ -84,7 +84,7 @@ export async function lockOtherOwners (db: Db, organizationId: string, userId: n
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
 }
 
-const MOST_OWNERS = 100
+const MAX_OWNERS = 100
 
 function selectOtherOwners (db: Db, organizationId: string, userId: number) {
   return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
@@ -92,7 +92,7 @@ function selectOtherOwners (db: Db, organizationId: string, userId: number) {
     .where(and(
       matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
       ne(members.user_id, userId), isNull(users.disabled_at)
-    )).orderBy(asc(members.user_id)).limit(MOST_OWNERS)
+    )).orderBy(asc(members.user_id)).limit(MAX_OWNERS)
 }
 
 const countOwners = (db: Db, rows: Awaited<ReturnType<typeof selectOtherOwners>>): number =>
@@ -109,7 +109,7 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
  * caller has locked (`lockTokensOfMember`): a later membership does not revive them.
  */
 export async function deleteMember (
-  db: Db, organizationId: string, userId: number, tokens: HeldTokens
+  db: Db, organizationId: string, userId: number, tokens: EndingTokens
 ): Promise<void> {
   await db.delete(members).where(oneOf(organizationId, userId))
   await deleteTokensOfMember(db, organizationId, userId, tokens)

@@ -4,7 +4,7 @@ import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MOST_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
@@ -86,8 +86,8 @@ export interface PendingRequest {
   scopes: string[]
 }
 
-/** Requests of one session that wait: as many as anybody has open. */
-const MOST_REQUESTS = 20
+/** Maximum pending requests of a session. */
+const MAX_REQUESTS = 20
 
 /**
  * False when the session has ended. Only the 20 newest requests of a session are kept, so that ending a session deletes
@@ -106,7 +106,7 @@ export async function createRequest (
   }
   await keepNewest(
     db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
-    { by: oauth_requests.expires_at, most: MOST_REQUESTS }
+    { by: oauth_requests.expires_at, most: MAX_REQUESTS }
   )
   return true
 }
@@ -143,7 +143,7 @@ const IS_OVER =
  * revoked grants, and the API tokens that ended with them. The caller has locked the account, which serializes
  * concurrent consents.
  */
-export async function makeGrantRoom (
+export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
   const { id } = oauth_grants
@@ -390,29 +390,29 @@ export interface UserCall {
 
 const byAccessToken = prepared('users_by_access_token', (db) => db
   .select({
-    question: sql<number>`asked.question`.as('question'),
+    query_index: sql<number>`queries.query_index`.as('query_index'),
     id: oauth_tokens.id,
     grant_id: oauth_tokens.grant_id,
     user: userColumns,
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
     member: authenticatedColumns('members'),
-    inProject: sql<TeamRoleFound[] | null>`CASE WHEN asked.project IS NOT NULL
-      THEN ${teamRoles(sql`${members}`, sql`slug = asked.project`)} END`.as('in_project'),
-    anywhere: sql<Role[] | null>`CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
+    inProject: sql<TeamRoleFound[] | null>`CASE WHEN queries.project IS NOT NULL
+      THEN ${teamRoles(sql`${members}`, sql`slug = queries.project`)} END`.as('in_project'),
+    anywhere: sql<Role[] | null>`CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
     organization: organizationColumns,
     plan: plans
   })
   .from(
-    sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
-      AS asked (question int, hash text, organization text, project varchar, anywhere boolean)`
+    sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
+      AS queries (query_index int, hash text, organization text, project varchar, anywhere boolean)`
   )
-  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(asked.hash, 'hex')`))
+  .innerJoin(oauth_tokens, eq(oauth_tokens.access_hash, sql`decode(queries.hash, 'hex')`))
   .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
   .innerJoin(users, eq(users.id, oauth_grants.user_id))
   .innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
   .leftJoin(organizations, or(
-    eq(organizations.id, sql`upper(asked.organization)::bpchar`), eq(organizations.slug, sql`asked.organization`)
+    eq(organizations.id, sql`upper(queries.organization)::bpchar`), eq(organizations.slug, sql`queries.organization`)
   ))
   .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
   .leftJoin(plans, eq(plans.name, organizations.plan))
@@ -425,13 +425,13 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
 
 interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
 
-const findUserCalls = gather({
+const findUserCalls = batchLoad({
   keyOf: ({ hash, organization, teams: { project, anywhere } }: CallQuery) =>
     hash.toString('latin1') + JSON.stringify([organization, project, anywhere]),
-  find: async (db, questions) => {
-    const asked = questions.map(({ hash, organization, teams }, question) =>
-      ({ question, hash: hash.toString('hex'), organization, ...teams }))
-    return byQuestion(await byAccessToken(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map(({ hash, organization, teams }, query_index) =>
+      ({ query_index, hash: hash.toString('hex'), organization, ...teams }))
+    return groupByQuery(await byAccessToken(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: userCallOf
 })

@@ -7,7 +7,7 @@ import type { Caller } from '../../db/callers/caller.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Db } from '../../db/database.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
@@ -52,11 +52,11 @@ export interface Principal extends Powers {
   organization: Organization
 }
 
-// By its value, or by the one from before its last rotation while that lives on. Of a token that is a person's, the
-// rows that it rests on come along. One that is nobody's costs no look-up of them: a key that is null is looked for
-// nowhere.
-const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_by_hash', ($) => sql`
-  SELECT asked.question,
+// Finds a token by its current value, or by its former value during the overlap after a rotation. Joins the membership,
+// user and grant of a person's token. For a token without an owner these joins cost nothing, because their keys are
+// null.
+const principalsByHash = preparedSql<TokenFound, { queries: string }>('principals_by_hash', ($) => sql`
+  SELECT queries.query_index,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
@@ -66,17 +66,18 @@ const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
         'members', to_jsonb(m),
-        'in_project', CASE WHEN asked.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = asked.project`)} END,
-        'anywhere', CASE WHEN asked.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
-    CASE WHEN api_tokens.token_hash <> decode(asked.hash, 'hex') THEN (
+        'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
+        'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
+    CASE WHEN api_tokens.token_hash <> decode(queries.hash, 'hex') THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
-        AND f.token_hash = decode(asked.hash, 'hex')) END AS former
-  FROM jsonb_to_recordset(${$('asked')}::jsonb) AS asked (question int, hash text, project varchar, anywhere boolean)
+        AND f.token_hash = decode(queries.hash, 'hex')) END AS former
+  FROM jsonb_to_recordset(${$('queries')}::jsonb)
+    AS queries (query_index int, hash text, project varchar, anywhere boolean)
   CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
-      WHERE f.token_hash = decode(asked.hash, 'hex') AND f.expires_at > now()
-    ), decode(asked.hash, 'hex'))`)}
+      WHERE f.token_hash = decode(queries.hash, 'hex') AND f.expires_at > now()
+    ), decode(queries.hash, 'hex'))`)}
   CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)}
   LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
@@ -89,7 +90,7 @@ const principalsByHash = preparedSql<TokenFound, { asked: string }>('principals_
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
 
 interface TokenFound {
-  question: number
+  query_index: number
   id: string
   organization_id: string
   name: string
@@ -126,12 +127,13 @@ type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Re
   anywhere: Role[] | null
 }
 
-const findPrincipals = gather({
+const findPrincipals = batchLoad({
   keyOf: ({ hash, teams: { project, anywhere } }: { hash: Buffer, teams: TeamQuery }) =>
     hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
-  find: async (db, questions) => {
-    const asked = questions.map(({ hash, teams }, question) => ({ question, hash: hash.toString('hex'), ...teams }))
-    return byQuestion(await principalsByHash(db, { asked: JSON.stringify(asked) }), questions.length)
+  find: async (db, batch) => {
+    const numbered = batch.map(({ hash, teams }, query_index) =>
+      ({ query_index, hash: hash.toString('hex'), ...teams }))
+    return groupByQuery(await principalsByHash(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) => row && principalOf(db, row)
 })

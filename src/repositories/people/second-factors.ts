@@ -114,7 +114,7 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 // Sign-ins that wait for the second factor
 
 const MINUTE = 60_000
-const MOST_WRONG = 5
+const MAX_WRONG_CODES = 5
 
 /**
  * Records for ten minutes that the password was correct. False when the password was changed meanwhile, or the account
@@ -155,7 +155,7 @@ export async function countWrongCode (db: Db, token_hash: Buffer): Promise<boole
   const step = eq(sign_in_steps.token_hash, token_hash)
   const [row] = await db.update(sign_in_steps).set({ wrong_codes: sql`${sign_in_steps.wrong_codes} + 1` }).where(step)
     .returning({ wrong: sign_in_steps.wrong_codes })
-  if (row !== undefined && row.wrong < MOST_WRONG) return true
+  if (row !== undefined && row.wrong < MAX_WRONG_CODES) return true
   await db.delete(sign_in_steps).where(step)
   return false
 }

@@ -10,8 +10,8 @@ import type { User } from './users.ts'
 const DAY = 24 * 60 * 60 * 1000
 const IDLE = sql`now() - interval '12 hours'`
 const MINUTE = 60_000
-/** Sessions of one person: those that were used last. */
-const MOST_SESSIONS = 1_000
+/** Maximum sessions of a person; the ones used last are kept. */
+const MAX_SESSIONS = 1_000
 
 /**
  * Creates a session. Returns false when, since the verification, the password or the second factor was changed, or the
@@ -38,7 +38,7 @@ export async function createSession (
   )
   // Bounds the number of sessions of a person who signs in very often.
   const own = and(eq(sessions.user_id, id), live)!
-  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MOST_SESSIONS })
+  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
   return rows.length === 1
 }
 

@@ -83,8 +83,8 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
   })
 }
 
-// Of each role so many rows are looked at, however many projects somebody's teams hold.
-const MOST_OF_ROLE = 100
+// Rows to read for each role, however many projects the teams have.
+const MAX_OF_ROLE = 100
 
 interface RoleFound {
   organization_id: string
@@ -99,7 +99,7 @@ interface RoleFound {
 
 // Each part has its own limit, so that each stops reading its index early.
 const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
-  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS asked (role) CROSS JOIN LATERAL (
+  SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS requested (role) CROSS JOIN LATERAL (
     SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
       its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
     FROM members CROSS JOIN LATERAL (
@@ -108,11 +108,11 @@ const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles
       LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
     ) its CROSS JOIN LATERAL (
       SELECT p.project_id, p.role, p.mac FROM team_projects p
-      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = asked.role
-      LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = requested.role
+      LIMIT ${sql.raw(String(MAX_OF_ROLE))}
     ) held
     WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'
-    LIMIT ${sql.raw(String(MOST_OF_ROLE))}
+    LIMIT ${sql.raw(String(MAX_OF_ROLE))}
   ) found`)
 
 /** The roles of a person in projects through teams, in all organizations with an active membership. */
@@ -193,12 +193,12 @@ export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
   return (await db.delete(team_members).where(itsMember(row)).returning({ id: team_members.user_id })).length === 1
 }
 
-interface Held { organization_id: string, team_id: string, project_id: string }
-const itsProject = ({ organization_id, team_id, project_id }: Held) =>
+interface TeamProjectKey { organization_id: string, team_id: string, project_id: string }
+const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
-/** Gives a team a role in a project, or another one; false when it holds as many projects as it can. */
-export async function setTeamProject (db: Db, row: Held & { role: Role }): Promise<boolean> {
+/** Sets the role of a team in a project; false when the team has reached its limit of projects. */
+export async function setTeamProject (db: Db, row: TeamProjectKey & { role: Role }): Promise<boolean> {
   const [known] = await db.select({ role: team_projects.role }).from(team_projects).where(itsProject(row))
   if (known !== undefined) {
     await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
@@ -211,8 +211,8 @@ export async function setTeamProject (db: Db, row: Held & { role: Role }): Promi
   return true
 }
 
-/** False when the team does not hold it. */
-export async function deleteTeamProject (db: Db, row: Held): Promise<boolean> {
+/** False when the team has no role in the project. */
+export async function deleteTeamProject (db: Db, row: TeamProjectKey): Promise<boolean> {
   const gone = await db.delete(team_projects).where(itsProject(row)).returning({ id: team_projects.project_id })
   return gone.length === 1
 }

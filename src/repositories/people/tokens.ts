@@ -57,7 +57,7 @@ const madeBy = (maker: NewToken['made_by']) => ({
  * gets a new owner or a new expiry: it counts as new for the person, and for the organization only if it had expired.
  * The caller has locked the organization, so that concurrent requests cannot exceed a limit.
  */
-export async function makeTokenRoom (
+export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
 ): Promise<number | undefined> {
   const { organization, person } = TOKEN_LIMITS
@@ -241,7 +241,7 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
  * its membership or grant is not valid any more: then the token must not be renewed. The caller has locked the
  * organization, so the token's owner does not change meanwhile.
  */
-export async function holdGround (
+export async function lockTokenSupport (
   db: Db, organizationId: string, id: number, by: Principal['person']
 ): Promise<Date | null | undefined> {
   const [row] = await db.execute(sql`

@@ -14,10 +14,10 @@ import type { LevelState } from '../levels/levels.ts'
  * The document of a level at a moment: none; the current one; a version; or unknown, because a write recorded no
  * version.
  */
-type Held = 'none' | 'current' | 'version' | 'unknown'
+type PastState = 'none' | 'current' | 'version' | 'unknown'
 
-// The moment, on the grid of the times that are stored; as a number, since the database reads not every year as text.
-const asked = (organizationId: SQL, at: SQL) => sql`asked AS (
+// The moment, rounded to the precision of stored times. Passed as a number, since PostgreSQL does not parse all years.
+const momentOf = (organizationId: SQL, at: SQL) => sql`moment AS (
     SELECT ${organizationId}::char(26) AS organization_id, to_timestamp(${at}::float8 / 1000)::timestamptz(3) AS at
   )`
 
@@ -25,13 +25,13 @@ const asked = (organizationId: SQL, at: SQL) => sql`asked AS (
 // times are not monotonic, and the search finds one of the places where later times follow.
 const HALVES = sql`halves AS (
     SELECT 0::bigint AS seen, c.next_version AS behind
-    FROM asked JOIN organization_counters c ON c.organization_id = asked.organization_id
+    FROM moment JOIN organization_counters c ON c.organization_id = moment.organization_id
     UNION ALL
-    SELECT CASE WHEN v.created_at <= asked.at THEN v.id ELSE halves.seen END,
-      CASE WHEN v.created_at <= asked.at THEN halves.behind ELSE (halves.seen + halves.behind) / 2 END
-    FROM asked CROSS JOIN halves LEFT JOIN LATERAL (
+    SELECT CASE WHEN v.created_at <= moment.at THEN v.id ELSE halves.seen END,
+      CASE WHEN v.created_at <= moment.at THEN halves.behind ELSE (halves.seen + halves.behind) / 2 END
+    FROM moment CROSS JOIN halves LEFT JOIN LATERAL (
       SELECT id, created_at FROM secret_versions
-      WHERE organization_id = asked.organization_id AND id >= (halves.seen + halves.behind) / 2 AND id < halves.behind
+      WHERE organization_id = moment.organization_id AND id >= (halves.seen + halves.behind) / 2 AND id < halves.behind
       ORDER BY id LIMIT 1
     ) AS v ON true
     WHERE halves.behind - halves.seen > 1
@@ -41,12 +41,12 @@ const HALVES = sql`halves AS (
 // later write.
 const VERSIONS = sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
-    WHERE s.updated_at > asked.at AND organization_id = s.organization_id AND history_id = s.history_id
-      AND id < cut.behind AND created_at <= asked.at
+    WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
+      AND id < cut.behind AND created_at <= moment.at
     ORDER BY id DESC LIMIT 1
   ) AS v ON true LEFT JOIN LATERAL (
     SELECT revision FROM secret_versions
-    WHERE s.updated_at > asked.at AND organization_id = s.organization_id AND history_id = s.history_id
+    WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
       AND id > coalesce(v.id, 0)
     ORDER BY id LIMIT 1
   ) AS n ON true`
@@ -54,8 +54,8 @@ const VERSIONS = sql`LEFT JOIN LATERAL (
 // A version is valid until the next write. If the next version's revision is not the successor, a version is missing,
 // and it may have been written before the moment.
 const HELD = sql`CASE
-    WHEN s.created_at > asked.at THEN 'none'
-    WHEN s.updated_at <= asked.at THEN CASE WHEN s.sealed IS NULL THEN 'none' ELSE 'current' END
+    WHEN s.created_at > moment.at THEN 'none'
+    WHEN s.updated_at <= moment.at THEN CASE WHEN s.sealed IS NULL THEN 'none' ELSE 'current' END
     WHEN v.id IS NULL OR coalesce(n.revision, s.revision) <> v.revision + 1 THEN 'unknown'
     WHEN v.action = 'delete' THEN 'none'
     ELSE 'version' END`
@@ -63,11 +63,11 @@ const HELD = sql`CASE
 const isLocked = (retentionDays: SQL) =>
   sql`coalesce(v.created_at < now() - make_interval(days => ${retentionDays}::int), false)`
 
-const IS_FUTURE = sql`asked.at > clock_timestamp()`
+const IS_FUTURE = sql`moment.at > clock_timestamp()`
 
 /** The document of a level at a moment, from a version or the current row. */
 export interface PastDocument {
-  held: Exclude<Held, 'none'>
+  held: Exclude<PastState, 'none'>
   /** Slugs down to the level. */
   path: string
   id: string
@@ -90,7 +90,7 @@ export interface PastDocument {
 interface Row extends Record<'project_id' | 'id' | 'level_id', string> {
   is_future: boolean
   was_there: boolean
-  held: Held | null
+  held: PastState | null
   target_id: string | null
   environment_id: string | null
   level: Level
@@ -112,17 +112,17 @@ interface Row extends Record<'project_id' | 'id' | 'level_id', string> {
 }
 
 const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) => sql`
-  WITH RECURSIVE ${asked(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${HALVES}
+  WITH RECURSIVE ${momentOf(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${HALVES}
   SELECT ${IS_FUTURE} AS is_future,
-    EXISTS (SELECT FROM projects WHERE organization_id = asked.organization_id
-      AND id = ${$('project_id')}::char(26) AND created_at <= asked.at)
-    AND (${$('target_id')}::char(26) IS NULL OR EXISTS (SELECT FROM targets WHERE organization_id = asked.organization_id
-      AND id = ${$('target_id')}::char(26) AND created_at <= asked.at))
+    EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
+      AND id = ${$('project_id')}::char(26) AND created_at <= moment.at)
+    AND (${$('target_id')}::char(26) IS NULL OR EXISTS (SELECT FROM targets WHERE organization_id = moment.organization_id
+      AND id = ${$('target_id')}::char(26) AND created_at <= moment.at))
     AND (${$('environment_id')}::char(26) IS NULL OR EXISTS (SELECT FROM environments
-      WHERE organization_id = asked.organization_id AND id = ${$('environment_id')}::char(26)
-        AND created_at <= asked.at)) AS was_there,
+      WHERE organization_id = moment.organization_id AND id = ${$('environment_id')}::char(26)
+        AND created_at <= moment.at)) AS was_there,
     its.*, k.managed, k.data_key
-  FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
+  FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
     SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
       s.key_version, s.sealed IS NOT NULL AS is_stored, s.size_bytes, s.mac, s.version AS current_version,
       v.id AS version, v.revision AS version_revision, v.key_version AS version_key, v.created_at,
@@ -132,10 +132,10 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
         AND newest.history_id = s.history_id ORDER BY newest.id DESC LIMIT 1) AS recorded_revision
     FROM unnest(ARRAY[${$('project_id')}, ${$('target_id')}, ${$('environment_id')}]::char(26)[]) AS place (id)
     CROSS JOIN LATERAL (
-      SELECT * FROM secrets WHERE organization_id = asked.organization_id AND level_id = place.id LIMIT 1
+      SELECT * FROM secrets WHERE organization_id = moment.organization_id AND level_id = place.id LIMIT 1
     ) AS s ${VERSIONS}
   ) AS its ON true LEFT JOIN LATERAL (
-    SELECT managed, data_key FROM encryption_keys WHERE organization_id = asked.organization_id
+    SELECT managed, data_key FROM encryption_keys WHERE organization_id = moment.organization_id
       AND project_id = its.project_id AND version = coalesce(its.version_key, its.key_version) LIMIT 1
   ) AS k ON true`)
 
@@ -211,8 +211,8 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
  * unknown.
  */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
-  held: Exclude<Held, 'current'>
-  /** Slugs down to the level, of the first one that is `unknown`. */
+  held: Exclude<PastState, 'current'>
+  /** Slugs down to the level; set for the first `unknown` one only. */
   path: string | null
   is_stored: boolean
   version: number | null
@@ -232,17 +232,17 @@ export async function listChangedLevels (
   const rotated = sql`FROM secret_versions r WHERE r.organization_id = s.organization_id
     AND r.history_id = s.history_id AND r.id > v.id`
   const rows = await db.execute(sql`
-    WITH RECURSIVE ${asked(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${HALVES}
-    SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = asked.organization_id
-      AND id = ${project.id} AND created_at <= asked.at) AS was_there, its.*
-    FROM asked CROSS JOIN cut LEFT JOIN LATERAL (
+    WITH RECURSIVE ${momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${HALVES}
+    SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
+      AND id = ${project.id} AND created_at <= moment.at) AS was_there, its.*
+    FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
       SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes, s.sealed IS NOT NULL AS is_stored,
         v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
         ${isLocked(sql`${retentionDays}`)} AS locked,
         CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
           THEN (SELECT count(*) ${rotated}) = s.revision - v.revision ELSE false END AS is_rotated
       FROM secrets s ${VERSIONS}
-      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > asked.at
+      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > moment.at
     ) AS its ON true
     ORDER BY its.id`) as unknown as (Raw & { is_future: boolean, was_there: boolean, is_rotated: boolean })[]
   const [first] = rows

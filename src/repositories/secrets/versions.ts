@@ -4,7 +4,7 @@ import type { Level } from '../../../schemas/secrets.ts'
 import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
-import { byQuestion, gather } from '../../db/postgres/batch-load.ts'
+import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
@@ -36,7 +36,7 @@ const columns = {
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => asked.retention_days), false)`
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => queries.retention_days), false)`
 }
 
 const { organization_id, history_id } = secret_versions
@@ -181,34 +181,34 @@ export interface FullVersion extends FoundVersion {
 }
 
 // Each row is looked up by its key, as by `lookUp`.
-const ASKED = sql`jsonb_to_recordset(${sql.placeholder('asked')}::jsonb)
-  AS asked (question int, organization_id char(26), id bigint, retention_days int)`
+const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
+  AS queries (query_index int, organization_id char(26), id bigint, retention_days int)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
-  eq(secret_versions.organization_id, sql`asked.organization_id`), eq(secret_versions.id, sql`asked.id`)
+  eq(secret_versions.organization_id, sql`queries.organization_id`), eq(secret_versions.id, sql`queries.id`)
 )).limit(1).as('secret_versions')
 const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
 const itsKey = (db: Db) => db.select().from(encryption_keys).where(matching(encryption_keys, {
   organization_id, project_id: secrets.project_id, version: secret_versions.key_version
 })).limit(1).as('encryption_keys')
 const place = {
-  question: sql<number>`asked.question`.as('question'),
+  query_index: sql<number>`queries.query_index`.as('query_index'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
   secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` }
 }
-const byIds = prepared('versions_by_id', (db) => db.select(place).from(ASKED)
+const byIds = prepared('versions_by_id', (db) => db.select(place).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 const fullByIds = prepared('full_versions_by_id', (db) => db
-  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(ASKED)
+  .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 
-interface Asked { organization_id: string, id: number, retention_days: number | null }
+interface VersionQuery { organization_id: string, id: number, retention_days: number | null }
 
-const rowsBy = <R extends { question: number }>(find: (db: Db, values: { asked: string }) => Promise<R[]>) =>
-  async (db: Db, questions: readonly Asked[]) => {
-    const asked = JSON.stringify(questions.map((one, question) => ({ question, ...one })))
-    return byQuestion(await find(db, { asked }), questions.length)
+const rowsBy = <R extends { query_index: number }>(find: (db: Db, values: { queries: string }) => Promise<R[]>) =>
+  async (db: Db, batch: readonly VersionQuery[]) => {
+    const json = JSON.stringify(batch.map((one, query_index) => ({ query_index, ...one })))
+    return groupByQuery(await find(db, { queries: json }), batch.length)
   }
 const rowsOf = rowsBy(byIds)
 const fullRowsOf = rowsBy(fullByIds)
@@ -231,9 +231,9 @@ function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefin
   return { ...found, sealed, key: key ?? tampered() }
 }
 
-const keyOf = ({ organization_id, id, retention_days }: Asked) => `${organization_id} ${id} ${retention_days}`
-const findVersions = gather({ keyOf, find: rowsOf, read: toVersion })
-const findFullVersions = gather({ keyOf, find: fullRowsOf, read: toFullVersion })
+const keyOf = ({ organization_id, id, retention_days }: VersionQuery) => `${organization_id} ${id} ${retention_days}`
+const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
+const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** A version of the organization, through the secret that has it. */
 export async function findVersion (

@@ -46,7 +46,7 @@ const MOST_NUMBERED = 50
 /** Candidates for a new slug in order of preference: `slug`, `slug-2`, `slug-3`, …, without forbidden slugs. */
 export function numberedSlugs (slug: string, kind: SlugKind): string[] {
   return Array.from({ length: MOST_NUMBERED }, (_, i) =>
-    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((one) => !isForbidden(kind, one))
+    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((candidate) => !isForbidden(kind, candidate))
 }
 
 /** Appends a suffix and shortens the slug to the maximum length. */

@@ -1,2 +1,2 @@
-/** So many of something, in words: `1 version`, `2 versions`. */
-export const counted = (number: number, what: string): string => `${number} ${what}${number === 1 ? '' : 's'}`
+/** A count with its noun in singular or plural: `1 version`, `2 versions`. */
+export const counted = (number: number, noun: string): string => `${number} ${noun}${number === 1 ? '' : 's'}`

@@ -11,13 +11,13 @@ import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
-import { holdCanary } from '../keys/master-keys.ts'
+import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 // Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Keys of chains that a process remembers. Any other is looked up first.
-const MOST_KEYS = 10_000
+// Maximum chain keys in the cache. Others are loaded on demand.
+const MAX_CACHED_KEYS = 10_000
 
 /** The name of the first chain key among the service keys, and its id in events. */
 export const FIRST_CHAIN_KEY = 'events'
@@ -108,7 +108,7 @@ export async function rotateChainKey (
   handle: Db, keyring: Keyring, organizationId: string
 ): Promise<ChainKeyRow | undefined> {
   return transaction(handle, async (db) => {
-    await holdCanary(db, keyring)
+    await lockCurrentCanary(db, keyring)
     return handOverChain(db, keyring, operatorOf(organizationId))
   }, operatorOf(organizationId))
 }
@@ -122,7 +122,7 @@ export async function rotateChainKey (
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
-  const keys = new LRUCache<string, KeyObject>({ max: MOST_KEYS })
+  const keys = new LRUCache<string, KeyObject>({ max: MAX_CACHED_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
   const waiting = new Map<string, { first: number, last: number, since: number }>()
   // The offset of the database's clock to the monotonic clock of the process.
@@ -140,7 +140,7 @@ export function createChain (
     },
     mac (event, previous) {
       const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))
-      if (key === undefined) throw new Error('the key of the chain is not at hand')
+      if (key === undefined) throw new Error('the chain key is not loaded')
       return eventMac(key, event, previous)
     },
     recorded (id, head) {
@@ -164,10 +164,10 @@ export function createChain (
       else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
-    told (time, asked) {
-      // The answer was made between the question and now, and what is known already is changed no more than that asks.
+    recordClockSample (time, sentAt) {
+      // The response was created between sending and now. The offset changes only as far as these bounds require.
       const least = time - clock()
-      offset = Math.min(Math.max(offset ?? least, least), time - asked)
+      offset = Math.min(Math.max(offset ?? least, least), time - sentAt)
     }
   }
 }

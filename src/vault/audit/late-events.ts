@@ -2,7 +2,7 @@ import { databaseError, type Db } from '../../db/database.ts'
 import { listLate, recordLate } from '../../repositories/audit/audit.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, type Background } from '../jobs/background.ts'
-import { byTurns } from '../jobs/round-robin.ts'
+import { roundRobin } from '../jobs/round-robin.ts'
 
 /**
  * Numbers late events as soon as the counter of their organization is free. The worker does not wait for locks, so an
@@ -11,23 +11,23 @@ import { byTurns } from '../jobs/round-robin.ts'
  * @param putOff milliseconds until an organization with a failure is retried
  */
 export function createLateEventWorker ({ db, log, putOff }: { db: Db, log: Log, putOff?: number }): Background {
-  return createBackground(byTurns<string, true>({
+  return createBackground(roundRobin<string, true>({
     list: (after, limit) => listLate(db, after, limit),
     nameOf: (organization) => organization,
-    async take (organization) {
+    async step (organization) {
       const events = await recordLate(db, organization)
-      if (events === undefined) return 'held'
+      if (events === undefined) return 'locked'
       if (events === 0) return 'nothing'
       log.info({ organization, events }, 'late events recorded')
       return { more: true }
     },
-    interrupted (error, organization) {
+    onFailure (error, organization) {
       const of = organization === undefined ? {} : { organization }
-      log.warn({ err: databaseError(error), ...of }, 'the recording of late events was interrupted')
+      log.warn({ err: databaseError(error), ...of }, 'recording late events failed; will retry')
     },
-    waiting (organizations) {
+    onLocked (organizations) {
       log.warn({ organizations }, 'events wait for the counter of their organization')
     },
-    ...(putOff !== undefined && { putOff })
+    ...(putOff !== undefined && { retryDelay: putOff })
   }))
 }

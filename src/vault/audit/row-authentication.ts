@@ -66,13 +66,13 @@ async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
 }
 
 async function findKey (
-  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], told: (key: KeyObject) => Buffer
+  db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], toFingerprint: (key: KeyObject) => Buffer
 ): Promise<KeyObject | undefined> {
   const wrapped = await findServiceKey(db, name)
   if (named.length === 0) {
     if (wrapped !== undefined) {
       throw new RowKeyError(
-        `There is a key of ${name} that no canary knows: the table master_key_canaries was changed, restore it from a backup`
+        `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
       )
     }
     return undefined
@@ -81,7 +81,7 @@ async function findKey (
     throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
   }
   const key = openServiceKey(keyring, wrapped)
-  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, told(key)))) {
+  if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, toFingerprint(key)))) {
     throw new RowKeyError(
       `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
     )
@@ -114,7 +114,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   // Rows beside the seeded ones were not written by the service: they get no MAC, and the transaction is rolled back.
   if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
-      'The database holds rows and no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
+      'The database has rows, but no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
     )
   }
   return keys
@@ -123,7 +123,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
 // Limits for reports: an unchanged row once in this time, and a maximum of reports per minute.
 const SAME_ROW = 10 * 60_000
 const MINUTE = 60_000
-const MOST_A_MINUTE = 600
+const MAX_PER_MINUTE = 600
 const AT_ONCE = 100
 
 const toStandardError: ViolationLog = {
@@ -166,7 +166,7 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
       `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
     if (reported.has(seen)) return false
     if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
-    if (++minute.reports > MOST_A_MINUTE) return false
+    if (++minute.reports > MAX_PER_MINUTE) return false
     reported.set(seen, true)
     return true
   }

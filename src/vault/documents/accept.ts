@@ -10,7 +10,7 @@ import { fail, refuse } from '../../rules/errors.ts'
 import { planRestore } from '../../rules/restore.ts'
 import { openVersion } from './documents.ts'
 import { dataKeyOf } from '../keys/keys.ts'
-import { judgeProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { validateProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 
 interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof'> }
 
@@ -50,7 +50,7 @@ export function acceptRestored (
     underActiveKey: found.version.key_version === state.project.key_version,
     heldBy: found.key.managed,
     content: content !== undefined,
-    proof: managed === 'client' ? judgeProof(keyring, key, key_proof) : 'absent'
+    proof: managed === 'client' ? validateProof(keyring, key, key_proof) : 'absent'
   })
   if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
   if (plan === 'as_sent') {
@@ -72,7 +72,7 @@ function ofClient (
   requireBlob(content)
   const key = activeKeyOf(state)
   if (key.key_check === null) return fail('key_proof_required')
-  if (judgeProof(keyring, key, key_proof) !== 'right') fail('key_proof_mismatch')
+  if (validateProof(keyring, key, key_proof) !== 'right') fail('key_proof_mismatch')
   return { blob: content, revealed: refuseRevealing(config, revealsKey(key_proof, content)) }
 }
 

@@ -71,8 +71,8 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// Characters of what the ETags of an organization were made of that are remembered: of what is read again and again.
-const MOST_REMEMBERED = 64 * 1024
+// Size of the ETag cache of an organization in characters.
+const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
 /**
@@ -86,7 +86,7 @@ export function etagOf (
   if (etags === undefined) {
     etags = {
       key: deriveKey(storageKey, ETAG_SALT, 'etag'),
-      made: new LRUCache({ maxSize: MOST_REMEMBERED, sizeCalculation: (_etag, name) => name.length + 200 })
+      made: new LRUCache({ maxSize: MAX_CACHED_CHARACTERS, sizeCalculation: (_etag, name) => name.length + 200 })
     }
     etagsOf.set(storageKey, etags)
   }

@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import type { Plan } from '../../../schemas/organizations.ts'
-import { CallerEnded, RowHeld, validateCallers } from '../../db/callers/caller.ts'
+import { CallerEnded, RowLocked, validateCallers } from '../../db/callers/caller.ts'
 import { appendEvents, counterOf, lockCounters, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
 import {
   codeOf, databaseError, DatabaseUnavailable, isAwayForAll, isLockTimeout, isUndone, tampered, transaction, type Db
@@ -103,7 +103,7 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
       if ('written' in outcome) entry.resolve(outcome.written)
-      else if (outcome.error instanceof RowHeld) joinAgain(db, entry)
+      else if (outcome.error instanceof RowLocked) joinAgain(db, entry)
       else entry.reject(outcome.error)
     }
   } catch (error) {
@@ -159,7 +159,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     const state = level && withDocument(level.state, documents)
     // Before the locks are checked, so that a refusal does not depend on them.
     const change = write.decide(state, versions.get(write)?.())
-    if (verdict === 'held' || level?.isFree === false) throw new RowHeld()
+    if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
     const plan = planOf(write, state!, change, counter)
     counter.next_version += plan.version === null ? 0 : 1
     counter.stored_bytes += plan.growth
@@ -172,7 +172,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
   const outcomes = requests.map((request): Outcome => {
     try {
       const counter = locked.get(request.organizationId)
-      if (counter === undefined) throw isApart ? new CallerEnded() : new RowHeld()
+      if (counter === undefined) throw isApart ? new CallerEnded() : new RowLocked()
       if (!counter.hasKey) tampered()
       if ('decide' in request) return { written: decide(request, counter) }
       rows.push(request.row)

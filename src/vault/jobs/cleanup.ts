@@ -18,7 +18,7 @@ import type { Log } from '../../telemetry/log.ts'
 import { expireInvitations } from './memberships.ts'
 import { createBackground, sideBySide, type Background } from './background.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from '../operations/long-operations.ts'
-import { byTurns } from './round-robin.ts'
+import { roundRobin } from './round-robin.ts'
 
 const START: Removal = { history_id: '', id: 0 }
 
@@ -145,7 +145,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
           deleteLeftBehind(db, table, organization, limit)))
       ],
       async end (organization) {
-        if (await endRemoval(db, organization)) log.info({ organization }, 'a deleted organization is gone')
+        if (await endRemoval(db, organization)) log.info({ organization }, 'deleted organization removed')
       }
     },
     {
@@ -175,21 +175,21 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     }, removal)
   }
 
-  const interrupted = (error: unknown, organization?: string) => {
+  const logFailure = (error: unknown, organization?: string) => {
     log.warn(
       { err: databaseError(error), ...(organization !== undefined && { organization }) },
-      'the removal of what counts no more was interrupted'
+      'cleanup failed; will retry'
     )
   }
 
-  const endedTokens = createBackground(byTurns<TokenRemoval, true>({
+  const endedTokens = createBackground(roundRobin<TokenRemoval, true>({
     list: (after, limit) => listTokenRemovals(db, after, limit),
     nameOf: ({ organization_id, ended, ended_id }) => `${organization_id} ${ended} ${ended_id}`,
-    take: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
-    interrupted: (error, removal) => { interrupted(error, removal?.organization_id) }
+    step: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
+    onFailure: (error, removal) => { logFailure(error, removal?.organization_id) }
   }))
 
-  const others = createBackground(byTurns<Removing, Place>({
+  const others = createBackground(roundRobin<Removing, Place>({
     async list (after = { kind: 0, organization: '' }, limit) {
       const found: Removing[] = []
       for (let { kind, organization: last } = after; kind < kinds.length && found.length < limit; kind++, last = '') {
@@ -199,7 +199,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       return found
     },
     nameOf: ({ kind, organization }) => `${kind} ${organization}`,
-    async take ({ kind, organization }, { step, at } = { step: 0, at: START }) {
+    async step ({ kind, organization }, { step, at } = { step: 0, at: START }) {
       const { steps, end } = kinds[kind]!
       const next = await steps[step]!(organization, at)
       if (next !== undefined) return { more: { step, at: next } }
@@ -207,7 +207,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       await end?.(organization)
       return 'nothing'
     },
-    interrupted: (error, removing) => { interrupted(error, removing?.organization) }
+    onFailure: (error, removing) => { logFailure(error, removing?.organization) }
   }))
   return sideBySide(endedTokens, others)
 }

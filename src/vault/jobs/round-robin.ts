@@ -1,97 +1,97 @@
 import { rest } from './background.ts'
 
-/** What a turn left of its work: more, to go on from a place; what somebody else holds; or nothing that it could do. */
-export type Left<Place> = { more: Place } | 'held' | 'nothing'
+/** The result of a step: continue from a place; waiting for a row that another transaction has locked; or finished. */
+export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
-/** Works of many organizations, each in pieces. */
-export interface Works<One, Place> {
-  /** The next works behind one, so many at most, in an order of their own: each round reads them anew. */
-  list (after: One | undefined, limit: number): Promise<One[]>
-  nameOf (one: One): string
-  /** Does one piece. The place is where the turn before left it, if that is still known. */
-  take (one: One, place: Place | undefined): Promise<Left<Place>>
-  interrupted (error: unknown, one?: One): void
-  /** Somebody has held these for a while, and still does. */
-  waiting? (held: One[]): void
-  /** Milliseconds until what failed is tried again. */
-  putOff?: number | undefined
+/** A source of jobs of many organizations, each in steps. */
+export interface JobSource<Job, Place> {
+  /** A page of jobs after a job, in a fixed order. Each round reads the list again. */
+  list (after: Job | undefined, limit: number): Promise<Job[]>
+  nameOf (job: Job): string
+  /** Runs one step, from the place of the previous step if that is still known. */
+  step (job: Job, place: Place | undefined): Promise<StepResult<Place>>
+  onFailure (error: unknown, job?: Job): void
+  /** Called with jobs that have been locked for a while. */
+  onLocked? (locked: Job[]): void
+  /** Milliseconds until a failed job is retried. */
+  retryDelay?: number | undefined
 }
 
 const PAGE = 100
-// Shorter than from one look of the background to the next, so that each tries again.
-const PUT_OFF = 20_000
-// Milliseconds until what was held is looked at again, at first and at last, and as at last what nothing could be done
-// of while others go on.
-const PAUSE = { first: 10, last: 1_000 }
-// Works of which it is remembered how they stand; any other begins again, and finds done what is.
-const MOST_REMEMBERED = 1_000
+// Shorter than the interval of the background, so that each run retries.
+const RETRY_DELAY_MS = 20_000
+// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`
+// while others continue.
+const PAUSE_MS = { first: 10, last: 1_000 }
+// Maximum jobs whose state is kept. Others start from the beginning, where finished work is skipped.
+const MAX_TRACKED_JOBS = 1_000
 
-interface Standing<Place> { place?: Place, pause: number, until: number, isHeld: boolean }
+interface JobState<Place> { place?: Place, pause: number, until: number, isLocked: boolean }
 
 /**
  * Runs jobs round robin: one step of each job in a round, so that a large job does not delay others. A failed job is
  * postponed, even if the background is woken earlier.
  */
-export function byTurns<One, Place> (
-  { list, nameOf, take, interrupted, waiting, putOff = PUT_OFF }: Works<One, Place>
+export function roundRobin<Job, Place> (
+  { list, nameOf, step, onFailure, onLocked, retryDelay = RETRY_DELAY_MS }: JobSource<Job, Place>
 ): (isStopped: () => boolean) => Promise<void> {
   const failed = new Map<string, number>()
 
-  async function * all () {
+  async function * allJobs () {
     for (let page = await list(undefined, PAGE); ; page = await list(page.at(-1), PAGE)) {
       yield * page
       if (page.length < PAGE) return
     }
   }
 
-  async function attempt (one: One, name: string, place: Place | undefined): Promise<Left<Place>> {
+  async function attempt (job: Job, name: string, place: Place | undefined): Promise<StepResult<Place>> {
     const began = performance.now()
     try {
-      return await take(one, place)
+      return await step(job, place)
     } catch (error) {
-      failed.set(name, performance.now() + putOff)
-      interrupted(error, one)
+      failed.set(name, performance.now() + retryDelay)
+      onFailure(error, job)
       return 'nothing'
     } finally {
       await rest(began)
     }
   }
 
-  async function work (isStopped: () => boolean) {
+  async function run (isStopped: () => boolean) {
     for (const [name, until] of failed) if (until <= performance.now()) failed.delete(name)
-    let standings = new Map<string, Standing<Place>>()
+    let states = new Map<string, JobState<Place>>()
     for (;;) {
-      const next: typeof standings = new Map()
-      const stuck: One[] = []
-      let isMore = false
-      for await (const one of all()) {
+      const next: typeof states = new Map()
+      const stuck: Job[] = []
+      let hasMore = false
+      for await (const job of allJobs()) {
         if (isStopped()) return
-        const name = nameOf(one)
+        const name = nameOf(job)
         if ((failed.get(name) ?? 0) > performance.now()) continue
-        let standing = standings.get(name) ?? { pause: 0, until: 0, isHeld: false }
-        if (standing.until <= performance.now()) {
-          const left = await attempt(one, name, standing.place)
-          if (typeof left === 'object') isMore = true
-          if (left === 'held' && standing.pause === PAUSE.last) stuck.push(one)
-          standing = after(left, standing)
+        let state = states.get(name) ?? { pause: 0, until: 0, isLocked: false }
+        if (state.until <= performance.now()) {
+          const result = await attempt(job, name, state.place)
+          if (typeof result === 'object') hasMore = true
+          if (result === 'locked' && state.pause === PAUSE_MS.last) stuck.push(job)
+          state = after(result, state)
         }
-        if (next.size < MOST_REMEMBERED) next.set(name, standing)
+        if (next.size < MAX_TRACKED_JOBS) next.set(name, state)
       }
-      standings = next
-      if (stuck.length > 0) waiting?.(stuck)
-      if (isMore) continue
-      const held = [...standings.values()].filter(({ isHeld }) => isHeld)
-      if (held.length === 0) return
-      const soonest = Math.min(...held.map(({ until }) => until))
+      states = next
+      if (stuck.length > 0) onLocked?.(stuck)
+      if (hasMore) continue
+      const locked = [...states.values()].filter(({ isLocked }) => isLocked)
+      if (locked.length === 0) return
+      const soonest = Math.min(...locked.map(({ until }) => until))
       await new Promise((resolve) => { setTimeout(resolve, soonest - performance.now()) })
     }
   }
 
-  return async (isStopped) => work(isStopped).catch(interrupted)
+  return async (isStopped) => run(isStopped).catch(onFailure)
 }
 
-function after<Place> (left: Left<Place>, { pause }: Standing<Place>): Standing<Place> {
-  if (typeof left === 'object') return { place: left.more, pause, until: 0, isHeld: false }
-  const next = left === 'held' ? Math.min(2 * pause || PAUSE.first, PAUSE.last) : PAUSE.last
-  return { pause: next, until: performance.now() + next, isHeld: left === 'held' }
+function after<Place> (result: StepResult<Place>, { pause }: JobState<Place>): JobState<Place> {
+  if (typeof result === 'object') return { place: result.more, pause, until: 0, isLocked: false }
+  const next = result === 'locked' ? Math.min(2 * pause || PAUSE_MS.first, PAUSE_MS.last) : PAUSE_MS.last
+  return { pause: next, until: performance.now() + next, isLocked: result === 'locked' }
 }

@@ -4,7 +4,7 @@ import { listReEncryptions, START, type Cursor, type Waiting } from '../../repos
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, type Background } from './background.ts'
 import { endReEncryption, moveBatch } from '../operations/re-encryption.ts'
-import { byTurns, type Left } from './round-robin.ts'
+import { roundRobin, type StepResult } from './round-robin.ts'
 
 const REPORT_EVERY = 5_000
 // Maximum ids of unreadable versions in a log line.
@@ -18,9 +18,10 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
-  // The last of a pass ends the re-encryption when nothing is left. Instances that leave out what the other one holds
-  // both find something left: whoever met anything goes over it again, until another one has ended it.
-  async function take (one: Waiting, pass = begin()): Promise<Left<Pass>> {
+  // The last batch of a pass ends the re-encryption if nothing is left. Two instances that skip each other's locked
+  // rows both find rows left. So an instance that moved or skipped rows repeats the pass until the re-encryption has
+  // ended.
+  async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one
     const { last: after, end, ...batch } = await moveBatch({ db, keyring }, organization, project_id, pass.after)
@@ -36,20 +37,20 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     const done = await endReEncryption({ db, keyring }, organization, project_id, unreadable)
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
     else if (moved > 0) return { more: begin() }
-    else if (held > 0) return 'held'
+    else if (held > 0) return 'locked'
     if (unreadable > 0) {
-      log.warn({ ...of, unreadable, versions: named }, 'versions do not open and stay under their old key')
+      log.warn({ ...of, unreadable, versions: named }, 'unreadable versions stay under their old key')
     }
     return 'nothing'
   }
 
-  return createBackground(byTurns<Waiting, Pass>({
+  return createBackground(roundRobin<Waiting, Pass>({
     list: (after, limit) => listReEncryptions(db, after, limit),
     nameOf: ({ organization, project_id }) => `${organization.id} ${project_id}`,
-    take,
-    interrupted (error, one) {
+    step: take,
+    onFailure (error, one) {
       const of = one === undefined ? {} : about(one)
-      log.warn({ err: databaseError(error), ...of }, 'the re-encryption of a history was interrupted')
+      log.warn({ err: databaseError(error), ...of }, 're-encryption failed; will retry')
     }
   }))
 }

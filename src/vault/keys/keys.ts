@@ -34,15 +34,15 @@ export async function makeServerKey (
   const dataKey = await deriveDataKey(keyString, salt, iterations)
   return {
     version: id.version,
-    ...heldByServer(keyring, id, keyString, dataKey),
+    ...serverKeyColumns(keyring, id, keyString, dataKey),
     salt: keyring.wrap(salt, keyContext(id, 'salt')),
     iterations,
     hint: given?.hint ?? null
   }
 }
 
-/** What the server keeps of a key that it holds. */
-export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
+/** The stored columns of a server-managed key. */
+export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
   return {
     managed: 'server' as const,
     key_string: keyring.wrap(Buffer.from(keyString, 'utf8'), keyContext(id, 'key_string')),
@@ -52,8 +52,8 @@ export function heldByServer (keyring: Keyring, id: KeyId, keyString: string, da
   }
 }
 
-/** What the server keeps of a key that its client holds: what proves it; never the key. */
-export function heldByClient (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
+/** The stored columns of a client-managed key: only its proof. */
+export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,
     key_string: null,
@@ -82,7 +82,7 @@ export function registerClientKey (
 ): NewKey {
   return {
     version: id.version,
-    ...heldByClient(keyring, storageKey, id, triple.check),
+    ...clientKeyColumns(keyring, storageKey, id, triple.check),
     salt: keyring.wrap(triple.salt, keyContext(id, 'salt')),
     iterations: triple.iterations,
     hint: triple.hint ?? null
@@ -96,7 +96,7 @@ export function registerClientKey (
 export function dataKeyOf (
   keyring: Keyring, key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'>
 ): KeyObject {
-  if (key.data_key === null) throw new Error('there is no data key here')
+  if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }
 

@@ -11,7 +11,7 @@ import {
  * Locks the canary of the current master key. Every transaction that stores a newly wrapped value calls this first. So
  * a re-wrap cannot miss the new row and retire the master key.
  */
-export async function holdCanary (db: Db, keyring: Keyring): Promise<void> {
+export async function lockCurrentCanary (db: Db, keyring: Keyring): Promise<void> {
   await lockCanary(db, keyring.currentId, makeCanary(keyring, authorityOf(db).fingerprint))
 }
 

@@ -9,8 +9,8 @@ import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
 
-/** Compares a proof with the active key's, in constant time. A guard against the wrong key, never an authorization. */
-export function judgeProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
+/** Compares a proof with that of the active key, in constant time. Detects a wrong key; it is not an authorization. */
+export function validateProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
   const [sent, check] = [decodeProof(proof), keyCheckOf(keyring, key)]
   return sent !== undefined && check !== undefined && proofMatches(sent, check) ? 'right' : 'wrong'

@@ -7,7 +7,7 @@ import {
   createRecoveryCodes, findFactor, makeFactorId, prepareFactor, takeRecoveryCode, takeUpFactor, useStep
 } from '../../repositories/people/second-factors.ts'
 import { secondFactorContext } from './contexts.ts'
-import { holdCanary } from './master-keys.ts'
+import { lockCurrentCanary } from './master-keys.ts'
 
 const RECOVERY_CODES = 10
 
@@ -18,7 +18,7 @@ export interface Holder { id: number, second_factor_id: number | null }
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
   const factor = { user_id, id: await makeFactorId(db, user_id) }
-  await holdCanary(db, keyring)
+  await lockCurrentCanary(db, keyring)
   await prepareFactor(db, { ...factor, secret: keyring.wrap(secret, secondFactorContext(factor)) })
   return secret
 }
@@ -30,7 +30,7 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
-  await holdCanary(db, keyring)
+  await lockCurrentCanary(db, keyring)
   const begun = await findFactor(db, user_id)
   if (begun === undefined) return undefined
   const secret = keyring.unwrap(begun.secret, secondFactorContext(begun))

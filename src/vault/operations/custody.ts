@@ -11,7 +11,7 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  dataKeyOf, heldByClient, heldByServer, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
+  dataKeyOf, clientKeyColumns, serverKeyColumns, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
 } from '../keys/keys.ts'
 import { inPieces } from './rotate.ts'
 
@@ -41,14 +41,14 @@ export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
 ): Promise<Handover> {
-  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the triple is that of another key')
+  if (differenceOf(keyring, key, triple) !== undefined) throw new Error('the proof belongs to another key')
   const expected = decodeProof(await gateOf(organization.id)(() =>
     makeProof(keyStringOf(keyring, key)!, triple.salt, triple.iterations)))!
   const sent = proof === undefined ? undefined : decodeProof(proof)
   if (sent === undefined || !proofMatches(sent, expected) || !proofMatches(triple.check, expected)) {
     fail('key_proof_mismatch')
   }
-  const held = heldByClient(keyring, storageKeyOf(keyring, organization), key, triple.check)
+  const columns = clientKeyColumns(keyring, storageKeyOf(keyring, organization), key, triple.check)
   return {
     revealed: sameBytes(expected, dataKeyOf(keyring, key).export()),
     make: async (db, project) => {
@@ -56,7 +56,7 @@ export async function handToClient (
       if (remaining > 0) fail('history_under_old_keys', { remaining })
       await finishReEncryption(db, project, 0)
       await forgetRotatedKeys(db, project)
-      await changeCustody(db, project, held)
+      await changeCustody(db, project, columns)
     }
   }
 }
@@ -74,7 +74,7 @@ export async function handToServer (
     if (!proofMatches(proof, keyCheckOf(keyring, key)!)) fail('key_proof_mismatch')
     return deriveDataKey(keyString, salt, key.iterations)
   })
-  const held = heldByServer(keyring, key, keyString, dataKey)
+  const columns = serverKeyColumns(keyring, key, keyString, dataKey)
   return {
     revealed: false,
     make: async (db, project) => {
@@ -87,7 +87,7 @@ export async function handToServer (
       })
       // Versions that the client has not re-encrypted by now cannot be re-encrypted by the server.
       await finishReEncryption(db, project, 0)
-      await changeCustody(db, project, held)
+      await changeCustody(db, project, columns)
     }
   }
 }

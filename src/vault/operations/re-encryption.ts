@@ -14,7 +14,7 @@ import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
-import { judgeProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
+import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 import { conflictOnLockTimeout } from './long-operations.ts'
 
 interface Vault { db: Db, keyring: Keyring }
@@ -23,8 +23,8 @@ type Owner = Pick<Organization, 'id' | 'storage_key'>
 // A batch is small, so that it blocks other requests for milliseconds only.
 const BATCH = { versions: 25, bytes: 256 * 1024 }
 
-// What a client takes home at once still fits into the request that brings it back.
-const MOST_PENDING_BYTES = 1024 * 1024
+// Maximum bytes of a response, so that the client can send all versions back in one request.
+const MAX_PENDING_BYTES = 1024 * 1024
 
 /**
  * The result of a batch: the cursor, the numbers of moved and locked versions, the ids of unreadable ones, and whether
@@ -107,7 +107,7 @@ export async function listPending (
 }> {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
-  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MOST_PENDING_BYTES)
+  const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MAX_PENDING_BYTES)
   const found = await findWaiting(db, project, batch.map(({ id }) => id), retentionDays)
   const versions = found.flatMap((version) => {
     const content = unlessTampered(() => blobOf(storageKey, project, version))
@@ -134,7 +134,7 @@ export async function submitVersions (
   return conflictOnLockTimeout(() => transaction(handle, async (db) => {
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
-    if (judgeProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
+    if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
       fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
         ? 'key_version_conflict'
         : 'key_proof_mismatch')

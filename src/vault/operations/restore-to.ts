@@ -22,8 +22,8 @@ import { contextOf, inPieces } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
-/** A locked project, and what its documents are opened and sealed with. */
-interface Held {
+/** A locked project, with the keys for its documents. */
+interface LockedProject {
   vault: Vault
   db: Db
   actor: Actor
@@ -52,7 +52,7 @@ export async function restoreTo (
   async function restore (db: Db, project: KeyState): Promise<RestoredTo> {
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
-    const held: Held = { vault, db, actor, organization, project, key, storageKey }
+    const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
     const { toRestore, toEmpty } = judge(levels, held)
     await beforeEffect()
@@ -80,7 +80,7 @@ export async function restoreTo (
   }
 }
 
-function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: Held) {
+function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: LockedProject) {
   if (changed === undefined) return fail('not_found')
   if (changed === 'future') return refuse('at', 'Lies in the future')
   const toRestore = changed.filter((level): level is Restored => level.held === 'version')
@@ -88,8 +88,9 @@ function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organi
   return { toRestore, toEmpty: changed.filter(({ held }) => held === 'none') }
 }
 
-// Of those whose content is another one; by how many bytes the organization stores more with them and their versions.
-async function replaceContents (held: Held, levels: readonly Restored[]) {
+// Replaces the documents with other content. Returns these levels, and the growth of the stored bytes with the new
+// versions.
+async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
   const restored: Restored[] = []
@@ -120,7 +121,7 @@ async function replaceContents (held: Held, levels: readonly Restored[]) {
 
 // The content to restore; undefined when the level already has it.
 function contentOf (
-  { vault, organization, project, key, storageKey }: Held, document: Secret, version: FullVersion
+  { vault, organization, project, key, storageKey }: LockedProject, document: Secret, version: FullVersion
 ): string | undefined {
   const state = { organization_id: organization.id, project, key }
   const { blob } = acceptRestored(vault, storageKey, state, version, {})
@@ -136,7 +137,7 @@ function contentOf (
 // A restored document already has the revision of its version. A document to delete is decrypted for its snapshot
 // first.
 async function record (
-  { db, actor, organization, project, storageKey }: Held, levels: readonly ChangedLevel[],
+  { db, actor, organization, project, storageKey }: LockedProject, levels: readonly ChangedLevel[],
   { first_version, taken_at }: VersionIds
 ) {
   const state = { organization_id: organization.id, project }

@@ -19,7 +19,7 @@ import { requireBytes } from '../../rules/plan-bytes.ts'
 import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
-import { holdCanary } from '../keys/master-keys.ts'
+import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
@@ -165,7 +165,7 @@ export async function changeKey<T> (
 ): Promise<T> {
   const run = async (db: Db, project: KeyState) => {
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
-    await holdCanary(db, keyring)
+    await lockCurrentCanary(db, keyring)
     return change(db, project)
   }
   return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
