@@ -1,4 +1,4 @@
-import { AuditEvents, AuditQuery } from '../../schemas/audit.ts'
+import { AuditEventList, AuditQuery } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
 import { OrganizationParams } from '../../schemas/organizations.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
@@ -17,7 +17,7 @@ export const audit: Domain = async (app) => {
       summary: 'List audit events, newest first; empty for restricted tokens',
       params: OrganizationParams,
       querystring: AuditQuery,
-      response: { 200: AuditEvents.list }
+      response: { 200: AuditEventList }
     },
     handler: async (request) => {
       const { organization, slices } = principalOf(request)
