@@ -51,7 +51,7 @@ const placesOf = (
     ({ action: `${kind}.${verb}` as `${PlaceKind}.${V}`, resource_type: kind, resource_id: id })
 
   app.get(`/:organization${paths.list}`, {
-    config: { access: `${kind}:read`, at: parent, formerly: `/organizations/:organization${formerly(paths.list)}` },
+    config: { access: `${kind}:read`, at: parent, hasLongPath: true },
     schema: {
       operationId: `list${Kind}s`,
       tags: [plural],
@@ -67,12 +67,7 @@ const placesOf = (
   })
 
   app.get(`/:organization${paths.one}`, {
-    config: {
-      access: `${kind}:read`,
-      at: kind,
-      tagged: true,
-      formerly: `/organizations/:organization${formerly(paths.one)}`
-    },
+    config: { access: `${kind}:read`, at: kind, tagged: true, hasLongPath: true },
     schema: {
       operationId: `get${Kind}`,
       tags: [plural],
@@ -186,10 +181,6 @@ const placesOf = (
     }
   })
 }
-
-/** The deprecated path, with a noun before each slug. */
-const formerly = (path: string) => path.replace(/:project/, 'projects/:project')
-  .replace(/:target/, 'targets/:target').replace(/:environment/, 'environments/:environment')
 
 export const targets = placesOf({
   kind: 'target',

@@ -39,7 +39,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
 
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
-    config: { access: 'project:read', boundsItself: true, formerly: '/organizations/:organization/projects' },
+    config: { access: 'project:read', boundsItself: true, hasLongPath: true },
     schema: {
       operationId: 'listProjects',
       tags: ['projects'],
@@ -64,12 +64,7 @@ export const projects: Domain = async (app) => {
   })
 
   app.get('/:organization/:project', {
-    config: {
-      access: 'project:read',
-      at: 'project',
-      tagged: true,
-      formerly: '/organizations/:organization/projects/:project'
-    },
+    config: { access: 'project:read', at: 'project', tagged: true, hasLongPath: true },
     schema: {
       operationId: 'getProject',
       tags: ['projects'],

@@ -50,27 +50,18 @@ const LARGE_READ = 256 * 1024
 
 /** The routes that read documents, one for each level. */
 const READS = [
-  {
-    level: 'project', id: 'readProjectSecrets', params: ProjectParams, path: '/:project', former: '/projects/:project'
-  },
-  {
-    level: 'target',
-    id: 'readTargetSecrets',
-    params: TargetParams,
-    path: '/:project/:target',
-    former: '/projects/:project/targets/:target'
-  },
+  { level: 'project', path: '/:project', id: 'readProjectSecrets', params: ProjectParams },
+  { level: 'target', path: '/:project/:target', id: 'readTargetSecrets', params: TargetParams },
   {
     level: 'environment',
-    id: 'readEnvironmentSecrets',
-    params: EnvironmentParams,
     path: '/:project/:target/:environment',
-    former: '/projects/:project/targets/:target/environments/:environment'
+    id: 'readEnvironmentSecrets',
+    params: EnvironmentParams
   }
 ] as const
 
 export const secrets: Domain = async (app) => {
-  for (const { level, id, params, path, former } of READS) {
+  for (const { level, path, id, params } of READS) {
     app.get(`/:organization${path}/secrets`, {
       config: {
         access: 'secret:read',
@@ -84,7 +75,7 @@ export const secrets: Domain = async (app) => {
         },
         audit: ['secret.decrypt', 'version.read'],
         errors: [...READ_ERRORS, 'version_locked', 'version_gone'],
-        formerly: `/organizations/:organization${former}/secrets`
+        hasLongPath: true
       },
       schema: {
         operationId: id,
@@ -125,7 +116,7 @@ export const secrets: Domain = async (app) => {
       },
       audit: ['secret.decrypt', 'key.retrieve'],
       errors: [...READ_ERRORS, 'insufficient_permissions'],
-      formerly: '/organizations/:organization/secrets/retrieve'
+      hasLongPath: true
     },
     schema: {
       operationId: 'retrieveSecrets',
