@@ -14,7 +14,6 @@ export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organizat
 
 /** An organization in a path: its ULID in either letter case, or its slug. */
 export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST_ORGANIZATION.slug] })
-export const OrganizationParams = Type.Object({ organization: OrganizationInPath })
 
 const StatusOfOrganization = OneOf(ORGANIZATION_STATUSES, { title: 'OrganizationStatus' })
 

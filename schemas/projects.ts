@@ -1,8 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, ProjectInPath, Resource, Slug,
-  Timestamp, Ulid, UPDATE_NAMED
+  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, Resource, Slug, Timestamp, Ulid,
+  UPDATE_NAMED
 } from './shapes.ts'
 
 /** Formats in which the server parses a decrypted document. */
@@ -30,8 +29,6 @@ export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
 
 /** Path segments of the API, which projects cannot have as their slug. */
 export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
-
-export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: ProjectInPath })
 
 export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H' }, {
   ulid: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),

@@ -24,6 +24,7 @@ import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type 
 import { installIdempotency } from './http/repeats/idempotency.ts'
 import { createRefusals, installMetrics, measureDatabase, measureRequests } from './http/observability/metrics.ts'
 import { installMethods } from './http/routes/methods.ts'
+import { installPathParams } from './http/routes/path-params.ts'
 import { installDocs, installOpenApi } from './http/contract/openapi.ts'
 import { installPlaces } from './http/guard/level-lookup.ts'
 import { countInRedis } from './http/limits/redis.ts'
@@ -239,6 +240,7 @@ export async function buildApp (
   installMethods(app)
   // Before the guard, which rejects routes without access rules: Swagger UI registers such routes.
   await installDocs(app)
+  installPathParams(app)
   installAliases(app)
   installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))

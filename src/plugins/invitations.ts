@@ -4,7 +4,6 @@ import {
   Invitation, InvitationParams, MAX_OPEN_INVITATIONS, SendInvitationBody, SentInvitation, type InvitationAttributes
 } from '../../schemas/invitations.ts'
 import { InviteMemberBody } from '../../schemas/members.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
 import type { Db } from '../db/database.ts'
@@ -59,7 +58,6 @@ export const invitations: Domain = async (app) => {
       operationId: 'inviteMember',
       tags: ['members'],
       summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
-      params: OrganizationParams,
       body: InviteMemberBody,
       response: { 201: SentInvitation }
     },
@@ -96,7 +94,6 @@ export const invitations: Domain = async (app) => {
       operationId: 'listInvitations',
       tags: ['members'],
       summary: 'List the open invitations of an organization',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Invitation.list }
     },

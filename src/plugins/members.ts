@@ -1,5 +1,4 @@
 import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '../../schemas/members.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
@@ -37,7 +36,6 @@ export const members: Domain = async (app) => {
       operationId: 'listMembers',
       tags: ['members'],
       summary: 'List the members of an organization, without open invitations',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Member.list }
     },

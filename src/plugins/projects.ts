@@ -1,8 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import {
-  CreateProjectBody, Project, ProjectParams, UpdateProjectBody, type ProjectAttributes
+  CreateProjectBody, Project, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -44,7 +43,6 @@ export const projects: Domain = async (app) => {
       operationId: 'listProjects',
       tags: ['projects'],
       summary: 'List projects',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Project.list }
     },
@@ -69,7 +67,6 @@ export const projects: Domain = async (app) => {
       operationId: 'getProject',
       tags: ['projects'],
       summary: 'Get a project',
-      params: ProjectParams,
       response: { 200: Project.one }
     },
     handler: async (request) => {
@@ -91,7 +88,6 @@ export const projects: Domain = async (app) => {
       operationId: 'createProject',
       tags: ['projects'],
       summary: 'Create a project with its first key',
-      params: OrganizationParams,
       body: CreateProjectBody,
       response: { 201: Project.one }
     },
@@ -151,7 +147,6 @@ export const projects: Domain = async (app) => {
       operationId: 'updateProject',
       tags: ['projects'],
       summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
-      params: ProjectParams,
       body: UpdateProjectBody,
       response: { 200: Project.one }
     },
@@ -195,7 +190,6 @@ export const projects: Domain = async (app) => {
       operationId: 'deleteProject',
       tags: ['projects'],
       summary: 'Delete a project with everything below it, including documents and history',
-      params: ProjectParams,
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {

@@ -1,7 +1,6 @@
 import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
@@ -40,7 +39,6 @@ export const teams: Domain = async (app) => {
       operationId: 'listTeams',
       tags: ['teams'],
       summary: 'List teams',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Team.list }
     },
@@ -67,7 +65,6 @@ export const teams: Domain = async (app) => {
       operationId: 'createTeam',
       tags: ['teams'],
       summary: 'Create a team',
-      params: OrganizationParams,
       body: CreateTeamBody,
       response: { 201: Team.one }
     },

@@ -1,5 +1,4 @@
 import type { FastifyRequest } from 'fastify'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { canonicalAbilities, type Ability, type Scope } from '../../schemas/scopes.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
@@ -37,7 +36,6 @@ export const tokens: Domain = async (app) => {
       operationId: 'listApiTokens',
       tags: ['api-tokens'],
       summary: 'List API tokens, newest first, without their values',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: ApiTokenList }
     },
@@ -61,7 +59,6 @@ export const tokens: Domain = async (app) => {
       operationId: 'createApiToken',
       tags: ['api-tokens'],
       summary: 'Create an API token; its value is returned only once',
-      params: OrganizationParams,
       body: CreateTokenBody,
       response: { 201: CreatedToken }
     },

@@ -1,6 +1,5 @@
 import type { FastifyRequest } from 'fastify'
 import { Invoice, InvoiceFile, InvoiceItem, InvoiceParams, LatestInvoices } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { ListQuery } from '../../../schemas/shapes.ts'
 import { INVOICE_POLICY, renderInvoice } from '../../billing/invoice-page.ts'
 import { principalOf } from '../../http/routes/actor.ts'
@@ -23,7 +22,6 @@ export const invoices: Domain = async (app) => {
       operationId: 'listInvoices',
       tags: ['billing'],
       summary: 'List invoices, newest first',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }
     },
@@ -37,7 +35,6 @@ export const invoices: Domain = async (app) => {
       operationId: 'listLatestInvoices',
       tags: ['billing'],
       summary: 'List the latest 50 invoices',
-      params: OrganizationParams,
       response: { 200: LatestInvoices }
     },
     handler: async (request) => {

@@ -4,7 +4,6 @@ import {
   Charge, ChargeParams, Coupon, COUPON_PATTERN, CreateChargeBody, CreatePaymentMethodBody, CreateRefundBody, EmptyBody,
   PaymentMethod, PaymentMethodParams, RedeemCouponBody, Refund
 } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
 import { holdAccount, issueInvoice } from '../../billing/invoicing.ts'
 import { giveBack } from '../../billing/settlement.ts'
@@ -46,7 +45,6 @@ export const payments: Domain = async (app) => {
       operationId: 'listPaymentMethods',
       tags: ['billing'],
       summary: 'List payment methods, the default method first',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: PaymentMethod.list }
     },
@@ -66,7 +64,6 @@ export const payments: Domain = async (app) => {
       operationId: 'createPaymentMethod',
       tags: ['billing'],
       summary: 'Add a payment method; card numbers are rejected',
-      params: OrganizationParams,
       body: CreatePaymentMethodBody,
       response: { 201: PaymentMethod.one }
     },
@@ -129,7 +126,6 @@ export const payments: Domain = async (app) => {
       operationId: 'createCharge',
       tags: ['billing'],
       summary: 'Charge an amount with a separate invoice',
-      params: OrganizationParams,
       body: CreateChargeBody,
       response: { 201: Charge.one }
     },
@@ -194,7 +190,6 @@ export const payments: Domain = async (app) => {
       operationId: 'redeemCoupon',
       tags: ['billing'],
       summary: 'Redeem a coupon once: it reduces future invoices of the subscription',
-      params: OrganizationParams,
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
     },
@@ -216,7 +211,6 @@ export const payments: Domain = async (app) => {
       operationId: 'removeCoupon',
       tags: ['billing'],
       summary: 'Remove the coupon; it still counts as redeemed',
-      params: OrganizationParams,
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {

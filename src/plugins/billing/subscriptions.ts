@@ -2,7 +2,6 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { holdAccount, holdSubscription } from '../../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../../billing/subscriptions.ts'
 import { readNow, type Db } from '../../db/database.ts'
@@ -54,7 +53,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'getSubscription',
       tags: ['billing'],
       summary: 'Get the subscription',
-      params: OrganizationParams,
       response: { 200: Subscription.one }
     },
     handler: async (request) => {
@@ -76,7 +74,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'createSubscription',
       tags: ['billing'],
       summary: 'Subscribe to a plan, effective immediately',
-      params: OrganizationParams,
       body: CreateSubscriptionBody,
       response: { 201: Subscription.one }
     },
@@ -108,7 +105,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'updateSubscription',
       tags: ['billing'],
       summary: 'Change the plan or the interval, effective immediately, or the billing details',
-      params: OrganizationParams,
       body: UpdateSubscriptionBody,
       response: { 200: Subscription.one }
     },
@@ -139,7 +135,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'cancelSubscription',
       tags: ['billing'],
       summary: 'Cancel the subscription: it ends with the current period and can be resumed until then',
-      params: OrganizationParams,
       response: { 200: Subscription.one }
     },
     handler: async (request, reply) => setEnding(request, reply, true)
@@ -151,7 +146,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'resumeSubscription',
       tags: ['billing'],
       summary: 'Undo a cancellation before the period ends',
-      params: OrganizationParams,
       body: EmptyBody,
       response: { 200: Subscription.one }
     },
