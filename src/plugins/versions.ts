@@ -267,7 +267,7 @@ export const versions: Domain = async (app) => {
   async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
     const { organization } = principalOf(request)
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
-    const found = await find(app.reads, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
+    const found = await find(app.reads, organization.id, id) ?? fail('not_found')
     await requireFoundInside(app, request, found.secret)
     loadedVersions.set(request, found)
     return found
@@ -286,8 +286,7 @@ export const versions: Domain = async (app) => {
   }
 }
 
-type FindVersion<V> =
-  (db: Db, organizationId: string, id: number, retentionDays: number | null) => Promise<V | undefined>
+type FindVersion<V> = (db: Db, organizationId: string, id: number) => Promise<V | undefined>
 
 function requireVersion (request: FastifyRequest, found: FullVersion | undefined): FullVersion {
   if (found === undefined) return fail('not_found')

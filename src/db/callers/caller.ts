@@ -1,4 +1,5 @@
 import { sql, type SQL } from 'drizzle-orm'
+import type { OrganizationStatus } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
@@ -23,6 +24,17 @@ export class CallerEnded extends Error {
 
   constructor () {
     super('the credential was revoked or has expired')
+  }
+}
+
+/** The organization was suspended, locked or cancelled before the commit. Nothing was changed. */
+export class OrganizationInactive extends Error {
+  override readonly name = 'OrganizationInactive'
+  readonly status: OrganizationStatus
+
+  constructor (status: OrganizationStatus) {
+    super(`the organization is ${status}`)
+    this.status = status
   }
 }
 

@@ -1,10 +1,14 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
+import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
 import { authorityOf, tampered } from '../rows/authority.ts'
-import { CallerEnded, RowLocked, validateCallers, type Caller } from '../callers/caller.ts'
+import {
+  CallerEnded, OrganizationInactive, RowLocked, validateCallers, type Caller
+} from '../callers/caller.ts'
 import {
   CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
 } from '../events.ts'
+import { DatabaseUnavailable } from '../postgres/errors.ts'
 import type { Db } from '../postgres/handle.ts'
 import { isKeyOf, lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
@@ -37,6 +41,8 @@ export interface Counter {
   head: Head
   /** Whether the organization was deleted. */
   readonly is_closed: boolean
+  readonly status: OrganizationStatus
+  readonly plan: Plan
   /** Whether the key of its chain is at hand: without it no event can be recorded. */
   readonly hasKey: boolean
   /** The callers that were valid under the lock, as JSON. */
@@ -54,14 +60,16 @@ const isAmong = (ids: unknown) =>
 // Settings until the end of the transaction. If the process stops, PostgreSQL ends the transaction after a second. A
 // wait for another lock ends before deadlock_timeout (1 s). Counters are locked in one order.
 const locking = (name: string, skip: SQL) => preparedSql<
-  HeadRow & { organization_id: string, next_version: string, stored_bytes: string, is_closed: boolean, clock: number },
+  HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
+    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number },
   { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
-  SELECT locked.*, ${CLOCK} AS clock,
+  SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
     CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
   FROM (
-    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed
+    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed, status,
+      plan AS plan_name
     FROM organization_counters WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR NO KEY UPDATE ${skip}
   ) AS locked`)
 const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
@@ -86,16 +94,24 @@ export async function lockCounters (
     stored_bytes: Number(row.stored_bytes),
     head: headOf(row),
     is_closed: row.is_closed,
+    status: row.status,
+    plan: row.plan ?? planOfNextSnapshot(),
     hasKey: chain.hasKey(row.organization_id, row.chain_kid),
     live: new Set<string>()
   }]))
+}
+
+/** Throws CallerEnded for a deleted organization, and OrganizationInactive for one whose callers change nothing. */
+export function requireOpen (counter: Counter | undefined): asserts counter is Counter {
+  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  if (counter.status !== 'active') throw new OrganizationInactive(counter.status)
 }
 
 /**
  * Locks the counter row of the organization of a change, unless the transaction has locked it, and validates the
  * caller under the lock. The service and the operator have no caller.
  *
- * Throws CallerEnded when the caller has ended, or the organization was deleted; RowLocked when another transaction has
+ * Throws CallerEnded when the caller has ended, or the organization was deleted; OrganizationInactive; RowLocked when another transaction has
  * the rows of the caller locked for longer than `patience`.
  *
  * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work
@@ -110,7 +126,7 @@ export async function openChange (
     : (await lockCounters(db, [organization_id], 'all')).get(organization_id)
   if (counter !== undefined) counters.set(db, counter)
   if (caller == null) return counter
-  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  requireOpen(counter)
   const key = JSON.stringify(caller)
   if (counter.live.has(key)) return counter
   // A change that had the counter before does not hold it up.
@@ -142,6 +158,11 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   for (const row of await findKeys(db, { wanted: JSON.stringify(wanted) })) {
     chain.openKey({ ...row, from_seq: Number(row.from_seq) })
   }
+}
+
+// The statement waited for the lock, and in this time the plan was added and the organization got it.
+function planOfNextSnapshot (): never {
+  throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
 }
 
 const append = preparedSql<object, { counters: string, events: string }>('append_events', ($) => sql`

@@ -152,9 +152,9 @@ export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, str
   service_keys: 'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start',
   last_backup: 'Only shown, in `/metrics`: time and size of the last backup',
   organizations:
-    'Name, slug, status, plan, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
+    'Name, slug, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
   organization_counters:
-    'Next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
+    'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
   organization_removals: 'An added row makes the service delete the projects and tokens of that organization',
   long_operations: 'No effect: a lock, and the time of its last use',
   former_slugs:

@@ -3,7 +3,7 @@ import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../../crypto/keyring.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
-import { CallerEnded } from '../../db/callers/caller.ts'
+import { CallerEnded, OrganizationInactive } from '../../db/callers/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
 import { recordAlone } from '../../repositories/audit/audit.ts'
 import { ApiError } from '../../rules/errors.ts'
@@ -83,6 +83,7 @@ const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
+  if (thrown instanceof OrganizationInactive) return new ApiError('organization_inactive', { status: thrown.status })
   if (thrown.validation) {
     return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   }

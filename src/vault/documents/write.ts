@@ -1,7 +1,6 @@
 import type { KeyObject } from 'node:crypto'
-import type { Plan } from '../../../schemas/organizations.ts'
 import { CallerEnded, RowLocked, validateCallers } from '../../db/callers/caller.ts'
-import { appendEvents, counterOf, lockCounters, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
+import { appendEvents, counterOf, lockCounters, requireOpen, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
 import {
   codeOf, databaseError, DatabaseUnavailable, isAwayForAll, isLockTimeout, isUndone, tampered, transaction, type Db
 } from '../../db/database.ts'
@@ -32,7 +31,7 @@ export interface Write {
   decide: (state: LevelState | undefined, restored: FullVersion | undefined) => Change
 }
 
-interface WriteRequest extends Write { organizationId: string, actor: Actor, plan: Plan }
+interface WriteRequest extends Write { organizationId: string, actor: Actor }
 
 /** The event of a request that reads. */
 interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
@@ -51,15 +50,14 @@ type Outcome = { written: Written | undefined } | { error: unknown }
  * long operation has locked the project until then.
  */
 export async function writeLevel (
-  db: Db, { id, plan }: Organization, actor: Actor, write: Write
+  db: Db, { id }: Organization, actor: Actor, write: Write
 ): Promise<Written> {
   const request: WriteRequest = {
     ...write,
     // The document and its version.
     bytes: 2 * write.bytes,
     organizationId: id,
-    actor,
-    plan
+    actor
   }
   if (!actor.answering) return await enqueue(db, request, actor, 'on') as Written
   return transaction(db, async (db) => {
@@ -154,7 +152,8 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
 
   function decide (write: WriteRequest, counter: Counter): Written {
     const { verdict, levelOf } = found.get(write)!
-    if (verdict === 'ended' || counter.is_closed) throw new CallerEnded()
+    if (verdict === 'ended') throw new CallerEnded()
+    if (write.actor.caller != null) requireOpen(counter)
     const level = levelOf()
     const state = level && withDocument(level.state, documents)
     // Before the locks are checked, so that a refusal does not depend on them.
@@ -191,7 +190,6 @@ async function versionsOf (db: Db, writes: readonly WriteRequest[]) {
   const restores = writes.flatMap((write) => 'version' in write.target ? [{ write, id: write.target.version }] : [])
   const found = restores.length === 0
     ? []
-    : await findVersionsTogether(db, restores.map(({ write: { organizationId, plan }, id }) =>
-      ({ organization_id: organizationId, id, retention_days: plan.retention_days })))
+    : await findVersionsTogether(db, restores.map(({ write: { organizationId }, id }) => ({ organization_id: organizationId, id })))
   return new Map(restores.map(({ write }, i) => [write, found[i]!]))
 }

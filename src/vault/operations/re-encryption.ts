@@ -150,7 +150,8 @@ export async function submitVersions (
     if (grown.length > 0) await growHistories(db, project, grown)
     const remaining = await countWaiting(db, project, retentionDays)
     if (growth > 0) {
-      requireBytes(organization.plan, (await lockCounterLast(db, actor))!.stored_bytes, growth)
+      const { plan, stored_bytes } = (await lockCounterLast(db, actor))!
+        requireBytes(plan, stored_bytes, growth)
     }
     await recordEvent(db, actor, {
       action: 'history.re_encrypt',

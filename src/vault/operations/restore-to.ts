@@ -63,7 +63,7 @@ export async function restoreTo (
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = (await lockCounterLast(db, actor))!
       // The snapshot takes the space of the deleted document.
-      requireBytes(organization.plan, counter.stored_bytes, growth)
+      requireBytes(counter.plan, counter.stored_bytes, growth)
       const ids = await takeVersionIds(db, counter, changed.length)
       await record(held, changed, ids)
       await countDocuments(db, project, gainedBy(changed))
@@ -99,9 +99,8 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   await inPieces(sizes, async (ids) => {
     const began = performance.now()
     const found = await findSecrets(db, organization.id, ids)
-    const versions = await findVersionsTogether(db, found.map(({ id }) => ({
-      organization_id: organization.id, id: byId.get(id)!.version, retention_days: organization.plan.retention_days
-    })))
+    const versions = await findVersionsTogether(db, found.map(({ id }) =>
+      ({ organization_id: organization.id, id: byId.get(id)!.version })))
     await rest()
     const replaced = found.flatMap((document, i) => {
       const blob = contentOf(held, document, versions[i]!() ?? fail('not_found'))

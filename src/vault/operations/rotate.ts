@@ -102,7 +102,7 @@ export async function rotate (
     if (waiting > 0) await startReEncryption(db, under, waiting)
     // The counter is the last lock: all other writes of the organization wait from here until the commit.
     const counter = (await lockCounterLast(db, actor))!
-    requireBytes(organization.plan, counter.stored_bytes, growth)
+    requireBytes(counter.plan, counter.stored_bytes, growth)
     const { first_version, taken_at } = await takeVersionIds(db, counter, documents.length)
     let next = first_version
     await inPieces(documents, async (ids) => {
