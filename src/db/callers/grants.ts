@@ -26,9 +26,7 @@ export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAME
  * and the tokens for the event of the revocation (`endingOf`). Must be the last change of the user or client in the
  * caller's transaction.
  */
-export async function revokeGrants (
-  db: Db, which: SQL
-): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
+export async function revokeGrants (db: Db, which: SQL): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
   const grants: RevokedGrant[] = []
   for (let areAll = false; !areAll;) {
     const some = await markRevoked(db, which)

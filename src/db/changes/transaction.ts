@@ -54,9 +54,7 @@ export interface Asking {
  * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
  * after the deadline.
  */
-export async function transaction<T> (
-  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
-): Promise<T> {
+export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}): Promise<T> {
   const { organization_id, waited = 0, bytes = 0 } = asking
   const began = waitNow() - waited
   const until = began + DEADLINE

@@ -114,9 +114,7 @@ export const AUTHENTICATED = {
     'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
   ],
   { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: SHOWN }),
-  late_events: declare(
-    late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}
-  ),
+  late_events: declare(late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}),
   secrets: declare(secrets, ['organization_id', 'id'],
     [
       'id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision',

@@ -36,8 +36,7 @@ export function openCurrent (
 export function openVersion (storageKey: KeyObject, organizationId: string, {
   version, secret, sealed
 }: Pick<FullVersion, 'sealed'> & {
-  version: Pick<FullVersion['version'],
-    'id' | 'revision' | 'key_version'>,
+  version: Pick<FullVersion['version'], 'id' | 'revision' | 'key_version'>,
   secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
 }): string {
   const context = {

@@ -61,8 +61,7 @@ export async function currentContents (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
 ): Promise<Contents> {
   const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
-  return contentsOf(visible, (secret) =>
-    contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
+  return contentsOf(visible, (secret) => contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
 /** The contents of past documents, each decrypted with the key of its time; 422 for documents under a client's key. */
@@ -110,9 +109,7 @@ function contentOf (blob: string, dataKey: KeyObject | undefined): string {
 }
 
 // Deeper levels override, whatever the requested order is.
-async function valuesOf (
-  state: LevelState, documents: Contents, levels: readonly Level[]
-): Promise<Entries> {
+async function valuesOf (state: LevelState, documents: Contents, levels: readonly Level[]): Promise<Entries> {
   const values = emptyEntries()
   for (const level of levels) {
     if (!documents.has(level)) continue
@@ -172,9 +169,7 @@ function levelsOf (
 }
 
 // A document that cannot be parsed is returned unchanged, without values.
-async function readableValues (
-  { project }: LevelState, documents: Contents
-): Promise<Entries | undefined> {
+async function readableValues ({ project }: LevelState, documents: Contents): Promise<Entries | undefined> {
   const values = emptyEntries()
   for (const level of LEVELS) {
     if (!documents.has(level)) continue

@@ -50,9 +50,7 @@ type Outcome = { written: Written | undefined } | { error: unknown }
  * Throws what `decide` throws; `plan_limit_reached`; CallerEnded; DatabaseUnavailable after the deadline, also when a
  * long operation has locked the project until then.
  */
-export async function writeLevel (
-  db: Db, { id, plan }: Organization, actor: Actor, write: Write
-): Promise<Written> {
+export async function writeLevel (db: Db, { id, plan }: Organization, actor: Actor, write: Write): Promise<Written> {
   const request: WriteRequest = {
     ...write,
     // The document and its version.

@@ -12,9 +12,7 @@ const LOOK_EVERY = 30_000
 const SHORTEST_REST = 5
 
 /** Runs `work` on each wake-up, one run at a time. `work` calls `isStopped` before each batch and pauses after it. */
-export function createBackground (
-  work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY
-): Background {
+export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY): Background {
   let timer: NodeJS.Timeout | undefined
   let running: Promise<void> | undefined
   let again = false

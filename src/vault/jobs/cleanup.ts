@@ -95,8 +95,7 @@ async function endTokensOfNothing (db: Db, organizationId: string, cause: string
 
 // Events of tokens that end with a level.
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
-  tokens.map((id) =>
-    eventOf('api-token.delete', id, { with: cause }))
+  tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 
 /**
  * Deletes a first batch of the rows that were just marked as removed, in the same transaction: all of them if they are

@@ -29,9 +29,7 @@ export interface Rehearsed {
 /**
  * Decrypts everything. Reports each value that cannot be decrypted, and each row that is not authentic, in one line.
  */
-export async function openEverything (
-  db: Db, keyring: Keyring, tell: (line: string) => void
-): Promise<Rehearsed> {
+export async function openEverything (db: Db, keyring: Keyring, tell: (line: string) => void): Promise<Rehearsed> {
   const found: Rehearsed = { versions: 0, documents: 0, of_clients: 0, removed: 0, keys: 0, rows: 0 }
   const opens = opening(tell)
   for await (const factor of all(0, (after: number) => listStoredFactors(db, after), ({ user_id }) => user_id)) {
