@@ -1,9 +1,8 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import { ulid } from 'ulidx'
-import { IntegrityError } from '../../crypto/at-rest.ts'
-import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
-import { hmac, random, takeKey } from '../../crypto/primitives.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { createRowEncoder, encodeField, rowMac } from '../../crypto/row-mac.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { ChainKeyRow, EventChain, Head } from '../../db/events.ts'
@@ -11,6 +10,7 @@ import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
+import { makeKey, unlessTampered } from '../keys/keys.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 // Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
@@ -42,16 +42,13 @@ const CHAINED = {
   details: true,
   chain_kid: true
 } satisfies Record<ChainedColumn, true>
-/** The columns that the MAC of an event covers, in this order; the MAC of the event before follows. */
-export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
 
-const encode = createRowEncoder('audit_events', { fields: CHAINED_COLUMNS })
+const encode = createRowEncoder('audit_events', { fields: Object.keys(CHAINED) })
 
 /** The MAC of an event after the event with the MAC `previous`; null for the first event. */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
-): Buffer =>
-  hmac(key, encode(event) + encodeField('previous', previous))
+): Buffer => hmac(key, encode(event) + encodeField('previous', previous))
 
 /** Unwraps the first key of every chain. Throws MasterKeyMissing or IntegrityError. */
 export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
@@ -97,9 +94,8 @@ export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Pr
   const { organization_id } = actor
   return handOver(db, actor, ({ next_event, event_head }) => {
     const place = { organization_id, kid: ulid(), from_seq: next_event + 1 }
-    const bytes = random(32)
-    const wrapped = keyring.wrap(bytes, chainKeyContext(place))
-    return { key: { ...place, wrapped }, proof: handOverProof(takeKey(bytes), place, event_head) }
+    const { key, wrapped } = makeKey(keyring, chainKeyContext(place))
+    return { key: { ...place, wrapped }, proof: handOverProof(key, place, event_head) }
   })
 }
 
@@ -132,11 +128,8 @@ export function createChain (
     kid,
     hasKey: (organizationId, id) => id === null || keys.has(nameOf(organizationId, id)),
     openKey (row) {
-      try {
-        keys.set(nameOf(row.organization_id, row.kid), open(row))
-      } catch (error) {
-        if (!(error instanceof IntegrityError || error instanceof MasterKeyMissing)) throw error
-      }
+      const key = unlessTampered(() => open(row))
+      if (key !== undefined) keys.set(nameOf(row.organization_id, row.kid), key)
     },
     mac (event, previous) {
       const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))

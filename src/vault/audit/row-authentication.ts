@@ -1,8 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
-import { IntegrityError } from '../../crypto/at-rest.ts'
-import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../../crypto/keyring.ts'
-import { random, sameBytes, takeKey } from '../../crypto/primitives.ts'
+import { makeCanary, openCanary, type Keyring } from '../../crypto/keyring.ts'
+import { sameBytes, takeKey } from '../../crypto/primitives.ts'
 import {
   chainKeyFingerprint, createRowChecker, createRowEncoder, deriveLookupKey, rowKeyFingerprint, rowMac
 } from '../../crypto/row-mac.ts'
@@ -15,11 +14,12 @@ import {
 import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { authenticateSeeds } from '../../repositories/keys/authenticated-rows.ts'
 import {
-  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries, type ServiceKeyRow
+  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries
 } from '../../repositories/keys/master-keys.ts'
 import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from '../keys/contexts.ts'
+import { makeKey, unlessTampered } from '../keys/keys.ts'
 
 const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
@@ -68,19 +68,17 @@ async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
 async function findKey (
   db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], toFingerprint: (key: KeyObject) => Buffer
 ): Promise<KeyObject | undefined> {
-  const wrapped = await findServiceKey(db, name)
-  if (named.length === 0) {
-    if (wrapped !== undefined) {
-      throw new RowKeyError(
-        `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
-      )
-    }
-    return undefined
-  }
-  if (wrapped === undefined) {
+  const stored = await findServiceKey(db, name)
+  if (stored === undefined) {
+    if (named.length === 0) return undefined
     throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
   }
-  const key = openServiceKey(keyring, wrapped)
+  if (named.length === 0) {
+    throw new RowKeyError(
+      `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
+    )
+  }
+  const key = unlessTampered(() => takeKey(keyring.unwrap(stored.wrapped, serviceKeyContext(name))))
   if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, toFingerprint(key)))) {
     throw new RowKeyError(
       `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
@@ -89,24 +87,15 @@ async function findKey (
   return key
 }
 
-function openServiceKey (keyring: Keyring, { id, wrapped }: ServiceKeyRow): KeyObject | undefined {
-  try {
-    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(id)))
-  } catch (error) {
-    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
-    throw error
-  }
-}
-
 async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   await lockCanaries(db)
   // Another start may have created them.
   const known = await findKeys(db, keyring)
   if (known !== undefined) return known
   const create = async (id: string) => {
-    const bytes = random(32)
-    await createServiceKey(db, { id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
-    return takeKey(bytes)
+    const { key, wrapped } = makeKey(keyring, serviceKeyContext(id))
+    await createServiceKey(db, { id, wrapped })
+    return key
   }
   const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, keyring, db))
