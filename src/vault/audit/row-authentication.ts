@@ -116,9 +116,7 @@ const MAX_PER_MINUTE = 600
 const AT_ONCE = 100
 
 const toStandardError: ViolationLog = {
-  warn: (details, message) => {
-    process.stderr.write(`${message}: ${JSON.stringify(details)}\n`)
-  }
+  warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) }
 }
 
 /** Makes and verifies MACs under the keys. Violations are recorded through `db`. */
@@ -150,9 +148,8 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   let reports = 0
 
   function isDue ({ table, row }: Violation): boolean {
-    const { mac } = row
-    const seen =
-      `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
+    const mac = Buffer.isBuffer(row.mac) ? row.mac.toString('hex') : 'none'
+    const seen = `${table} ${authority.mac(table, row).toString('base64')} ${mac}`
     if (reported.has(seen)) return false
     if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
     if (++minute.reports > MAX_PER_MINUTE) return false

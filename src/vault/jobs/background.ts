@@ -1,4 +1,4 @@
-/** A background job. Its work list is in the database, so that a restart or another instance continues the work. */
+/** A background job. Its work list is in the database, so that another instance or a restart can continue. */
 export interface Background {
   /** Starts at once, and then checks every half minute for work that another instance left. */
   start (): void
@@ -34,8 +34,7 @@ export function createBackground (work: (isStopped: () => boolean) => Promise<vo
 
   return {
     start () {
-      timer = setInterval(wake, every)
-      timer.unref()
+      timer = setInterval(wake, every).unref()
       wake()
     },
     wake,
@@ -58,6 +57,5 @@ export function sideBySide (...all: readonly Background[]): Background {
 }
 
 /** Pauses for as long as the last batch took, and at least `least` milliseconds, so that requests have priority. */
-export async function rest (began: number, least = SHORTEST_REST): Promise<void> {
-  await new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })
-}
+export const rest = (began: number, least = SHORTEST_REST): Promise<void> =>
+  new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })

@@ -11,7 +11,7 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  dataKeyOf, clientKeyColumns, serverKeyColumns, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
+  clientKeyColumns, dataKeyOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf, type ProofTriple
 } from '../keys/keys.ts'
 import { inPieces } from './rotate.ts'
 
@@ -20,7 +20,7 @@ import { inPieces } from './rotate.ts'
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
 /** A validated change of custody. */
-export interface Handover {
+interface Handover {
   /** Applies the change to the locked project, or throws without changes. */
   make: (db: Db, project: KeyState) => Promise<void>
   /** The proof is the data key itself. */
