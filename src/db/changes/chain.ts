@@ -1,19 +1,19 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import { authorityOf, tampered } from '../rows/authority.ts'
+import { authorityOf, macOf, tampered } from '../rows/authority.ts'
 import { CallerEnded, RowLocked, validateCallers, type Caller } from '../callers/caller.ts'
 import {
   CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
 } from '../events.ts'
 import type { Db } from '../postgres/handle.ts'
+import { makeId } from '../rows/ids.ts'
 import { isKeyOf, lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { chain_keys } from '../tables.ts'
 import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
-// Everything that changes an organization locks the organization's counter row. A change locks it first; long
-// operations, and transactions about a person, lock it last. The row has the next version id, the stored bytes and the
-// end of the chain of events.
+// Everything that changes an organization locks the organization's counter row: a change as its first lock, long
+// operations and transactions about a person as their last.
 
 // Milliseconds between two checks of a caller whose rows are locked.
 const POLL_INTERVAL_MS = 20
@@ -23,10 +23,7 @@ export type SynchronousCommit = 'on' | 'off'
 
 export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 
-/**
- * The counter row of an organization, which the transaction has locked. A change alters this object; `appendEvents`
- * writes it back. So a change that alters it records an event.
- */
+/** The locked counter row of an organization. A change alters this object, and `appendEvents` writes it back. */
 export interface Counter {
   readonly organization_id: string
   /** The id of the next version. */
@@ -159,8 +156,8 @@ const append = preparedSql<object, { counters: string, events: string }>('append
   ${insertEvents($('events'))}`)
 
 /**
- * Records events at the ends of their chains, and writes the counters of their organizations back, which the
- * transaction has locked. The statement is sent before the function returns.
+ * Records events at the ends of their chains, and writes the locked counters of their organizations back. The statement
+ * is sent before the function returns.
  */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
@@ -187,9 +184,8 @@ export async function appendEvents (
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes }
   })
-  const { count } = await append(db, {
-    events: JSON.stringify(events), counters: JSON.stringify(counters)
-  }) as unknown as { count: number }
+  const sent = append(db, { events: JSON.stringify(events), counters: JSON.stringify(counters) })
+  const { count } = await sent as unknown as { count: number }
   if (count !== rows.length) throw new Error('an event has no counter')
 }
 
@@ -198,4 +194,19 @@ export async function appendToCounter (db: Db, rows: readonly EventRow[]): Promi
   const counter = counterOf(db)
   if (counter === undefined) throw new Error('the transaction has locked no counter')
   await appendEvents(db, new Map([[counter.organization_id, counter]]), rows)
+}
+
+const insertLate = preparedSql<object, { late: string }>('late_events', ($) => sql`
+  INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
+  SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
+    AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
+
+/** Stores events with their times; `recordLate` numbers them later. Until then each row has a MAC of its own. */
+export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
+  const late = events.map((event) => {
+    const { organization_id } = event
+    const row = { organization_id, id: makeId(), occurred_at: new Date(event.occurred_at), event }
+    return { ...row, mac: macOf(db, 'late_events', row).toString('hex') }
+  })
+  await insertLate(db, { late: JSON.stringify(late) })
 }

@@ -1,9 +1,7 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
 import { RowLocked, type Caller } from '../callers/caller.ts'
 import { counterOf, openChange } from './chain.ts'
-import {
-  databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT
-} from '../postgres/errors.ts'
+import { databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT } from '../postgres/errors.ts'
 import { DEADLINE, spending } from '../postgres/guard.ts'
 import type { Db } from '../postgres/handle.ts'
 import { queueOf } from './queue.ts'
@@ -89,7 +87,9 @@ export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spe
 
 /** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
 export async function pauseUntil (until: number): Promise<void> {
-  if (waitNow() + PAUSE >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  if (waitNow() + PAUSE >= until) {
+    throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  }
   await pauseFor(PAUSE)
 }
 

@@ -1,6 +1,7 @@
 import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
+import { listen, openDirectory } from './lock.ts'
 
 // The process that has the embedded database open copies its files for other processes on request, through a socket in
 // the directory. A copy is made between two statements, so that it equals the state after a power failure at that
@@ -54,7 +55,7 @@ export async function serveCopies (
   const { base, close } = openDirectory(dir)
   // The socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
-  await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(`${base}/${NAME}`, resolve) })
+  await listen(server, `${base}/${NAME}`)
   server.on('error', () => {})
   return () => {
     server.close()
@@ -100,16 +101,4 @@ async function ask (dir: string, request: string): Promise<string> {
   } finally {
     close()
   }
-}
-
-// Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
-function openDirectory (dir: string) {
-  const handle = fs.openSync(dir, 'r')
-  let isOpen = true
-  const close = () => {
-    // A second close would close an unrelated file that reuses the descriptor number.
-    if (isOpen) fs.closeSync(handle)
-    isOpen = false
-  }
-  return { base: process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir, close }
 }

@@ -25,7 +25,7 @@ const TIERING_BUDGET = 2_000_000_000
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
 
 /** The embedded database: one worker for each connection, and never two at once. */
-export interface Embedded {
+interface Embedded {
   /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   socket (): Promise<Duplex>
   /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
@@ -40,7 +40,7 @@ export interface EmbeddedOptions {
   durable?: boolean | undefined
   /** Called when the database cannot be opened; only a restart helps. */
   onFatal?: ((error: Error) => void) | undefined
-  /** Called with a progress message from time to time while opening or migrating takes long. */
+  /** Called with progress messages while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
   /** Called with JSON from another process of this machine (`sendToOwner`). */
   onMessage?: ((told: string) => Promise<void>) | undefined
@@ -91,7 +91,6 @@ export async function openEmbedded ({
     unlock()
     throw error
   })
-
   const noRoom = () => `There is no room left in ${path.resolve(dir)}`
 
   async function socket () {
@@ -99,12 +98,8 @@ export async function openEmbedded ({
     await ended
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
-    const workerData: WorkerInput = {
-      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled
-    }
-    if (!hasCluster(dir)) {
-      await started('cluster-worker', 'is made', workerData, 'exit')
-    }
+    const workerData: WorkerInput = { dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled }
+    if (!hasCluster(dir)) await started('cluster-worker', 'is made', workerData, 'exit')
     const one = await started('embedded-worker', 'starts', workerData, 'ready')
     return streamOf(one, watchdog, fail => { stalled = fail })
   }
@@ -113,7 +108,8 @@ export async function openEmbedded ({
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
-    const looking = setInterval(look, CHECK_INTERVAL_MS).unref()
+    // setImmediate runs after pending messages are read, so a blocked main thread does not look like a silent worker.
+    const looking = setInterval(() => { setImmediate(() => watchdog.look()) }, CHECK_INTERVAL_MS).unref()
     thread.once('exit', () => clearInterval(looking))
     const done = watchdog.patiently(what)
     watchdog.begin()
@@ -131,11 +127,6 @@ export async function openEmbedded ({
       watchdog.end()
       done()
     }
-  }
-
-  // setImmediate runs after pending messages are read, so a blocked main thread does not look like a silent worker.
-  function look () {
-    setImmediate(() => watchdog.look())
   }
 
   async function patiently<T> (what: string, work: () => Promise<T>) {
