@@ -42,8 +42,7 @@ export interface Database {
   /** For background jobs; each statement is planned for its parameter values. */
   background: Db
   /**
-   * For transactions that grow with a project: at most two at a time (one if there is only one connection for writes),
-   * each for a minute at most. Every single statement stays short.
+   * For transactions that grow with a project: one or two at a time, each for a minute at most, with short statements.
    */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
@@ -78,14 +77,12 @@ const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
 // Maximum requests queued for the only connection while a long transaction uses it.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Statement timeouts in seconds for work without a deadline, so that a hanging server or network ends it: reading a
-// page, and migrating or restoring.
+// Statement timeouts in seconds for work without a deadline: reading a page, and migrating or restoring.
 const READING = 120
 const CHANGING = 3600
 
-// Milliseconds. The server ends a statement before its caller's deadline, so that no abandoned statement keeps running.
-// The lock timeout is longer than deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is
-// retried.
+// Milliseconds. The server ends a statement before its caller's deadline. The lock timeout is longer than
+// deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is retried.
 const SESSION = {
   ...BY_INDEX,
   default_transaction_isolation: 'read committed',
@@ -102,11 +99,7 @@ const COMMON = {
   fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
 }
 
-/**
- * Connects to PostgreSQL, or opens the embedded database.
- *
- * @throws DirectoryLocked when another process uses the directory of the embedded database
- */
+/** Connects to PostgreSQL, or opens the embedded database (DirectoryLocked when another process uses its directory). */
 export async function connect (options: ConnectOptions): Promise<Database> {
   return options.url ? connectPostgres(options.url, options) : await connectEmbedded(options)
 }

@@ -49,8 +49,8 @@ export class UnreleasedDatabase extends Error {
 
 /**
  * Migrates the database to this build's schema, while instances of the previous release may use it (0047). Each
- * migration is one transaction, so a start after an interruption continues with the next migration. Of several starts
- * at the same time, one migrates and the others wait.
+ * migration is one transaction, so a start after an interruption continues with the next one. Of several starts at the
+ * same time, one migrates and the others wait.
  *
  * @param client a client with one connection that is used for nothing else meanwhile
  * @throws when the database is of an unreleased or newer build, or a lock is not available in time; the signal's reason
@@ -178,8 +178,7 @@ export const canMakeSchema = (hashes: readonly string[], known = readKnown()): b
   hashes.length > 0 && hashes.every((hash, i) => known[i]?.hash === hash)
 
 /**
- * Applies these migrations to an empty database, in the caller's transaction. Returns false and does nothing where this
- * build does not know them.
+ * Applies these migrations to an empty database, in the caller's transaction. False if this build does not know them.
  */
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readKnown()

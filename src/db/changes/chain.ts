@@ -48,8 +48,8 @@ export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
-// Settings until the end of the transaction. If the process stops, PostgreSQL ends the transaction after a second. A
-// wait for another lock ends before deadlock_timeout (1 s). Counters are locked in one order.
+// If the process stops, PostgreSQL ends the transaction after a second. A wait for another lock ends before
+// deadlock_timeout (1 s). Counters are locked in one order.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & { organization_id: string, next_version: string, stored_bytes: string, is_closed: boolean, clock: number },
   { ids: string, synchronous_commit: string }
@@ -63,10 +63,7 @@ const locking = (name: string, skip: SQL) => preparedSql<
   ) AS locked`)
 const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
 
-/**
- * Locks the counter rows of organizations until the end of the transaction: all of them, or those that are free. An
- * organization whose rows were removed has no counter.
- */
+/** Locks the counter rows of organizations, all or those that are free. A removed organization has no counter. */
 export async function lockCounters (
   db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
 ): Promise<Map<string, Counter>> {
@@ -89,11 +86,9 @@ export async function lockCounters (
 }
 
 /**
- * Locks the counter row of the organization of a change, unless the transaction has locked it, and validates the
- * caller under the lock. The service and the operator have no caller.
- *
- * Throws CallerEnded when the caller has ended, or the organization was deleted; RowLocked when another transaction has
- * the rows of the caller locked for longer than `patience`.
+ * Locks the organization's counter row, unless the transaction has locked it, and validates the caller under the lock.
+ * The service and the operator have no caller. Throws CallerEnded when the caller has ended, or the organization was
+ * deleted; RowLocked when another transaction locks the rows of the caller for longer than `patience`.
  *
  * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work
  */
@@ -156,8 +151,7 @@ const append = preparedSql<object, { counters: string, events: string }>('append
   ${insertEvents($('events'))}`)
 
 /**
- * Records events at the ends of their chains, and writes the locked counters of their organizations back. The statement
- * is sent before the function returns.
+ * Records events, and writes the locked counters of their organizations back. Sends the statement before it returns.
  */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]

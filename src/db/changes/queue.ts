@@ -31,13 +31,12 @@ interface Batch { entries: Entry[], lines: Line[], bytes: number }
 
 const emptyBatch = (): Batch => ({ entries: [], lines: [], bytes: 0 })
 
-/** Metrics of a queue: waiting changes; in all, transactions, their changes, and the milliseconds these waited. */
+/** Metrics: waiting changes; in total, transactions, their changes, and the milliseconds that these waited. */
 export interface QueueFigures { waiting: number, transactions: number, entries: number, waited: number }
 
 /**
- * The changes that wait in this process. Each organization has one transaction at a time, because the transaction locks
- * the organization's counter row. Changes with the same `run` share a transaction, also those of different
- * organizations.
+ * The changes that wait in this process. Each organization has one transaction at a time, which locks its counter row.
+ * Changes with the same `run` share a transaction, also those of different organizations.
  *
  * A change that waits until its deadline is refused (DatabaseUnavailable). When the database is down, a failed
  * transaction refuses all changes that wait in its lines.

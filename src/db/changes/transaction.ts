@@ -40,14 +40,13 @@ export interface Asking {
 }
 
 /**
- * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the queue of that
- * organization, and locks the organization's counter row before anything else; `fn` then sees the committed state,
- * which no other change alters until the commit. Long operations leave `organization_id` out and lock the counter last.
+ * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the organization's queue,
+ * and locks its counter row before anything else; `fn` then sees the committed state, which no other change alters
+ * until the commit. Long operations leave `organization_id` out and lock the counter last.
  *
- * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
- * same transaction; the response is sent after the transaction has `settled`.
- *
- * One deadline covers the time that the request has waited before, the queue and all attempts.
+ * With `answering` the result is returned before the commit, so that the response is stored in the same transaction;
+ * the response is sent after the transaction has `settled`. One deadline covers the time that the request has waited
+ * before, the queue and all attempts.
  *
  * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
  * after the deadline.
@@ -74,11 +73,7 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking
   }
 }
 
-/**
- * Runs a transaction once, without the queue.
- *
- * @param spent milliseconds of the deadline that have already passed
- */
+/** Runs a transaction once, without the queue. `spent` milliseconds of the deadline have already passed. */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
   spending(spent, () => db.transaction(async (tx) => {
     setAuthority(tx, findAuthority(db))

@@ -3,15 +3,13 @@ import net from 'node:net'
 import path from 'node:path'
 import { listen, openDirectory } from './lock.ts'
 
-// The process that has the embedded database open copies its files for other processes on request, through a socket in
-// the directory. A copy is made between two statements, so that it equals the state after a power failure at that
-// moment, with all committed data. The same socket takes messages to this process, such as the outcome of a backup.
+// The owner of the embedded database copies its files for other processes, through a socket in the directory. A copy is
+// made between two statements, so it equals the state after a power failure. The socket also takes messages.
 
 const NAME = 'copies'
 // Maximum length of a request: a path, or one line of JSON.
 const MAX_REQUEST_LENGTH = 8192
-// The server sends an empty line at once and then each second as a heartbeat until it responds. The heartbeat also
-// detects clients that have disconnected.
+// The server sends an empty line at once and each second until it responds. This also detects disconnected clients.
 const HEARTBEAT = '\n'
 const HEARTBEAT_MS = 1_000
 const SILENCE_TIMEOUT_MS = 10_000
@@ -63,9 +61,7 @@ export async function serveCopies (
   }
 }
 
-/**
- * Requests a copy of the database files in `dir` to a new directory. Returns false if no process has the database open.
- */
+/** Requests a copy of the database in `dir` to a new directory. Returns false if no process has it open. */
 export async function requestCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
   if (answer !== NO_RESPONSE && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)

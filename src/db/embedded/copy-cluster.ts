@@ -14,10 +14,7 @@ export interface Copying {
   freeBytesBeside?: (place: string) => number
 }
 
-/**
- * Copies the files of an idle cluster to a new directory. Throws without copying if the copy would fill the disk, since
- * the service stops on a full disk. A failed copy is removed.
- */
+/** Copies an idle cluster to a new directory. Throws if the copy would fill the disk, since the service stops then. */
 export function copyCluster (
   from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {

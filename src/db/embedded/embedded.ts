@@ -16,9 +16,8 @@ const SILENCE_TIMEOUT_MS = 8_000
 const PROGRESS_TIMEOUT_MS = 60_000
 const CHECK_INTERVAL_MS = 500
 const CLOSE_TIMEOUT_MS = 5_000
-// V8's budget before it recompiles a function into faster code (an int). With the default, V8 recompiles for seconds
-// during the start and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is
-// still optimized.
+// V8's budget (an int) before it recompiles a function. With the default, V8 recompiles for seconds during the start
+// and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is still optimized.
 const TIERING_BUDGET = 2_000_000_000
 
 /** The template that a first start unpacks. The build creates it. */

@@ -7,8 +7,7 @@ export class DirectoryLocked extends Error {}
 
 /**
  * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
- * directory, so the kernel knows whether the owner is alive. A killed process leaves no stale lock, process ids cannot
- * be confused, and the lock works between containers that share a volume.
+ * directory, so the kernel knows whether the owner is alive, also between containers that share a volume.
  *
  * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
  * cannot create the same number, and a process that then finds another live socket gives up.
@@ -75,9 +74,8 @@ export const listen = (server: net.Server, socketPath: string): Promise<void> =>
   new Promise((resolve, reject) => { server.once('error', reject).listen(socketPath, resolve) })
 
 /**
- * Removes the directories with this name prefix whose owners have ended. Skips directories that are not locked yet;
- * retries failures in the next call. A directory with other content than `content` is kept: a copy of a locked
- * directory contains its lock files, too.
+ * Removes the directories with this name prefix whose owners have ended, except those with other content than
+ * `content`: a copy of a locked directory contains its lock files, too. The next call retries failures.
  */
 export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {

@@ -6,8 +6,8 @@ export interface Watchdog {
   /** The other thread sent a message. */
   heard (): void
   /**
-   * Work of unknown length, which may take as long as `progress` changes. `what` appears in progress messages. Returns
-   * a function that ends this mode.
+   * Allows work of unknown length as long as `progress` changes, until the returned function is called. `what` names
+   * the work in progress messages.
    */
   patiently (what: string): () => void
   /** Checks whether the work makes progress. Called by a timer. */

@@ -37,9 +37,8 @@ export interface LookUp<Q, R, A> {
 
 /**
  * A loader that answers many queries with one statement: all queries of one turn of the event loop, and all queries
- * made while the loader's slots are in use. A statement is sent after its queries were made, and nothing is cached, so
- * a revoked token is refused at once. In a transaction each query is a statement of its own. A query that waits longer
- * than two seconds before it is sent is refused (DatabaseUnavailable).
+ * made while its slots are in use. Nothing is cached, so a revoked token is refused at once. In a transaction each
+ * query is a statement of its own. A query that waits for longer than two seconds is refused (DatabaseUnavailable).
  */
 export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, query: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()

@@ -4,23 +4,19 @@ import { beginPiece } from '../../telemetry/spans.ts'
 import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
 import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
-/**
- * The deadline in milliseconds for a statement or transaction, including the time in the queue, and for all of a
- * request's work on the database.
- */
+/** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */
 export const DEADLINE = 4_000
 // Minimum duration in milliseconds after which an unfinished transaction counts as an outage of the database.
 const LEAST_OF_OUTAGE = 3_000
 /** The maximum wait for a connection in milliseconds, and the maximum number of waiting requests. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
-// Milliseconds between two long transactions on the only connection: enough to finish the requests that waited for the
-// first one before the second one begins.
+// Milliseconds between two long transactions on the only connection, for the requests that waited for the first one.
 const PAUSE = { min: 250, max: 1_000 }
 
 /**
- * Publishes every statement before it is sent and after its response, as `{ phase, text, prepared }` without values,
- * and the phases `begin` and `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
+ * Publishes every statement before it is sent and after its response, without values, and the phases `begin` and
+ * `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
  */
 const statements = channel('strongroom:statement')
 const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prepared = false) => {
@@ -30,10 +26,7 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 /** The deadline, by `waitNow`, of a request that has already waited this many milliseconds for the database. */
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
-/**
- * Waits for database work until the deadline. A statement that was sent continues on the server; its outcome is
- * unknown. Throws OutOfTime.
- */
+/** Waits for database work until the deadline (OutOfTime). A sent statement continues; its outcome is unknown. */
 export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
 
 let spentOfNext = 0
@@ -82,10 +75,7 @@ export interface Bounds {
    * Afterwards the other requests have the connection for as long as the transaction took, between 0.25 and 1 second.
    */
   isAlone?: boolean
-  /**
-   * Whether statements are prepared, keyed by their text, and planned once for all values; used for requests. So a text
-   * must not vary with the length of a list (`isOneOf`).
-   */
+  /** Whether statements are prepared by their text, which must not vary with the length of a list (`isOneOf`). */
   prepare: boolean
 }
 

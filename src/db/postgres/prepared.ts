@@ -13,11 +13,8 @@ interface Session {
 interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query } }
 
 /**
- * A statement that is built once and prepared on each connection of the server, where it runs in half the time.
- * Placeholders are `sql.placeholder('name')`. Works on the database's handles and on transactions.
- *
- * @param name any name: the driver numbers the statements by itself
- * @param build the statement in Drizzle's builder, without `.prepare()`
+ * A statement that is built once and prepared on each connection, where it runs in half the time. Works on handles and
+ * transactions. `build` uses placeholders, `sql.placeholder('name')`; the driver ignores the `name` of the statement.
  */
 export function prepared<A extends object, R> (
   name: string, build: (db: Db) => {
@@ -28,10 +25,9 @@ export function prepared<A extends object, R> (
 }
 
 /**
- * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. Returns rows as
- * the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps are text**, because Drizzle disables
- * the driver's date parsers, and so are bigint and numeric. A Date is sent as ISO text; a list has to be sent as JSON
- * (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. In its rows
+ * bytea is a Buffer and jsonb is parsed, but **timestamps**, bigint and numeric **are text**. A Date is sent as ISO
+ * text; a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
@@ -58,8 +54,7 @@ export function preparedSql<Row, A extends object> (_name: string, template: (va
 
 const toText = (value: unknown) => value instanceof Date ? value.toISOString() : value
 
-// A prepared query of Drizzle consists of its text, its columns and its client. Text and columns are cached here and
-// the client comes from the handle, so that a transaction does not rebuild its statements.
+// Text and columns are cached here and the client comes from the handle, so that a transaction does not rebuild them.
 function runner<A extends object, R> (build: (db: Db) => Statement) {
   let kept: Statement | undefined
   return async (db: Db, values: A): Promise<R> => {

@@ -22,7 +22,7 @@ interface Tls {
 
 /**
  * Reads `sslmode` and `sslrootcert` of a URL as libpq does. The driver alone would send `sslrootcert` to the server,
- * and would verify the certificate of a server with an IP address against `localhost`.
+ * and verify the certificate of an IP address against `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
   // The query begins at the first question mark; later ones belong to values.

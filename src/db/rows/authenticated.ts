@@ -124,10 +124,7 @@ type TableName = { [N in keyof Tables]: Tables[N] extends PgTable ? N : never }[
 
 const BILLING = 'Billing'
 
-/**
- * Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. Encryption
- * protects sealed and wrapped values.
- */
+/** Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. */
 export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, string> = {
   plans: 'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes',
   plan_prices: `${BILLING}: amounts of the next invoices`,

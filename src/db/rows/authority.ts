@@ -68,10 +68,7 @@ export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: Authe
 /** The purpose of a stored hash. Hashes of two purposes are never equal. */
 type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
 
-/**
- * Hashes a guessable value for storage, such as an `Idempotency-Key` or a mail address: an HMAC under a key of the
- * service. So the database alone does not reveal whether a guess is right.
- */
+/** An HMAC of a guessable value, so that the database alone does not reveal whether a guess is right. */
 export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>
   authorityOf(db).hash(purpose, Object.entries(values))
 
@@ -90,10 +87,7 @@ export function isAuthentic<N extends AuthenticatedTable> (
   return false
 }
 
-/**
- * Ends the request with `integrity_error` unless the MAC of the row verifies. Used for levels, since a level that
- * silently disappears would be worse than an error.
- */
+/** Throws TamperedRow unless the MAC of the row verifies, for levels: one that silently disappears would be worse. */
 export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
   if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
 }
@@ -120,9 +114,8 @@ export async function readClock (db: Db): Promise<void> {
 const ATTEMPTS = 3
 
 /**
- * Changes one authenticated row: reads it, verifies its MAC, and writes the change with a new MAC. Returns undefined
- * without changes when there is no such row or its MAC does not verify, so that a change never makes a manipulated row
- * authentic. `more` are columns that are not authenticated.
+ * Changes one authenticated row, and `more` columns that are not authenticated. Returns undefined without changes when
+ * there is no such row or its MAC does not verify, so that a change never makes a manipulated row authentic.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
   db: Db, name: N, where: SQL | undefined,

@@ -59,8 +59,8 @@ export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * The proof in the event that hands a chain over: a MAC of the new key over the key's position and the MAC of the
- * previous event. So the former key alone cannot hand over to a forged key, or from a forged past.
+ * The proof in the event that hands a chain over: a MAC of the new key. So the former key alone cannot hand over to a
+ * forged key, or from a forged past.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
@@ -75,10 +75,7 @@ export interface ExportedChain extends Head {
   after: { seq: number, mac: Buffer } | null
 }
 
-/**
- * The MAC of the range under the last key of the chain, so that a partial export cannot pass for a complete or a later
- * one.
- */
+/** The MAC of a range under the last key, so that a partial export cannot pass for a complete or a later export. */
 export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
   return rowMac(key, 'audit_export', Object.entries({
@@ -86,10 +83,7 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   }))
 }
 
-/**
- * Hands the chain of the actor's organization over to a new key. The transaction has locked the canary. Undefined
- * without a counter: no event was ever recorded.
- */
+/** Hands the chain of the actor's organization over to a new key. Undefined without a counter. The canary is locked. */
 export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
   return handOver(db, actor, ({ next_event, event_head }) => {
@@ -109,12 +103,7 @@ export async function rotateChainKey (
   }, operatorOf(organizationId))
 }
 
-/**
- * Computes MACs under the first chain key, and under the keys to which chains were handed over.
- *
- * @param open unwraps a later chain key, as `openChainKey` does
- * @param clock a monotonic clock in milliseconds
- */
+/** Computes MACs under the first chain key and later ones. `clock` is a monotonic clock in milliseconds. */
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {

@@ -6,9 +6,8 @@ import { createRoundRobin } from '../jobs/round-robin.ts'
 
 /**
  * Numbers late events as soon as the counter of their organization is free. The worker does not wait for locks, so an
- * organization whose counter is locked, or that has many late events or a missing key, does not delay others.
- *
- * @param retryDelay milliseconds until an organization with a failure is retried
+ * organization with a locked counter, many late events or a missing key does not delay others. `retryDelay` is in
+ * milliseconds.
  */
 export function createLateEventWorker (
   { db, log, retryDelay }: { db: Db, log: Log, retryDelay?: number }

@@ -39,10 +39,8 @@ const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprin
 const FINGERPRINT_BYTES = 32
 
 /**
- * Unwraps the keys of rows and events, so that all handles make and verify MACs. The first start on an empty database
- * creates the keys.
- *
- * @throws RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name
+ * Unwraps the keys of rows and events for all handles. The first start on an empty database creates them. Throws
+ * RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<void> {
   // No lock is held here, so this may see keys that another start has created only partly. `createKeys` checks again.
@@ -183,8 +181,8 @@ function describe ({ table, row, about }: Violation) {
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Recorded in the organization of the row, or in all organizations of its user. A row without either, such as an OAuth
-// client, is only logged. A failure in one organization does not affect the others.
+// Recorded in the organization of the row, or in all organizations of its user; a row without either is only logged. A
+// failure in one organization does not affect the others.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

@@ -14,10 +14,7 @@ export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'k
   sealed: Buffer
 }
 
-/**
- * The blob of a current document. Throws IntegrityError when it does not decrypt, or is not under the project's active
- * key (S-6.6).
- */
+/** The blob of a current document. Throws IntegrityError, also when it is not under the active key (S-6.6). */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
 ): string {
@@ -74,10 +71,7 @@ interface Etags { key: KeyObject, made: LRUCache<string, string> }
 const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
-/**
- * A strong ETag over the revisions of documents and the parameters of the response. It is keyed, so that it reveals
- * nothing about a document.
- */
+/** A strong ETag over the revisions of documents and the parameters of the response. Keyed, to reveal nothing else. */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
 ): string {

@@ -31,8 +31,8 @@ interface Deletion {
 }
 
 /**
- * Returns a runner for the deletion of a level. The transaction locks the organization, because API tokens may end, and
- * then the project (0029). A deletion of more than 1,000 levels is a long operation.
+ * Returns a runner for the deletion of a level. Its transaction locks the organization and then the project (0029). A
+ * deletion of more than 1,000 levels is a long operation.
  */
 export function deletionRunner (
   { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
@@ -53,8 +53,7 @@ export function deletionRunner (
 }
 
 /**
- * Deletes a project, target or environment with everything below it, in the transaction of a `deletionRunner`. Its slug
- * is free at once. Tokens that were restricted to it end.
+ * Deletes a level with everything below it, in the transaction of a `deletionRunner`, and ends tokens restricted to it.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
@@ -69,7 +68,7 @@ export async function deleteLevel (
   await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events, because the caller may be one of the tokens.
   await deleteTokens(db, actor.organization_id, tokens)
-  // More tokens than one batch: the others give no access without the level, and end in the background.
+  // The other tokens give no access without the level, and end in the background.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
@@ -79,10 +78,7 @@ const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, 
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 
-/**
- * Deletes a first batch of the rows that were just marked as removed, in the same transaction: all of them if they are
- * few. The worker deletes the rest.
- */
+/** Deletes a first batch of rows that the transaction has marked as removed. The worker deletes the rest. */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
@@ -105,9 +101,9 @@ interface Removing { kind: number, organization: string }
 interface Place { step: number, at: Removal }
 
 /**
- * Deletes in the background, in batches and round robin: the rows of purged and deleted levels and of deleted
- * organizations, expired responses, expired invitations, and API tokens that expired or ended. API tokens from the work
- * list have a worker of their own, because a person who was invited again may be waiting for their deletion.
+ * Deletes in the background: the rows of purged and deleted levels and of deleted organizations, expired responses and
+ * invitations, and expired or ended API tokens. Those of the work list have a worker of their own, because a person who
+ * was invited again may be waiting for their deletion.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>

@@ -27,11 +27,7 @@ export interface Invitee { id: number, name: string, email: string }
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
-/**
- * Makes the invited person a member, and records the event.
- *
- * @param actorOf the person as the actor in this organization, with this role
- */
+/** Makes the invited person a member. `actorOf` is the person as an actor in this organization, with this role. */
 export async function acceptInvitation (
   db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
 ): Promise<{ role: Role } | Refusal> {
@@ -65,10 +61,7 @@ export async function declineInvitation (
   return true
 }
 
-/**
- * Deletes expired invitations of an organization, 1,000 at most, with an event each. Returns their number. The caller
- * has locked the organization.
- */
+/** Deletes up to 1,000 expired invitations, with an event each; returns their number. The organization is locked. */
 export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
   const events = expired.map(({ id, email }) => eventOf('invitation.expire', id, { email }))
@@ -84,9 +77,9 @@ async function lockInvitationTo (
 }
 
 /**
- * Ends a membership with everything that the person made in the organization; returns the member as before, or
- * undefined when the MAC of the account does not verify. `judge` validates the locked membership and may throw. The
- * last owner who can act stays. When a person leaves, the event is also recorded for the person.
+ * Ends a membership with everything that the person made in the organization; the last owner who can act stays. Returns
+ * the member as before, or undefined when the MAC of the account does not verify. `judge` validates the locked
+ * membership and may throw. When a person leaves, the event is also recorded for the person.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}

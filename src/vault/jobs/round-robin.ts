@@ -2,7 +2,7 @@ import { databaseError } from '../../db/database.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
-/** The result of a step: continue from a place; waiting for a row that another transaction has locked; or finished. */
+/** The result of a step: continue from a place, another transaction has locked a row, or finished. */
 export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
 /** A source of jobs of many organizations, each in steps. */

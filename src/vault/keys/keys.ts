@@ -46,8 +46,8 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
 })
 
 /**
- * A server-managed key, wrapped: the given key string or a new one of 256 bits. The data key is derived once here, so
- * that reads need no derivation. Derivation is slow, so call this before a transaction begins.
+ * A server-managed key, wrapped: the given key string or a new one of 256 bits. The slow derivation of the data key
+ * happens here, before a transaction begins.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,
@@ -107,10 +107,7 @@ export function registerClientKey (
   }
 }
 
-/**
- * Unwraps the data key of a server-managed key. It was derived once and is stored with the key, so no process caches
- * it: after the key material is deleted from the row, no instance can decrypt with it.
- */
+/** Unwraps a data key. No process caches it: after it is deleted from the row, no instance can decrypt with it. */
 export function dataKeyOf (keyring: Keyring, key: KeyId & Pick<KeyRow, 'data_key'>): KeyObject {
   if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))

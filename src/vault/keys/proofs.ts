@@ -32,8 +32,7 @@ export function revealsKey (proof: string | undefined, content: string): boolean
 }
 
 /**
- * Throws `key_proof_reveals_key` (422) if a proof reveals its key, unless the operator allows it. If it is allowed,
- * returns true, and the event of the change records it.
+ * Throws `key_proof_reveals_key` (422) if a proof reveals its key, unless the operator allows it. Returns `reveals`.
  */
 export function refuseRevealing (
   { allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean

@@ -30,9 +30,8 @@ const MAX_PENDING_BYTES = 1024 * 1024
 interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Re-encrypts the next versions of a server-managed project under its active key, in one short transaction. Each
- * version moves exactly once, even with several instances: its row is locked, and afterwards it is not under a former
- * key any more.
+ * Re-encrypts the next versions of a server-managed project, in one short transaction. Each version moves exactly once,
+ * even with several instances: its row is locked, and afterwards not under a former key.
  */
 export async function moveBatch (
   { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
@@ -66,10 +65,7 @@ export async function moveBatch (
   })
 }
 
-/**
- * Ends a re-encryption when only unreadable versions are left. Undefined when other versions are left, or it has
- * already ended.
- */
+/** Ends a re-encryption when only unreadable versions are left. Undefined if it did not end here. */
 export async function endReEncryption (
   { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
 ): Promise<Progress | undefined> {
@@ -86,10 +82,7 @@ export async function endReEncryption (
   })
 }
 
-/**
- * A page of versions that a client has to re-encrypt, oldest first, after `after`, and their total. Versions whose MAC
- * does not verify are left out.
- */
+/** A page of authentic versions that a client has to re-encrypt, oldest first, and the total. */
 export async function listPending (
   { db, keyring }: Vault, organization: Organization, project: KeyState,
   { limit, after }: { limit: number, after: number }
@@ -107,8 +100,7 @@ export async function listPending (
 }
 
 /**
- * Stores versions that a client has re-encrypted under its active key: all or none. A proof of a former key is
- * rejected: it shows that the key was rotated meanwhile.
+ * Stores versions that a client has re-encrypted, all or none. A proof of a former key means that the key was rotated.
  */
 export async function submitVersions (
   { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },

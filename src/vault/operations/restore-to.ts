@@ -36,9 +36,9 @@ interface LockedProject {
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 /**
- * Restores all documents of a project to a moment, in one transaction. A level with other content gets the content of
- * the version as a new version. A level that had no document at that moment loses it, with a snapshot. Unchanged levels
- * get no version. Each level follows the rules of a single restore: retention, missing versions, then the key.
+ * Restores all documents of a project to a moment, in one transaction. A level with other content gets a new version; a
+ * level without a document at that moment loses its document, with a snapshot. Each level follows the rules of a single
+ * restore: retention, missing versions, then the key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -85,8 +85,7 @@ export async function restoreTo (
   }
 }
 
-// Replaces the documents with other content. Returns these levels, and the growth of the stored bytes with the new
-// versions.
+// Replaces the documents with other content. Returns their levels, and the growth of the stored bytes with versions.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))

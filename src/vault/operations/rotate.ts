@@ -24,8 +24,7 @@ import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
-// A batch of documents in memory. It blocks the event loop, so it is limited to one large document or the equivalent in
-// small ones.
+// A batch of documents in memory. It blocks the event loop, so it is one large document or several small ones.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
@@ -134,8 +133,8 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 }
 
 /**
- * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's key
- * or custody is not the one that the caller saw.
+ * Runs a change of a project's key as a long operation, with the canary locked. 409 when the key or its custody is not
+ * the one that the caller saw.
  */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
