@@ -23,16 +23,6 @@ const TIERING_BUDGET = 2_000_000_000
 /** The template that a first start unpacks. The build creates it. */
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
 
-/** The embedded database: one worker for each connection, and never two at once. */
-interface Embedded {
-  /** Starts the worker; returns a stream that postgres.js uses as its socket. */
-  socket (): Promise<Duplex>
-  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
-  patiently<T> (what: string, work: () => Promise<T>): Promise<T>
-  /** Ends the worker and releases the lock of the directory. */
-  close (): Promise<void>
-}
-
 export interface EmbeddedOptions {
   dir: string
   /** False skips fsync, as in most tests. A power failure can then lose data. */
@@ -65,11 +55,11 @@ interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: strin
 /** The disk became full during long work. */
 export class DiskFull extends Error {}
 
-/** Opens the embedded database in a directory, which stays locked until `close`. */
+/** Opens the embedded database in a directory, which stays locked until `close`. Never runs two workers at once. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
   onMessage = async () => { throw new Error('this process accepts no messages') }
-}: EmbeddedOptions): Promise<Embedded> {
+}: EmbeddedOptions) {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
   // Incremented by every file operation.
@@ -92,6 +82,7 @@ export async function openEmbedded ({
   })
   const noRoom = () => `There is no room left in ${path.resolve(dir)}`
 
+  /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   async function socket () {
     // Two workers on the same files would corrupt them: wait until the previous one has ended.
     await ended
@@ -128,6 +119,7 @@ export async function openEmbedded ({
     }
   }
 
+  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
   async function patiently<T> (what: string, work: () => Promise<T>) {
     const done = watchdog.patiently(what)
     const one = worker
