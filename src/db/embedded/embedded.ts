@@ -150,17 +150,12 @@ export async function openEmbedded ({
     whileWanted.addEventListener('abort', cancel)
     // The client disconnects after its copy, too: the listener would then cancel the next copy.
     const done = () => whileWanted.removeEventListener('abort', cancel)
-    await patiently('is copied', () => new Promise<void>((resolve, reject) => {
-      const ended = () => reject(new Error('its worker thread has ended'))
-      one.once('exit', ended)
-      one.on('message', function look ({ copied }: Answer) {
-        if (copied === undefined) return
-        one.off('message', look).off('exit', ended)
-        if (copied === '') resolve()
-        else reject(new Error(copied))
-      })
+    await patiently('is copied', async () => {
+      const response = heard(one, 'copied')
       one.postMessage({ copy: to })
-    })).finally(done)
+      const { copied } = await response
+      if (copied !== '') throw new Error(copied)
+    }).finally(done)
   }
 
   async function close () {
@@ -234,17 +229,20 @@ async function shut (worker: Worker) {
   await worker.terminate()
 }
 
-function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void) {
-  return new Promise<void>((resolve, reject) => {
-    const done = (error?: Error) => {
-      worker.off('message', message).off('error', done).off('exit', exit)
-      if (error) reject(error)
-      else resolve()
+// Resolves with the message that has this word, or when the thread ends (`exit`).
+function heard (
+  worker: Worker, word: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
+) {
+  return new Promise<Answer>((resolve, reject) => {
+    const settle = (answer: Answer | Error) => {
+      worker.off('message', message).off('error', settle).off('exit', exit)
+      if (answer instanceof Error) reject(answer)
+      else resolve(answer)
     }
-    const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
-    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its worker thread has ended'))
-    giveUp(reason => done(new Error(reason)))
-    worker.on('message', message).on('error', done).on('exit', exit)
+    const message = (answer: Answer) => { if (word !== 'exit' && answer[word] !== undefined) settle(answer) }
+    const exit = (code: number) => settle(word === 'exit' && code === 0 ? {} : new Error('its worker thread has ended'))
+    giveUp(reason => settle(new Error(reason)))
+    worker.on('message', message).on('error', settle).on('exit', exit)
   })
 }
 

@@ -31,7 +31,7 @@ const declare = <T extends PgTable, F extends Name<T>>(
 
 const SHOWN = 'Only shown'
 const CREATED = { created_at: SHOWN }
-const DESCRIBED = { name: SHOWN, description: SHOWN, updated_at: SHOWN }
+const DESCRIBED = { name: SHOWN, description: SHOWN, created_at: SHOWN, updated_at: SHOWN }
 const BEGAN = 'Whether the level exists at a moment that is read or restored (`at`)'
 const PAST = 'Which version a read or restore of a moment uses; each version is sealed for its level'
 const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends earlier`
@@ -50,7 +50,7 @@ export const AUTHENTICATED = {
   personal_events: declare(personal_events, ['id'], [
     'id', 'user_id', 'occurred_at', 'action', 'actor_type', 'ip', 'user_agent', 'details'
   ], {}),
-  teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'], { ...CREATED, ...DESCRIBED }),
+  teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'], DESCRIBED),
   team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'], [
     'organization_id', 'team_id', 'user_id'
   ], CREATED),
@@ -60,19 +60,19 @@ export const AUTHENTICATED = {
   sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], CREATED),
   password_links: declare(password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], CREATED),
   second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
-    ...CREATED,
-    secret: 'Wrapped by the master key for this account and second factor: another value does not open'
+    secret: 'Wrapped by the master key for this account and second factor: another value does not open',
+    ...CREATED
   }),
   recovery_codes: declare(recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], CREATED),
   sign_in_steps: declare(sign_in_steps, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], {
-    ...CREATED,
     wrong_codes:
-      'Set back, an attacker with the password may try more codes in one sign-in; codes also count by account'
+      'Set back, an attacker with the password may try more codes in one sign-in; codes also count by account',
+    ...CREATED
   }),
   api_tokens: declare(api_tokens, ['organization_id', 'id'], [
     'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
     'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
-  ], { ...CREATED, last_used_at: SHOWN, updated_at: SHOWN }),
+  ], { last_used_at: SHOWN, ...CREATED, updated_at: SHOWN }),
   former_token_hashes: declare(former_token_hashes, ['organization_id', 'token_id'], [
     'organization_id', 'token_id', 'token_hash', 'expires_at'
   ], {}),
@@ -97,7 +97,7 @@ export const AUTHENTICATED = {
     'id', 'organization_id', 'slug', 'secret_format', 'encryption_type', 'history_policy', 'key_version'
   ], { ...DESCRIBED, created_at: BEGAN }),
   targets: declare(targets, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'slug'], {
-    ...DESCRIBED, created_at: BEGAN, environment_count: lengthOf('environments'), secret_count: SHOWN
+    environment_count: lengthOf('environments'), secret_count: SHOWN, ...DESCRIBED, created_at: BEGAN
   }),
   environments: declare(environments, ['organization_id', 'id'], [
     'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
