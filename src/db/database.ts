@@ -29,7 +29,6 @@ export { prepared, preparedSql, withMoments, type Raw, type Value } from './post
 export { TlsError, tlsOf } from './postgres/tls.ts'
 export { transaction, type Answering, type Asking } from './changes/transaction.ts'
 
-/** An open database. */
 export interface Database {
   /** For writes, transactions and slow statements. */
   db: Db
@@ -48,7 +47,6 @@ export interface Database {
   kind: 'postgres' | 'embedded'
   /** The location for the operator: hosts and database name, or a directory. Contains no credentials or parameters. */
   where: string
-  /** Usage and queue of each handle. */
   pools: Readonly<Record<string, Pool>>
   /** Gives all handles the authority that makes and verifies MACs of rows. */
   authenticate (authority: RowAuthority): void
@@ -115,8 +113,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...more,
     connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  // Each pool gets a quarter of the connections, three at most. With two connections, lists share the connection of the
-  // writes.
+  // A quarter of the connections for each pool, three at most. With two, lists share the connection of the writes.
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const paged = some > 1
@@ -255,8 +252,7 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // While a long transaction uses the only connection, the ping would wait for it. Long transactions end within a
-  // minute.
+  // The ping would wait for the long transaction, a minute at most, that uses the only connection.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

@@ -8,7 +8,6 @@ import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
 import type { Db } from './postgres/handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
-/** The advisory lock of a migration. */
 const SCHEMA_LOCK = 0x57_52_4f_4e
 
 // Drizzle's journal of applied migrations.
@@ -18,8 +17,7 @@ const JOURNAL = [
     id serial PRIMARY KEY, hash text NOT NULL, created_at bigint)`
 ]
 
-// Milliseconds. Statements of instances that serve queue behind a migration that waits for a table lock, and give up
-// after 1.2 s (`SESSION`). So the migration gives up earlier, and retries.
+// Milliseconds. Statements of running instances queue behind this wait, and give up after 1.2 s (`SESSION`).
 const TABLE_LOCK_TIMEOUT_MS = 500
 const RETRY_MS = 500
 // A dump or a forgotten session may hold a table lock for hours.
@@ -154,8 +152,7 @@ const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Looks for a table of the service before it reads the journal, because a concurrent start writes both in one
-// transaction.
+// Looks for a table before it reads the journal, because a concurrent start writes both in one transaction.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)

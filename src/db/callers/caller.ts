@@ -3,7 +3,6 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
-/** A role in a project through a team. */
 export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
 /**
@@ -14,7 +13,6 @@ export interface RoleThroughTeam { team_id: string, project_id: string, role: Ro
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
 
-/** A caller, and the organization that the request changes. */
 export type CallerIn = Caller & { organization_id: string }
 
 /** The caller was revoked, expired or lost its role before the commit. Nothing was changed. */

@@ -26,11 +26,8 @@ export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 /** The locked counter row of an organization. A change alters this object, and `appendEvents` writes it back. */
 export interface Counter {
   readonly organization_id: string
-  /** The id of the next version. */
   next_version: number
-  /** The bytes that the organization stores. */
   stored_bytes: number
-  /** Where the chain of events ends. */
   head: Head
   /** Whether the organization was deleted. */
   readonly is_closed: boolean

@@ -5,7 +5,6 @@ import { atWaitTime, waitNow } from '../postgres/wait-clock.ts'
 // Limits of the changes that wait in this process: of one organization, and of all.
 const MAX_OF_ORGANIZATION = { entries: 1_000, bytes: 64 * 1024 * 1024 }
 const MAX_WAITING = { entries: 10_000, bytes: 256 * 1024 * 1024 }
-// Limits of one transaction.
 const MAX_BATCH = { entries: 100, bytes: 512 * 1024 }
 
 /** A change that waits for a transaction. */

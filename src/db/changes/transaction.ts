@@ -28,7 +28,6 @@ export interface Answering {
 
 /** The purpose of a transaction. An `Actor` implements it. */
 export interface Asking {
-  /** The organization that the transaction changes. */
   organization_id?: string | undefined
   /** The credential of the request, which must be valid when the change commits. */
   caller?: Caller | null | undefined

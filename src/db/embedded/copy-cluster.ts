@@ -5,7 +5,6 @@ import path from 'node:path'
 const SPARE = 64 * 1024 * 1024
 const BLOCK = 4096
 
-/** Progress, cancellation and free space of a copy. */
 export interface Copying {
   onProgress: () => void
   /** Whether the client that requested the copy has disconnected. */

@@ -35,7 +35,6 @@ export interface EmbeddedOptions {
   onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
-/** The `workerData` of the threads. */
 export interface WorkerInput {
   dir: string
   template: string
@@ -46,7 +45,6 @@ export interface WorkerInput {
   cancelled: Int32Array<SharedArrayBuffer>
 }
 
-/** The compiled PostgreSQL module. */
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
 declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
@@ -176,7 +174,6 @@ export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clus
 
 let program: Promise<Program> | undefined
 
-// Compiled once per process.
 function compiled () {
   setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
   program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes =>

@@ -2,7 +2,6 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-/** The directory is in use by a running process. */
 export class DirectoryLocked extends Error {}
 
 /**

@@ -5,9 +5,7 @@ import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
 
-/** Maximum queries in one statement. */
 const MAX_BATCH = 100
-/** Maximum queries in the queue of one loader. */
 const MAX_QUEUE = 10_000
 interface Queued<Q, A> {
   query: Q
@@ -25,7 +23,6 @@ interface Pending<Q, A> {
   isScheduled: boolean
 }
 
-/** How to load several queries at once. */
 export interface LookUp<Q, R, A> {
   /** The key of a query. Queries with equal keys share one result. */
   keyOf: (query: Q) => string

@@ -57,11 +57,9 @@ export interface Pool {
   refused: number
 }
 
-/** An unused pool. */
 export const createPool = (slots: number, maxWaiting = MAX_WAITING): Pool =>
   ({ slots, maxWaiting, free: slots, waiting: [], timeouts: 0, refused: 0 })
 
-/** Limits and options of a client. */
 export interface Bounds {
   pool: Pool
   /** Called with every error of a statement. */
@@ -97,8 +95,7 @@ export function guard (
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
     const result = await within(until, work, () => {
-      // A null state means that the query was not sent yet. A sent query is ended by statement_timeout or
-      // silence_timeout.
+      // Null: the query was not sent yet. A sent query is ended by statement_timeout or silence_timeout.
       if ((query as { state?: unknown }).state === null) query.cancel()
     }).finally(end)
     tell('after', call[0], prepare)
@@ -111,8 +108,7 @@ export function guard (
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))
-    // From here on the long transaction has the only connection. Its deadline counts real time, without the wait for
-    // the previous long transaction.
+    // The deadline counts real time from here on, without the wait for the previous long transaction.
     const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
@@ -181,8 +177,7 @@ function pending (run: Run) {
   }
 }
 
-// Waits for a free slot of a pool; returns a function that frees the slot. Throws DatabaseUnavailable when the queue is
-// full, or when no slot becomes free within `patience` milliseconds.
+// Waits for a free slot; returns a function that frees it. Throws when the queue is full, or after `patience` ms.
 async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
   const leave = () => {

@@ -176,7 +176,6 @@ type RowOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['$
 type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
   FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
 
-/** The values of an authenticated row. */
 export type AuthenticatedRow<N extends AuthenticatedTable> = Pick<RowOf<N>, Extract<FieldsOf<N>, keyof RowOf<N>>>
 
 export function authenticatedColumns<N extends AuthenticatedTable> (

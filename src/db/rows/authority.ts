@@ -8,7 +8,6 @@ import type { Db } from '../postgres/handle.ts'
 export interface RowAuthority {
   /** Identifies the keys of rows and events in canaries. */
   readonly fingerprint: Buffer
-  /** The chains of events. */
   readonly chain: EventChain
   mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
@@ -16,7 +15,6 @@ export interface RowAuthority {
   hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
   /** Reports a row whose MAC did not verify, and its organization or user. Runs in the background and never throws. */
   report (violation: Violation): void
-  /** The number of reports. */
   reports (): number
   /** Sets the log for reports, which are recorded in the audit as well. */
   logTo (log: ViolationLog): void

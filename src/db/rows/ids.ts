@@ -1,5 +1,4 @@
-// 41 bits of milliseconds last until 2095. With 12 more bits, which separate instances, an id is a safe integer in
-// JavaScript. Ids are not secret.
+// 41 bits of milliseconds last until 2095; 12 more bits separate instances. So an id is a safe integer.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12
 

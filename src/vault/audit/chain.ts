@@ -25,8 +25,7 @@ export const FIRST_CHAIN_KEY = 'events'
 /** A column that the MAC of an event covers. */
 export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
 
-// Every column except the MAC. The order is part of the MAC. A new order needs a new chain key; the key id of an event
-// then says which order applies.
+// The order is part of the MAC: a new order needs a new chain key, whose id in an event then says which order applies.
 const CHAINED = {
   organization_id: true,
   seq: true,

@@ -23,7 +23,6 @@ import { makeKey, unlessTampered } from '../keys/keys.ts'
 
 const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
-/** The name of the row key among the service keys. */
 const ROWS = 'rows'
 
 const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
@@ -181,8 +180,7 @@ function describe ({ table, row, about }: Violation) {
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Recorded in the organization of the row, or in all organizations of its user; a row without either is only logged. A
-// failure in one organization does not affect the others.
+// Recorded in the organization of the row, or in all of its user; a row without either is only logged.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

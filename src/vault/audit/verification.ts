@@ -3,8 +3,7 @@ import { HAND_OVER, type Head } from '../../db/events.ts'
 import type { ChainRow } from '../../repositories/audit/chains.ts'
 import { eventMac, handOverProof } from './chain.ts'
 
-// Verifies chains of events from the database or from an export file. Only MACs and separately archived anchors are
-// trusted.
+// Verifies chains from the database or from an export file, which may be forged: trusts only MACs and archived anchors.
 
 /** A chain to verify, before its events. */
 interface Chain extends Head {
@@ -85,7 +84,6 @@ export class ChainVerifier {
   readonly #chain: Chain
   readonly #keys: ChainKeys
   readonly #anchors: Anchors
-  // The index of the current key.
   #at = 0
   #previous: Buffer | null
   #last: number

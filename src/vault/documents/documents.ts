@@ -26,7 +26,6 @@ export function openCurrent (
   return openAtRest(storageKey, secret.sealed, currentContext(context, revision)).toString('utf8')
 }
 
-/** The blob of a version. */
 export function openVersion (storageKey: KeyObject, organizationId: string, {
   version, secret, sealed
 }: Pick<FullVersion, 'sealed'> & {

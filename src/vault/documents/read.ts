@@ -16,7 +16,6 @@ import { dataKeyOf } from '../keys/keys.ts'
 
 type StoredSecret = SecretRow & { sealed: Buffer }
 
-/** The parameters of a read of a level. */
 export interface Reading {
   action: string
   decrypt: boolean

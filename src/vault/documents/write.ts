@@ -87,8 +87,7 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
     queueOf(db).join({ ...request, until: endOfWait(waited), commit, run: writeTogether, resolve, reject } as Queued)
   })
 
-// Milliseconds that a transaction has at least, however long its requests have waited: longer than `lock_timeout`, so
-// that a locked counter is reported as one.
+// Milliseconds that a transaction has at least: longer than `lock_timeout`, so that a locked counter is reported.
 const MIN_TIMEOUT_MS = 1_500
 
 async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
@@ -181,7 +180,6 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
   return outcomes
 }
 
-// The versions that writes restore.
 async function versionsOf (db: Db, writes: readonly WriteRequest[]) {
   const restores = writes.flatMap((write) => 'version' in write.target ? [{ write, id: write.target.version }] : [])
   const found = restores.length === 0

@@ -74,7 +74,6 @@ export async function deleteLevel (
 
 const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
 
-// Events of tokens that end with a level.
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 

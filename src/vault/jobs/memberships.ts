@@ -12,10 +12,8 @@ import { createMember } from '../../repositories/people/users.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 
-// Joining and leaving an organization. Each function runs in the caller's transaction, and locks the organization
-// before the account (decision 0029).
+// Each function runs in the caller's transaction, and locks the organization before the account (0029).
 
-/** The person who accepts or declines an invitation. */
 export interface Invitee { id: number, name: string, email: string }
 
 /**

@@ -84,8 +84,7 @@ async function openOrganization (
   }
 }
 
-// Content under a client-managed key is not decrypted. A missing data key means that the key was handed over to the
-// client.
+// A missing data key was handed over to the client, whose content is not decrypted.
 const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
 
 function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {

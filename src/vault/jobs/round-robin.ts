@@ -26,8 +26,7 @@ export interface JobSource<Job, Place> {
 const PAGE = 100
 // Shorter than the interval of the background, so that each run retries.
 const RETRY_DELAY_MS = 20_000
-// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`
-// while others continue.
+// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`.
 const PAUSE_MS = { first: 10, last: 1_000 }
 // Maximum jobs whose state is kept. Others start from the beginning, where finished work is skipped.
 const MAX_TRACKED_JOBS = 1_000

@@ -14,7 +14,6 @@ import { fail } from '../../rules/errors.ts'
 /** Levels below a project or target beyond which its deletion is a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
 
-/** Too many long operations of one organization are queued. */
 class LongOperationOverloaded extends WorkOverloaded {
   override readonly name = 'LongOperationOverloaded'
 }
