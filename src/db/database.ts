@@ -40,9 +40,7 @@ export interface Database {
   pages: Db
   /** For background jobs; each statement is planned for its parameter values. */
   background: Db
-  /**
-   * For transactions that grow with a project: one or two at a time, each for a minute at most, with short statements.
-   */
+  /** For transactions that grow with a project: one or two at a time, each for a minute at most. */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
   /** The location for the operator: hosts and database name, or a directory. Contains no credentials or parameters. */

@@ -174,9 +174,7 @@ export async function lockSchema (db: Db): Promise<void> {
 export const canMakeSchema = (hashes: readonly string[], known = readKnown()): boolean =>
   hashes.length > 0 && hashes.every((hash, i) => known[i]?.hash === hash)
 
-/**
- * Applies these migrations to an empty database, in the caller's transaction. False if this build does not know them.
- */
+/** Makes the schema of these migrations in an empty database. False if this build does not know them. */
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readKnown()
   if (!canMakeSchema(hashes, known)) return false

@@ -133,10 +133,7 @@ export async function lockTokensOfMember (db: Db, organizationId: string, userId
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
-/**
- * Deletes the locked tokens. The others are invalid, and deleted in the background: a new membership does not revive
- * them (`endTokensOfBefore`).
- */
+/** Deletes the locked tokens, and the others in the background; they stay invalid (`endTokensOfBefore`). */
 export async function deleteTokensOfMember (
   db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {
@@ -147,9 +144,7 @@ export async function deleteTokensOfMember (
 const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
   ({ organization_id, ended: 'member', ended_id: user_id })
 
-/**
- * Ends API tokens of an earlier membership. False when they are too many for one statement: the person cannot join yet.
- */
+/** Ends API tokens of an earlier membership. False when one statement cannot: the person cannot join yet. */
 export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
   const locked = await lockTokensOfMember(db, organization_id, user_id)
   await deleteTokensOfMember(db, organization_id, user_id, locked)

@@ -14,10 +14,7 @@ export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 /** Organizations that a person is in, and owns. A deleted organization counts as owned while its slug is reserved. */
 export interface Memberships { joined: number, owned: number }
 
-/**
- * Locks an account and counts its memberships, before any change that makes the person a member or an owner: so two
- * transactions cannot both take the last place.
- */
+/** Locks an account before it gets a membership, so that two transactions cannot both take the last place. */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
   const [row] = await db.select({
@@ -63,10 +60,7 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   CROSS JOIN ${lookUp('tp', team_projects,
     sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
 
-/**
- * An expression for a member's distinct roles in all projects through teams, as JSON; null without roles. It reads at
- * most one row for each role and team, and checks no MAC.
- */
+/** A member's distinct roles in all projects through teams, as JSON; null without roles. Checks no MAC. */
 export const rolesInTeams = (member: SQL): SQL => sql`(
   SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (

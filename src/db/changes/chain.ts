@@ -147,9 +147,7 @@ const append = preparedSql<object, { counters: string, events: string }>('append
   )
   ${insertEvents($('events'))}`)
 
-/**
- * Records events, and writes the locked counters of their organizations back. Sends the statement before it returns.
- */
+/** Records events and saves the locked counters of their organizations. Sends the statement before it returns. */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {

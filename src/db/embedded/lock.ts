@@ -53,10 +53,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   }
 }
 
-/**
- * Opens a directory for Unix sockets in it. Socket paths are limited to about 100 bytes: on Linux, `base` is a short
- * path through the open directory.
- */
+/** Opens a directory. On Linux `base` is a short path to it: paths of Unix sockets are limited to about 100 bytes. */
 export function openDirectory (dir: string): { base: string, close: () => void } {
   const handle = fs.openSync(dir, 'r')
   let isOpen = true

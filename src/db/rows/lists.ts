@@ -37,8 +37,5 @@ export const rowsOf = (organizationId: string, rows: readonly object[], columns:
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
 
-/**
- * Whether a key column has one of the values of a subquery. A join or IN becomes a merge join, which reads every row of
- * the table up to the last value.
- */
+/** Whether a key column has one of the values. A join or IN would read every row up to the last value (merge join). */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

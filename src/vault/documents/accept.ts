@@ -30,10 +30,7 @@ export function acceptContent (
 /** A project with its active key, from the state of a level. */
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
-/**
- * The content that a restore stores (S-5.8): that of the version, or the client's new content, validated as for a
- * write.
- */
+/** The content that a restore stores (S-5.8): that of the version, or new content, validated as for a write. */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
     content?: string | undefined

@@ -52,9 +52,7 @@ export function deletionRunner (
   }
 }
 
-/**
- * Deletes a level with everything below it, in the transaction of a `deletionRunner`, and ends tokens restricted to it.
- */
+/** Deletes a level with everything below it in a `deletionRunner`, and ends tokens restricted to it. */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
   deleteRow: (gone: { documents: number }) => Promise<void>

@@ -23,10 +23,7 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
   return secret
 }
 
-/**
- * Completes the setup; returns the recovery codes. Undefined for a wrong code, without a setup, or with an active
- * factor.
- */
+/** Completes the setup; returns the recovery codes. Undefined without a setup, or when the code is wrong. */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {

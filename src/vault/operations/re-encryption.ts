@@ -99,9 +99,7 @@ export async function listPending (
   return { versions, unreadable: found.length - versions.length, remaining }
 }
 
-/**
- * Stores versions that a client has re-encrypted, all or none. A proof of a former key means that the key was rotated.
- */
+/** Stores re-encrypted versions of a client, all or none. A proof of a former key means that the key was rotated. */
 export async function submitVersions (
   { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },
   organization: Organization, actor: Actor, projectId: string,

@@ -132,10 +132,7 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
   }
 }
 
-/**
- * Runs a change of a project's key as a long operation, with the canary locked. 409 when the key or its custody is not
- * the one that the caller saw.
- */
+/** Runs a change of a key as a long operation. 409 when the key or its custody is not as the caller saw it. */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
