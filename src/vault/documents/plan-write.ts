@@ -28,19 +28,13 @@ export interface Planned extends SecretWrite, Written {
   growth: number
 }
 
-/**
- * The level with the document from an earlier write of the same transaction. A level to write contains only its own
- * document.
- */
+/** The level with its document from an earlier write of the transaction. A level to write has only its own document. */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
-/**
- * Seals a write with its version id and revision. The counter has the plan, and the next version id and the stored bytes
- * including the writes before this one. Throws `plan_limit_reached`.
- */
+/** Seals a write. The counter includes the writes before this one. Throws `plan_limit_reached`. */
 export function planOf (
   { actor, storageKey }: { actor: Planned['actor'], storageKey: KeyObject }, state: LevelState,
   { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan'>
