@@ -27,8 +27,9 @@ const MEMORY_NEEDED = 4 * 2 ** 30
 const FOLDERS = ['both', 'either', 'own', 'server', 'last', 'faults', 'faults/alone']
 // `tsc` leaves the output of deleted and moved files in dist, so the sources say which files there are.
 const all = readdirSync('test', { recursive: true }).filter((name) => name.endsWith('.test.ts')).sort().map(fileOf)
-const files = all.filter(({ id, folder, duration }) => folder.startsWith('faults') === faults &&
-  !(quick && duration > 0) && (words.length === 0 || words.some((word) => id.includes(word))))
+const isQuick = ({ folder, duration }) => ['both', 'own'].includes(folder) && duration === 0
+const isChosen = (file) => words.length > 0 ? words.some((word) => file.id.includes(word)) : !quick || isQuick(file)
+const files = all.filter((file) => file.folder.startsWith('faults') === faults && isChosen(file))
 
 const inMemory = hasMemory() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
 if (inMemory !== undefined) {

@@ -1,3 +1,4 @@
+// duration: 20 s
 import type { TSchema } from '@sinclair/typebox'
 import { getTableColumns, is } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'

@@ -1,3 +1,4 @@
+// duration: 17 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Argon2id } from 'oslo/password'

@@ -1,3 +1,4 @@
+// duration: 16 s
 import { createHash } from 'node:crypto'
 import { crc32 } from 'node:zlib'
 import t from 'tap'

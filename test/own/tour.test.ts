@@ -1,3 +1,4 @@
+// duration: 15 s
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'

@@ -3,7 +3,7 @@ import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { generateMasterKey } from '../../../src/crypto/keyring.ts'
 import { cycles, report, type Outcome } from '../../helpers/faults.ts'
-import { killAgainAndAgain, type Kills } from '../../helpers/kills.ts'
+import { killAgainAndAgain, type Kills } from '../../helpers/crash.ts'
 import { hasPostgres, startPostgres } from '../../helpers/postgres.ts'
 import { cli, scratchDirectory } from '../../helpers/process.ts'
 

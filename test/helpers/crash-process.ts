@@ -1,8 +1,20 @@
+// An operation that ends at one of its points. `runUntilKilled` of crash.ts starts this file as a program: it gets a
+// `Command` on its standard input and the configuration of the service in its environment, prints every point that it
+// reaches, and kills itself with SIGKILL at one of them.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { readFileSync, writeSync } from 'node:fs'
 import type { FastifyInstance, InjectOptions } from 'fastify'
-import type { Opened } from '../../src/commands/common/open.ts'
+import { open, type Opened } from '../../src/commands/common/open.ts'
 import { rewrap } from '../../src/commands/keys/rewrap.ts'
+import { loadConfig } from '../../src/config.ts'
 import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
+import { QUICK } from './costs.ts'
+
+export interface Command {
+  work: Work
+  /** The number of the point at which the process kills itself, from 1. */
+  at: number
+}
 
 /** A request, the history worker until it has nothing left to do, or the command `rewrap`. */
 export type Work = { request: InjectOptions } | { run: 'worker' | 'rewrap' }
@@ -36,28 +48,6 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
   return () => { unsubscribe('strongroom:statement', look) }
 }
 
-/**
- * Does the work, calls `cut` at its nth point (from 1), and comes back when it has ended one way or another, with the
- * points that it reached.
- */
-export async function cutAt (
-  n: number | undefined, cut: () => void, work: Work, doIt: () => Promise<void>
-): Promise<string[]> {
-  const points: string[] = []
-  const end = watchPoints(work, (name, at) => {
-    if (points.push(name) === n) at(cut)
-  })
-  try {
-    await doIt()
-    if (n !== undefined && points.length < n) throw new Error(`there is no point ${n}`)
-  } catch (error) {
-    if (n === undefined || points.length < n) throw error
-  } finally {
-    end()
-  }
-  return points
-}
-
 /** Does the work to its end; throws when it does not come to it. */
 export async function perform (work: Work, opened: Opened, app: () => Promise<FastifyInstance>): Promise<void> {
   if ('request' in work) {
@@ -87,4 +77,20 @@ function nameOf (text: string): string {
   if (verb !== undefined) return `${verb.toUpperCase()} ${table}`
   const [, from] = /\bfrom "?(\w+)/i.exec(text) ?? []
   return `SELECT ${from ?? ''}${/ for (update|share|key share|no key update)/i.exec(text)?.[0].toUpperCase() ?? ''}`
+}
+
+if (process.argv[1] === import.meta.filename) await runAndKill(JSON.parse(readFileSync(0, 'utf8')))
+
+async function runAndKill ({ work, at }: Command) {
+  const config = loadConfig(process.env)
+  const opened = await open(config)
+  let points = 0
+  watchPoints(work, (name, then) => {
+    // Written synchronously: nothing that is still in a buffer survives.
+    writeSync(1, `${name}\n`)
+    if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
+  })
+  // Loading the service takes as long as everything else, and some work does not need it.
+  await perform(work, opened, async () =>
+    (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))
 }

@@ -1,13 +1,17 @@
 import { randomBytes } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
 import type { Test } from 'tap'
+import { watchPoints, type Command, type Work } from './crash-process.ts'
 import { lostAtRest, recovers, watched, type AtRest, type Outcome, type Watched } from './faults.ts'
-import { startServer, type Server } from './process.ts'
+import { run, startServer, type Ended, type Server } from './process.ts'
 import { makeLevels, mix, patient, random, store, type Level, type Send } from './traffic.ts'
 
-// The server process itself is killed with SIGKILL while it writes, again and again on the same database. Whatever it
-// had acknowledged has to be there; a request that was never answered may have taken effect or not.
+// Two harnesses for crashes. `killAgainAndAgain` kills a server with SIGKILL while clients write, and expects that
+// every acknowledged write is there after it; a request without a response may have taken effect or not. `cutAt` and
+// `runUntilKilled` end one operation at one of its points: before a statement, or before, during or after a commit.
 
+const PROCESS = fileURLToPath(new URL('crash-process.js', import.meta.url))
 const PROOF = randomBytes(32).toString('base64')
 const CUSTODY = {
   storage_mode: 'client', key_check: PROOF, key_check_salt: randomBytes(16).toString('base64'), key_check_iterations: 600_000
@@ -153,3 +157,29 @@ function sealing (send: Send): Send {
     return send(method, path, { ...rest, content, key_proof: PROOF }, headers)
   }
 }
+
+/**
+ * Does the work and calls `cut` at its nth point (from 1). Returns the points that it reached, also when the work
+ * failed after the cut.
+ */
+export async function cutAt (
+  n: number | undefined, cut: () => void, work: Work, doIt: () => Promise<void>
+): Promise<string[]> {
+  const points: string[] = []
+  const end = watchPoints(work, (name, at) => {
+    if (points.push(name) === n) at(cut)
+  })
+  try {
+    await doIt()
+    if (n !== undefined && points.length < n) throw new Error(`there is no point ${n}`)
+  } catch (error) {
+    if (n === undefined || points.length < n) throw error
+  } finally {
+    end()
+  }
+  return points
+}
+
+/** Does the work in a process of its own, which kills itself at the given point (from 1); it prints its points. */
+export const runUntilKilled = (env: Record<string, string>, command: Command): Promise<Ended> =>
+  run(process.execPath, [PROCESS], env, JSON.stringify(command))

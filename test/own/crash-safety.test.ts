@@ -1,8 +1,7 @@
-// duration: 55 s
+// duration: 104 s
 import { cpSync, mkdirSync, rmSync } from 'node:fs'
 import type { KeyObject } from 'node:crypto'
 import { join } from 'node:path'
-import { fileURLToPath } from 'node:url'
 import { isDeepStrictEqual } from 'node:util'
 import type { FastifyInstance } from 'fastify'
 import { sql } from 'drizzle-orm'
@@ -27,25 +26,28 @@ import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
 import { makeOrganization, makeToken } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'
-import type { Command } from '../helpers/killed.ts'
+import { cutAt, killAgainAndAgain, runUntilKilled, type Kills } from '../helpers/crash.ts'
+import { perform as performWork, type Work } from '../helpers/crash-process.ts'
 import { LONG } from '../helpers/long.ts'
-import { cutAt, perform as performWork, type Work } from '../helpers/points.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
-import { run, scratchDirectory } from '../helpers/process.ts'
+import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { openWay, type Way } from '../helpers/way.ts'
 
-// An operation is cut off at one point, and then at the next, on the same database, of which a copy is made whenever it
-// has changed: its connections are severed, or the process that does it is killed. Afterwards the database has to be
-// what it was, to the last byte, or what the whole operation makes of it: every row that it should have changed, and no
-// other. Then it is done again.
+// Two proofs. Servers are killed while clients write: every acknowledged write is there after it, however long the
+// start takes (test/faults/alone/kills does this by the hundred, at moments of a clock).
+//
+// And a change of keys is cut off at one point, and then at the next, on the same database, of which a copy is made
+// whenever it has changed: its connections are severed, or its process is killed. Afterwards the database is what it
+// was, to the last byte, or what the whole operation makes of it: every row that it changes, and no other. Then the
+// operation is done again.
 //
 // For PostgreSQL a severed connection and a killed client are the same thing, and cost a second less: processes are
 // killed on the embedded database, once in each operation, and at more points in the long form of this test.
 
 t.setTimeout(LONG ? 2_160_000 : 540_000)
 
-const KILLED = fileURLToPath(new URL('../helpers/killed.js', import.meta.url))
+const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 10, embedded: 2 }
 const MOVING = 30
 const BATCH = 25
 
@@ -690,7 +692,8 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     const { env, connect } = made
     const way = await wayTo?.(made)
     if (way === undefined) {
-      const { code, stdout, stderr } = await start(operation, env, index + 1)
+      const command = { work: operation.work, at: index + 1 }
+      const { code, stdout, stderr } = await runUntilKilled({ ...operation.env, ...env }, command)
       t.same(
         { code, stderr, points: stdout.trim().split('\n').slice(0, index + 1) },
         { code: null, stderr: '', points: points.slice(0, index + 1) }, `${name}: killed`
@@ -741,9 +744,6 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     return false
   }
 }
-
-const start = ({ env, work }: Operation, where: Env, at: number) =>
-  run(process.execPath, [KILLED], { ...env, ...where }, JSON.stringify({ work, at } satisfies Command))
 
 t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off at statements and around every commit on PostgreSQL, a change of keys is whole or has not begun', {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
@@ -806,4 +806,30 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: killed at some points on the embedded da
     const last = points.lastIndexOf('before commit')
     return LONG ? [Math.floor(last / 2), last + 1, last + 2] : [last + 1]
   })
+})
+
+async function loseNothing (t: Test, kills: Pick<Kills, 'kills' | 'env' | 'database'>) {
+  const { outside, exits } = await killAgainAndAgain(t, {
+    clients: 4,
+    organizations: 1,
+    seed: 42,
+    command,
+    moment: (next) => ({ answers: 3 + Math.floor(next() * 25) }),
+    ...kills
+  })
+  t.same({ outside, exits }, { outside: [], exits: 0 })
+}
+
+t.test(`RL-01 RL-02 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.embedded}) in the middle of writes on the embedded database lose nothing`, async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  await loseNothing(t, { kills: KILLS.embedded, env: { DATA_DIR: dir }, database: { dir: join(dir, 'postgres') } })
+})
+
+t.test(`RL-01 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, {
+  skip: !hasPostgres() && 'PostgreSQL is not installed'
+}, async (t) => {
+  const postgres = await startPostgres()
+  t.teardown(postgres.close)
+  const env = { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text }
+  await loseNothing(t, { kills: KILLS.postgres, env, database: postgres })
 })
