@@ -636,6 +636,8 @@ const mine = await credentialsOf(rosa, 'web')
 const theirs = await credentialsOf(mallory, 'evil')
 // A code is one for a minute; these are for as long as the tests take.
 await test.write("UPDATE oauth_codes SET expires_at = now() + interval '1 hour'")
+// The account page shows, to the minute, when a session was last used. A visit does not change a later time.
+await test.write("UPDATE sessions SET seen_at = now() + interval '1 hour'")
 const [narrow, theirToken] = [
   await test.token(o, ['project:read'], { expires_at: new Date(Date.now() + 3_600_000) }),
   await test.token(foreign, ['*'])

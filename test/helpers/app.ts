@@ -218,7 +218,10 @@ export async function freshDatabase (
   }
   const name = `t_${ulid().toLowerCase()}`
   const admin = postgres(server, { max: 1, onnotice: () => {} })
-  await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${await migratedTemplate(server, admin)}`)
+  const template = await migratedTemplate(server, admin)
+  // Copying the files takes half of the CPU time of copying through the log, which is the default since PostgreSQL 15.
+  const [version] = await admin`SELECT current_setting('server_version_num')::int >= 150000 AS has_strategies`
+  await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${template}${version!.has_strategies ? ' STRATEGY file_copy' : ''}`)
   const url = new URL(server)
   url.pathname = `/${name}`
   const database = await connect({ url: await as?.(url.href) ?? url.href, pool: 10 })
