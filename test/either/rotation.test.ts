@@ -691,11 +691,17 @@ t.test('a re-encryption by the client that has nothing left to do is done, and a
 })
 
 t.test('two rotations of one project at once: one is 200, the other 409', async (t) => {
-  // Both begin before either ends: a derivation lies between.
   test.app.costs = COSTS
   t.teardown(() => { test.app.costs = QUICK })
-  const at = await serverProject()
-  const answers = await Promise.all([rotateServer(at), rotateServer(at)])
+  let at = await serverProject()
+  let answers = await Promise.all([rotateServer(at), rotateServer(at)])
+  // A derivation lies between begin and end of each, so both begin before either ends. On a busy machine one can still
+  // end first: then both rotate, one after the other.
+  while (answers.every(({ status }) => status === 200)) {
+    t.same(answers.map(({ body }) => String(body.data.key.attributes.version)).sort(), ['2', '3'])
+    at = await serverProject()
+    answers = await Promise.all([rotateServer(at), rotateServer(at)])
+  }
   t.same(answers.map(({ status }) => status).sort(), [200, 409])
   t.equal(answers.find(({ status }) => status === 409)!.body.error, 'key_version_conflict')
   t.equal((await history(at)).data.length, 2)
@@ -1020,19 +1026,25 @@ async function looksOf (work: (db: Db) => Promise<unknown>) {
 t.test('TI-36: a change of custody answers the project that it changed, whatever its slug has become meanwhile', async (t) => {
   test.app.costs = COSTS
   t.teardown(() => { test.app.costs = QUICK })
-  const at = await serverProject()
-  const [{ id }] = await test.sql(`SELECT id FROM projects WHERE slug = '${at.project}'`) as [{ id: string }]
-  const { key, key_check_salt, key_check_iterations } = await keyOf(at)
-  const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
-  const handover = patch(
-    at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
-  )
-  // The derivation takes its time.
-  t.equal((await patch(at, { slug: 'elsewhere' })).status, 200)
-  t.equal((await call('POST', '/projects', { name: 'Other', slug: at.project })).status, 201)
-  t.match(await handover, {
-    status: 200, body: { data: { id, attributes: { slug: 'elsewhere', encryption_type: 'client' } } }
-  })
+  let isMeanwhile = false
+  // The other requests end during the derivation of the handover. On a busy machine they can be too late: then again.
+  for (let tries = 1; !isMeanwhile; tries++) {
+    const at = await serverProject()
+    const slug = `elsewhere-${tries}`
+    const [{ id }] = await test.sql(`SELECT id FROM projects WHERE slug = '${at.project}'`) as [{ id: string }]
+    const { key, key_check_salt, key_check_iterations } = await keyOf(at)
+    const key_check = await makeProof(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+    let isOver = false
+    const handover = patch(
+      at, { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
+    ).finally(() => { isOver = true })
+    t.equal((await patch(at, { slug })).status, 200)
+    t.equal((await call('POST', '/projects', { name: 'Other', slug: at.project })).status, 201)
+    isMeanwhile = !isOver
+    const answer = await handover
+    if (!isMeanwhile) continue
+    t.match(answer, { status: 200, body: { data: { id, attributes: { slug, encryption_type: 'client' } } } })
+  }
 })
 
 t.test('CR-16: changes of custody are limited to RATE_LIMIT_LONG_OPERATIONS an hour for an organization, right or wrong', async (t) => {
