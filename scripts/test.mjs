@@ -15,7 +15,7 @@ const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.repla
 // Timeout of a file, in milliseconds; a process with several files gets the sum.
 const TIMEOUT = long ? 2_240_000 : faults ? 900_000 : 560_000
 // Files that share a process. More files would need more memory, and save little time.
-const FILES_PER_PROCESS = 7
+const FILES_PER_PROCESS = 12
 // Checks in every process of a run, including servers and commands that tests start, that each statement stays within
 // one organization.
 const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
@@ -109,7 +109,8 @@ function fileOf (name) {
 function processes (files) {
   const isAlone = ({ duration, hasLongForm }) => duration > 0 || (long && hasLongForm)
   const others = files.filter((file) => !isAlone(file))
-  const count = Math.ceil(others.length / FILES_PER_PROCESS)
+  // At least two processes, so that a few files use two cores.
+  const count = Math.min(others.length, Math.max(2, Math.ceil(others.length / FILES_PER_PROCESS)))
   return [
     ...files.filter(isAlone).map((file) => [file]),
     // Neighbours in the alphabet take about the same time, so each goes to another process.
