@@ -12,8 +12,9 @@ const faults = args.includes('--faults')
 const quick = args.includes('--quick')
 const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.replace(/^test\/|\.test\.ts$/g, ''))
 
-// Timeout of a file, in milliseconds; a process with several files gets the sum.
+// Timeout of a file, in milliseconds, with room for a busy machine. A process with several files gets the sum.
 const TIMEOUT = long ? 2_240_000 : faults ? 900_000 : 560_000
+const timeoutOf = ({ duration }) => TIMEOUT + duration * 8_000
 // Files that share a process. More files would need more memory, and save little time.
 const FILES_PER_PROCESS = 12
 // Checks in every process of a run, including servers and commands that tests start, that each statement stays within
@@ -143,19 +144,20 @@ function printOutcomes () {
 
 // Runs files in one process, which prints a TAP test for each file. Failures are printed with their diagnostics.
 async function run ({ files, on, env }) {
+  const timeout = Math.max(...files.map(timeoutOf))
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files.map(({ path }) => path)], {
     env: {
       ...process.env,
       NODE_OPTIONS: WATCH,
       TEST_STATEMENTS: statements,
       ...(faults && { TEST_FAULTS: outcomes }),
-      TAP_TIMEOUT: String(TIMEOUT / 1000 - 20),
+      TAP_TIMEOUT: String(timeout / 1000 - 20),
       ...(long && { TEST_LONG: '1' }),
       ...env
     },
     stdio: ['ignore', 'pipe', 'pipe']
   })
-  const late = setTimeout(() => child.kill('SIGKILL'), TIMEOUT * files.length)
+  const late = setTimeout(() => child.kill('SIGKILL'), timeout * files.length)
   let output = ''
   let errors = ''
   child.stdout.setEncoding('utf8').on('data', (text) => { output += text })
