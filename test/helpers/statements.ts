@@ -232,7 +232,7 @@ subscribe('strongroom:statement', (message) => {
   if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
 })
 
-// What was sent, for whoever looks at all of it when the run has ended (test/plans.test.ts): a file of each process.
+// What was sent, for test/last/plans.test.ts, which looks at all of it when the run has ended: a file of each process.
 const COLLECTION = process.env.TEST_STATEMENTS
 const MOST = 5_000
 if (COLLECTION !== undefined) {
