@@ -19,7 +19,8 @@ export interface Page {
 export function sendPage (reply: FastifyReply, { title, body, status = 200, formTargets = [] }: Page) {
   const nonce = mintSecret()
   const policy = [
-    "default-src 'none'", `style-src 'nonce-${nonce}'`, "img-src 'self'", `form-action ${["'self'", ...formTargets].join(' ')}`, "base-uri 'none'", "frame-ancestors 'none'"
+    "default-src 'none'", `style-src 'nonce-${nonce}'`, "img-src 'self'",
+    `form-action ${["'self'", ...formTargets].join(' ')}`, "base-uri 'none'", "frame-ancestors 'none'"
   ].join('; ')
   const page = html`<!doctype html>
 <html lang="en">
@@ -45,10 +46,7 @@ ${body}
   }).type('text/html; charset=utf-8').serializer(String).send(text)
 }
 
-/**
- * Redirects with 303, so the browser sends GET without the form data (OA-19). A location that is a path gets the base
- * path of the service.
- */
+/** Redirects with 303, so the browser sends GET without the form data (OA-19). A path gets the service's base path. */
 export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
     location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
@@ -59,7 +57,7 @@ const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname
 
 // Cookies. With https, the prefix `__Host-` binds a cookie to exactly this host.
 
-export type CookieName = keyof typeof COOKIES
+type CookieName = keyof typeof COOKIES
 
 const DAY = 24 * 60 * 60
 const COOKIES = {
