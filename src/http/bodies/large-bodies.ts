@@ -118,20 +118,18 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
   return (route) => {
     if (route.httpPart !== 'body') return judging(route.schema, route.httpPart)
     const judge = async (body: unknown) => {
-      const { value, error } = outside(body)
-      if (error !== undefined) throw refusal(error)
-      for await (const [i, one] of inTurns((value as Record<string, unknown[]>)[list]!, sizeOf)) {
-        const { error } = element(one, `/${list}/${i}`)
-        if (error !== undefined) throw refusal(error)
-      }
+      const value = valueOf(outside(body)) as Record<string, unknown[]>
+      for await (const [i, one] of inTurns(value[list]!, sizeOf)) valueOf(element(one, `/${list}/${i}`))
     }
     // Fastify accepts async validators, but its types do not.
     return judge as never
   }
 }
 
-const refusal = (problems: Parameters<typeof errorsByMember>[0]) =>
-  new ApiError('validation_failed', undefined, errorsByMember(problems))
+function valueOf ({ value, error }: ReturnType<ReturnType<typeof judging>>): unknown {
+  if (error !== undefined) throw new ApiError('validation_failed', undefined, errorsByMember(error))
+  return value
+}
 
 // An estimate: the characters of all strings in the element.
 function sizeOf (element: unknown): number {

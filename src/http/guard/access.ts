@@ -130,16 +130,11 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (access === undefined || access === 'public') return address()
 
   const params = request.params as Record<string, string>
-  let caller: Caller | undefined
-  try {
-    caller = await authenticate(app, request, params.organization, lookUp, (credential) => {
-      // No prefetch for callers that exceeded a limit.
-      if (lookUp !== undefined) return
-      locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
-    })
-  } catch (error) {
-    if (!(error instanceof TooManyLookUps)) throw error
-  }
+  const caller = await unlessTooMany(authenticate(app, request, params.organization, lookUp, (credential) => {
+    // No prefetch for callers that exceeded a limit.
+    if (lookUp !== undefined) return
+    locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
+  }))
   if (caller === undefined) {
     expectNothing(request)
     await address()
@@ -209,14 +204,8 @@ async function knownDevice (
 ): Promise<string | undefined> {
   const device = readCookie(app, request, 'device')
   if (device === undefined) return undefined
-  const hash = hashToken(device)
-  try {
-    const id = await lookUp(() => findDevice(app.reads, hash))
-    return id === undefined ? undefined : `device:${id}`
-  } catch (error) {
-    if (error instanceof TooManyLookUps) return undefined
-    throw error
-  }
+  const id = await unlessTooMany(lookUp(() => findDevice(app.reads, hashToken(device))))
+  return id === undefined ? undefined : `device:${id}`
 }
 
 interface Caller { principal: Principal | undefined, user?: UserCall }
@@ -228,6 +217,15 @@ class TooManyLookUps extends WorkOverloaded {
 // For addresses that exceeded their limit: one token look-up at a time and a short queue; then 429 without a look-up.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 const atOnce: Gate = (work) => work()
+
+async function unlessTooMany<T> (look: Promise<T>): Promise<T | undefined> {
+  try {
+    return await look
+  } catch (error) {
+    if (error instanceof TooManyLookUps) return undefined
+    throw error
+  }
+}
 
 async function authenticate (
   app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,

@@ -138,15 +138,6 @@ const TIMEOUT_MS = 1_000
 // Between the queries of a member that counts alone.
 const RETRY_INTERVAL_MS = 1_000
 
-interface Member extends OwnCounters {
-  /** Takes a message to this member. */
-  receive (message: unknown): void
-  /** Sends a query without requests, to find out whether the shared counters answer. */
-  ask (): void
-  /** Ends the wait for a result. */
-  giveUp (number: number): void
-}
-
 interface Pending { counting: Counting, done: Done }
 
 /**
@@ -160,7 +151,7 @@ interface Pending { counting: Counting, done: Done }
 export function joinCommonCounters (
   send: (message: Query) => boolean, onChange: (isAlone: boolean) => void,
   { timeout = TIMEOUT_MS, own = createCounters() }: { timeout?: number, own?: OwnCounters } = {}
-): Member {
+) {
   const open = new Map<number, { pending: Pending[], timer: NodeJS.Timeout, done: () => void }>()
   let batch: Pending[] = []
   let last = 0
@@ -169,9 +160,11 @@ export function joinCommonCounters (
 
   return {
     ...own,
+    /** Ends the wait for a result. */
     giveUp,
+    /** Sends a query without requests, to find out whether the shared counters answer. */
     ask: () => ask([]),
-    count (counting, done) {
+    count (counting: Counting, done: Done) {
       if (isAlone) {
         countAlone({ counting, done })
         if (performance.now() - askedAt > RETRY_INTERVAL_MS) ask([])
@@ -183,12 +176,13 @@ export function joinCommonCounters (
         })
       }
     },
-    giveBack (counting, end, done) {
+    giveBack (counting: Counting, end: number, done: () => void) {
       own.giveBack(counting, end, () => {})
       if (isAlone) done()
       else ask([], [counting, end], done)
     },
-    receive (message) {
+    /** Takes a message to this member. */
+    receive (message: unknown) {
       const { counted, are, past = [] } = message as Partial<Result & Notice>
       for (const [counting, end] of past) own.learn(counting, counting[3] + 1, end)
       if (counted !== undefined) settle(counted, are!)

@@ -44,17 +44,13 @@ declare module 'fastify' {
     /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
     limit?: LimitGroup | 'none'
     /**
-     * The rate-limit group of the route's expensive effect. The handler calls `countEffect` after all checks, right
-     * before the effect, so that rejected requests do not use up the limit. The request also counts in `limit`, unless
-     * the group replaces it (`insteadOf` in `LIMITS`).
+     * The rate-limit group of the route's expensive effect. The handler calls `countEffect` right before the effect, so
+     * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
     /** Error codes of the handler, in addition to those of every route. */
     errors?: readonly ErrorCode[]
-    /**
-     * The audit events of a route that changes or reveals something: each successful request records at least one.
-     * `none` for a POST that only reads.
-     */
+    /** Each successful request records at least one of these audit events. `none` for a POST that only reads. */
     audit?: EventName | readonly EventName[] | 'none'
     /** The response format, if it is not that of the API: OAuth (RFC 6749) or HTML. The plugin sends its own errors. */
     speaks?: 'oauth' | 'html'
