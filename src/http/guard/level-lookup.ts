@@ -17,8 +17,8 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * The level of a request: the deepest level in its path, or the level that a function reads from the body. It is
-     * looked up before the handler; `levelOf` returns it. A missing level, and a level outside of the token's
-     * restrictions, is 404. `organization` is outside of every restriction.
+     * looked up before the handler; `levelOf` returns it. 404 for a missing level and outside of the token's
+     * restrictions; `organization` is outside of every restriction.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /** For routes whose resource has an id: loads it before the handler. Must call `requireFoundInside`. */
@@ -105,9 +105,7 @@ export function locateAhead (
 }
 
 /** Stops prefetching for an invalid credential. */
-export function expectNothing ({ expectation }: FastifyRequest) {
-  if (expectation !== '') lastOrganizations.delete(expectation)
-}
+export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
 
 /** Looks up the current level of a request and stores it for `levelOf`. Default: what the route `brings`. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {

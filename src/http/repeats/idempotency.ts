@@ -38,7 +38,7 @@ export interface Withheld {
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Maximum number of stored responses per API token, or per user in an organization. */
+/** Per API token, or per user in an organization. */
 const MAX_RESPONSES = 20_000
 
 const HEADER = Type.Optional(Type.String({
