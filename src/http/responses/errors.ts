@@ -22,9 +22,7 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_MAX_PARAM_LENGTH: 'not_found'
 }
 
-/**
- * Converts every error to an error of the catalogue. Unknown errors become `internal_error`; the cause is only logged.
- */
+/** Converts every error to an error of the catalogue; the cause of an unknown error is only logged. */
 export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
     let error = thrown
@@ -89,10 +87,8 @@ export function toApiError (thrown: FastifyError): ApiError {
   }
   // The client disconnected while sending its body; not an error of the service.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
-  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined &&
-    thrown.statusCode < 500
-    ? 'malformed_request'
-    : undefined)
+  const isOfFastify = thrown.code?.startsWith('FST_') && Number(thrown.statusCode) < 500
+  const code = OF_FASTIFY[thrown.code] ?? (isOfFastify ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
   // A row that names an unknown master key was not written by the service.
   if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
@@ -108,9 +104,8 @@ export function toApiError (thrown: FastifyError): ApiError {
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
-    await recordAlone(
-      app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
-    )
+    const event = { action: 'integrity.violation', resource_type: 'request', resource_id: null } as const
+    await recordAlone(app.db, witnessOf(request), event)
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'recording the integrity violation failed')
   }

@@ -36,18 +36,12 @@ export function installAliases (app: FastifyInstance) {
       this.route({ ...route, url, config: { ...config, successor: route.url }, schema: alias })
     }
     if (also !== undefined) {
-      this.route({
-        ...route, url: also, config, schema: { ...schema, operationId: `${operationId}ShortPath` } as object
-      })
+      const alias = { ...schema, operationId: `${operationId}ShortPath` }
+      this.route({ ...route, url: also, config, schema: alias })
     }
     if (put) {
-      this.route({
-        ...route,
-        method: 'PUT',
-        url: route.routePath,
-        config,
-        schema: { ...schema, operationId: operationId.replace(/^update/, 'put') } as object
-      })
+      const alias = { ...schema, operationId: operationId.replace(/^update/, 'put') }
+      this.route({ ...route, method: 'PUT', url: route.routePath, config, schema: alias })
     }
   })
   app.addHook('preHandler', (request, reply, done) => {
@@ -57,7 +51,6 @@ export function installAliases (app: FastifyInstance) {
   })
 }
 
-// Sets the deprecation headers of a response.
 function deprecate (request: FastifyRequest, reply: FastifyReply, successor: string) {
   const params = request.params as Record<string, string>
   const path = successor.replace(/:(\w+)/g, (_, name: string) => encodeURIComponent(params[name] ?? ''))
