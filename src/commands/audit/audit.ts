@@ -1,5 +1,5 @@
 import { StringDecoder } from 'node:string_decoder'
-import type { Config } from '../../config.ts'
+import { loadConfig, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
@@ -12,9 +12,11 @@ import {
   exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
-import { readPieces } from '../common/input.ts'
+import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { lineOf, open, openKeyring, StartError, type Opened } from '../common/open.ts'
 import { retryDatabase } from '../common/retry.ts'
+import { readChunks, warn, write } from '../common/stdio.ts'
+import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
 // Verifies and exports audit chains, and rotates their keys. An export is JSON Lines: a header with the wrapped first
 // chain key; for each organization its other chain keys, the state of its counter with a MAC, and its events; and a
@@ -24,6 +26,59 @@ const FORMAT = 'strongroom audit export 2'
 
 // Characters. An event has a few thousand at most, so a longer line was not written by an export.
 const MAX_LINE = 256 * 1024
+
+export const noun: Noun = {
+  help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
+                                          verify the audit log in the database, or in an export without a database
+  audit export [--organization ID] [--since TIME]
+                                          print the audit log as JSON Lines that can be verified offline
+  audit rotate-key --organization ID | --all
+                                          use a new chain key for later events
+`,
+
+  run: verbs('audit', {
+    verify: command({
+      organization: TEXT, since: TEXT, file: TEXT, anchors: TEXT, json: FLAG
+    }, async ({ since: text, json, ...filter }, env) => {
+      const since = timeOf('--since', text)
+      if (since !== undefined && filter.file !== undefined) {
+        fail('--since cannot be combined with --file: an export states its own start')
+      }
+      // Exit status 1 means a broken chain; errors that prevent the verification use 2.
+      try {
+        return await verifyAudit(loadConfig(env), { ...filter, since }, (verified) =>
+          write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`))
+      } catch (error) {
+        warn(lineOf(error))
+        return 2
+      }
+    }),
+
+    export: command({ organization: TEXT, since: TEXT }, async ({ organization, since: text }, env) => {
+      const since = timeOf('--since', text)
+      return withOpened(env, async (opened) => {
+        for await (const lines of exportEvents(opened, { organization, since })) await write(lines)
+      })
+    }),
+
+    'rotate-key': command({ organization: TEXT, all: FLAG }, async ({ organization, all }, env) => {
+      if ((organization === undefined) === (all !== true)) {
+        fail('audit rotate-key needs --organization ID, or --all')
+      }
+      return withOpened(env, async (opened) => {
+        let status = 0
+        for await (const { line, isDone } of rotateChainKeys(opened, organization)) {
+          if (isDone) await write(`${line}\n`)
+          else {
+            status = 1
+            warn(line)
+          }
+        }
+        return status
+      })
+    })
+  })
+}
 
 /** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
@@ -72,14 +127,14 @@ export async function * rotateChainKeys (
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
-        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}\n`, isDone: true }
+        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}`, isDone: true }
       } else if (organization !== undefined) {
-        yield { line: `${id}: the organization is deleted, so its chain is closed\n`, isDone: false }
+        yield { line: `${id}: the organization is deleted, so its chain is closed`, isDone: false }
       }
     } catch (error) {
       // A locked counter affects one organization; an unavailable database affects all of them.
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
-      yield { line: `${id}: ${lineOf(error)}\n`, isDone: false }
+      yield { line: `${id}: ${lineOf(error)}`, isDone: false }
     }
   }
 }
@@ -97,10 +152,10 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
     const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
-    return `${organization}: ${events} events verified, ${range}\n`
+    return `${organization}: ${events} events verified, ${range}`
   }
   const { sequence, reason, expected, actual } = broken
-  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
+  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})`
 }
 
 /** Verifies the chains in the database one by one. With `since`, starts after the last event before that time. */
@@ -319,7 +374,7 @@ async function * linesOf (file: string): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
   let isTooLong = false
-  for await (const piece of readPieces(file)) {
+  for await (const piece of readChunks(file)) {
     const lines = (rest + decoder.write(piece)).split('\n')
     rest = lines.pop()!
     if (isTooLong && lines.length > 0) {

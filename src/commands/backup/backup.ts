@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs'
 import { stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
-import { readSecretFile, type Config } from '../../config.ts'
+import { loadConfig, readSecretFile, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { AGE, decryptWith, encryptTo, RecipientError } from '../../crypto/recipients.ts'
@@ -19,11 +19,38 @@ import {
   createCounter, DamagedBackup, decodeBackup, digestOf, encodeBackup, type Count, type Header, type Part, type Rows
 } from './backup-file.ts'
 import { writeStreamDurably } from '../common/durable.ts'
-import { nameOf, readPieces } from '../common/input.ts'
+import { fileCommand, type Noun } from '../common/noun.ts'
 import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from '../common/open.ts'
-import { write } from '../common/output.ts'
+import { readChunks, shownName, warn, write } from '../common/stdio.ts'
+import { TEXT, TEXTS } from '../common/words.ts'
 
 // Backs up the whole database to a file, and restores it into an empty PostgreSQL or embedded database (decision 0046).
+
+export const backupNoun: Noun = {
+  help: `  backup FILE [--recipient AGE-RECIPIENT ...]
+                                          back up the database to a file, encrypted if a recipient is given
+`,
+
+  run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
+    const made = await backup(loadConfig(env), file, recipient)
+    const line = `Backed up ${describeSummary(made)}`
+    // Standard output may be the backup itself.
+    if (file === '-') warn(line)
+    else await write(`${line}\n`)
+    if (made.unknown !== undefined) {
+      warn(`The backup is not recorded in the metrics, because the database could not be updated: ${made.unknown}`)
+    }
+  })
+}
+
+export const restoreNoun: Noun = {
+  help: `  restore FILE [--identity FILE]          restore a backup into an empty database
+`,
+
+  run: fileCommand('restore', { identity: TEXT }, async (file, { identity }, env) => {
+    await write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}\n`)
+  })
+}
 
 /** The contents of a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
@@ -159,18 +186,18 @@ export async function openBackup (
       return openChain(keyring, header)
     } catch (error) {
       if (error instanceof MasterKeyMissing) {
-        throw new StartError(`Master key ${error.id} is missing: ${nameOf(file)} was made under it. ` +
+        throw new StartError(`Master key ${error.id} is missing: ${shownName(file)} was made under it. ` +
           'Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
         // For a malformed wrapped key, this throws an IntegrityError too.
         const key = keyring.idOf(header.wrapped)
-        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under a different key with this id`)
+        throw new StartError(`Master key ${key} is wrong: ${shownName(file)} was made under a different key with this id`)
       }
       throw error
     }
   }
-  const read = () => decodeBackup(nameOf(file), opened(file, decrypt), begin)
+  const read = () => decodeBackup(shownName(file), opened(file, decrypt), begin)
   if (file !== '-') await drain(read())
   return read
 }
@@ -242,24 +269,24 @@ export function describeSummary (summary: Summary): string {
     rowsIn(summary, name))
   const rows = counts.reduce((sum, count) => sum + count.rows, 0)
   return `${organizations} organizations, ${versions} versions, ${events} events; ` +
-    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}\n`
+    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}`
 }
 
 async function * opened (
   file: string, decrypt: Awaited<ReturnType<typeof decryptWith>> | undefined
 ): AsyncGenerator<Uint8Array> {
-  const { first, all } = await begun(readPieces(file))
+  const { first, all } = await begun(readChunks(file))
   if (!first.equals(AGE)) {
     yield * all
     return
   }
-  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: pass its identity with --identity FILE`)
+  if (decrypt === undefined) throw new StartError(`${shownName(file)} is encrypted: pass its identity with --identity FILE`)
   try {
     yield * await explained(decrypt(all), (reason) =>
-      `${nameOf(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
+      `${shownName(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
   } catch (error) {
     if (error instanceof StartError) throw error
-    throw new DamagedBackup(`${nameOf(file)} is damaged: decryption failed`)
+    throw new DamagedBackup(`${shownName(file)} is damaged: decryption failed`)
   }
 }
 

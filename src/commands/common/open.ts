@@ -91,16 +91,6 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   }, waits)
 }
 
-/** Migrates the schema. Needs no master key. */
-export async function migrate (config: Config): Promise<void> {
-  const database = await openDatabase(config)
-  try {
-    await database.migrate()
-  } finally {
-    await database.close()
-  }
-}
-
 // Prefix of the folder for a copy of the embedded database, and the subfolder with the copy.
 const COPY = 'copy-'
 const COPIED = 'postgres'

@@ -10,8 +10,22 @@ import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
 import { counted } from '../../rules/formats/words.ts'
+import { command, withOpened, type Noun } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
 import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
+import { warn, write } from '../common/stdio.ts'
+
+export const noun: Noun = {
+  help: `  rewrap                                  re-wrap every stored key with the newest master key
+`,
+
+  run: command({}, (_values, env) => withOpened(env, async (opened) => {
+    const outcome = await rewrap(opened)
+    outcome.failures.forEach(warn)
+    await write(report(outcome, opened.keyring.currentId))
+    return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
+  }))
+}
 
 const BATCH = 200
 

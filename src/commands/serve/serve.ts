@@ -2,7 +2,7 @@ import cluster, { type Worker } from 'node:cluster'
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
-import type { Config } from '../../config.ts'
+import { loadConfig, type Config } from '../../config.ts'
 import { databaseError, tlsOf } from '../../db/database.ts'
 import { joinCommonCounters, measureAlone, type OwnCounters } from '../../http/limits/counters.ts'
 import { standardLog } from '../../http/observability/log.ts'
@@ -12,14 +12,22 @@ import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
 import { greet } from './greeting.ts'
 import { remoteProvider } from '../common/key-provider-ipc.ts'
 import type { KeyProvider } from '../common/key-provider.ts'
+import { command, type Noun } from '../common/noun.ts'
 import { lineOf, open, StartEnded, StartError, type Opened } from '../common/open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
 
+export const noun: Noun = {
+  help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
+`,
+
+  run: command({}, (_values, env) => serve(loadConfig(env)))
+}
+
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
-export async function serve (config: Config): Promise<number> {
+async function serve (config: Config): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
   try {
     return await (config.workers > 1 ? supervise(config) : serveAlone(config))
