@@ -5,7 +5,7 @@ import { ulid } from 'ulidx'
 import { loadConfig, readSecretFile, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
-import { AGE, decryptWith, encryptTo, RecipientError } from '../../crypto/recipients.ts'
+import { AGE, decryptWith, encryptTo, RecipientError, type Cipher } from '../../crypto/recipients.ts'
 import { freeBytes } from '../../db/embedded/copy-cluster.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
@@ -273,7 +273,7 @@ export function describeSummary (summary: Summary): string {
 }
 
 async function * opened (
-  file: string, decrypt: Awaited<ReturnType<typeof decryptWith>> | undefined
+  file: string, decrypt: Cipher | undefined
 ): AsyncGenerator<Uint8Array> {
   const { first, all } = await begun(readChunks(file))
   if (!first.equals(AGE)) {

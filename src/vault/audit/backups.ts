@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { hmacOf, random, takeKey } from '../../crypto/primitives.ts'
+import { hmac, random, takeKey } from '../../crypto/primitives.ts'
 import { backupContext } from '../keys/contexts.ts'
 
 /** Returns the MAC of the next frame of a backup, which also covers the MAC of the previous frame. */
@@ -21,7 +21,7 @@ export function openChain (keyring: Keyring, { id, wrapped }: { id: string, wrap
 function chainUnder (key: KeyObject): FrameChain {
   let last: Buffer = Buffer.alloc(32)
   return (...frame) => {
-    last = hmacOf(key, [last, ...frame])
+    last = hmac(key, last, ...frame)
     return last
   }
 }

@@ -1,7 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import { COSTS } from '../../crypto/costs.ts'
-import { generateKeyString, generateSalt } from '../../crypto/keys.ts'
-import { deriveDataKey } from '../../crypto/key-proof.ts'
+import { deriveDataKey, generateKeyString, generateSalt } from '../../crypto/key-proof.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../../crypto/primitives.ts'
 import { type KeyRow, type NewKey } from '../../repositories/keys/encryption-keys.ts'
