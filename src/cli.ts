@@ -2,8 +2,7 @@
 import { realpathSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Noun } from './commands/common/noun.ts'
-import { UsageError } from './commands/common/words.ts'
-import { lineOf } from './commands/common/open.ts'
+import { lineOf, UsageError } from './commands/common/errors.ts'
 import { warn, write } from './commands/common/stdio.ts'
 
 /** Commands by their first word, in the order of the help. Each module is loaded on use. */

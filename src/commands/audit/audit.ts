@@ -13,7 +13,8 @@ import {
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
-import { lineOf, open, openKeyring, StartError, type Opened } from '../common/open.ts'
+import { lineOf, refuse } from '../common/errors.ts'
+import { open, openKeyring, type Opened } from '../common/open.ts'
 import { retryDatabase } from '../common/retry.ts'
 import { readChunks, warn, write } from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
@@ -233,10 +234,10 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) throw new StartError(`${file} has trailing data after its last line`)
+    if (told !== undefined) refuse(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is not an audit export, or comes from an incompatible build`)
+        refuse(`${file} is not an audit export, or comes from an incompatible build`)
       }
       first = firstKey(keyring, Buffer.from(value.key, 'base64'))
       exported = { only: textOf(value.organization), since: textOf(value.since) }
@@ -266,8 +267,8 @@ export async function * verifyFile (
     }
   }
   yield * end()
-  if (first === undefined) throw new StartError(`${file} is empty`)
-  if (told === undefined) throw new StartError(`${file} is truncated: its last line is missing`)
+  if (first === undefined) refuse(`${file} is empty`)
+  if (told === undefined) refuse(`${file} is truncated: its last line is missing`)
   // An organization that has an anchor but is not in the export lacks all of its events.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
@@ -279,11 +280,11 @@ export async function * verifyFile (
     ).end()
   }
   if (wanted !== undefined && seen.size === 0) {
-    throw new StartError(`${file} has no events of the organization ${filter.organization}`)
+    refuse(`${file} has no events of the organization ${filter.organization}`)
   }
   // A broken chain already reports its missing events.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
-    throw new StartError(
+    refuse(
       `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
     )
   }
@@ -314,19 +315,19 @@ async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anch
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
-  if (!all.includes(id)) throw new StartError(`There is no organization ${organization}`)
+  if (!all.includes(id)) refuse(`There is no organization ${organization}`)
   return [id]
 }
 
 async function wrappedKey (db: Db): Promise<Buffer> {
   const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) throw new StartError('The audit chain key is missing')
+  if (key === undefined) refuse('The audit chain key is missing')
   return key.wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) throw new StartError('The audit chain key cannot be unwrapped')
+  if (key === undefined) refuse('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
@@ -362,7 +363,7 @@ function opened (
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
       if (!isMasterKey(error.id)) return undefined
-      throw new StartError(`Master key ${error.id} is missing: it wraps an audit chain key`)
+      refuse(`Master key ${error.id} is missing: it wraps an audit chain key`)
     }
     if (error instanceof IntegrityError) return undefined
     throw error

@@ -9,7 +9,7 @@ import { updatePrice } from '../../repositories/billing/plans.ts'
 import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
 import { ApiError } from '../../rules/errors.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { StartError } from '../common/open.ts'
+import { refuse, StartError } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 
@@ -41,7 +41,7 @@ export const coupon: Noun = {
     end: command({ code: TEXT }, async ({ code: text }, env) => {
       const code = couponOf(text)
       return change(env, async ({ db }) => {
-        if (!await endCoupon(db, code)) throw new StartError(`There is no coupon ${code}`)
+        if (!await endCoupon(db, code)) refuse(`There is no coupon ${code}`)
       })
     }),
 
@@ -117,9 +117,9 @@ function noting<T extends keyof typeof NOTES> (of: T, as: NoteOf<T>) {
 
 async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
   if (coupon.valid_until !== null && coupon.valid_until.getTime() <= await readNow(db)) {
-    throw new StartError('--valid-until is in the past; give a later time')
+    refuse('--valid-until is in the past; give a later time')
   }
-  if (!await createCoupon(db, coupon)) throw new StartError(`The coupon ${coupon.code} already exists`)
+  if (!await createCoupon(db, coupon)) refuse(`The coupon ${coupon.code} already exists`)
 }
 
 async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
@@ -165,8 +165,7 @@ export async function refundCharge (
 ): Promise<string> {
   try {
     return await transaction(handle, async (db) => {
-      const organization = await findOwner(db, 'charge', charge)
-      if (organization === undefined) throw new StartError(`There is no charge ${charge}`)
+      const organization = await findOwner(db, 'charge', charge) ?? refuse(`There is no charge ${charge}`)
       return (await addRefund(db, operatorOf(organization), charge, amount === undefined ? {} : { amount })).id
     })
   } catch (error) {
@@ -196,11 +195,9 @@ export async function settle<T extends keyof typeof NOTES> (
 ): Promise<string> {
   const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<Note | undefined>
   const noted = await transaction(handle, async (db) => {
-    const organization = await findOwner(db, of, id)
-    if (organization === undefined) throw new StartError(`There is no ${of} ${id}`)
-    const noted = await note(db, operatorOf(organization), id)
-    if (noted === undefined) throw new StartError(`The ${of} ${id} ${as === 'checked' ? 'needs no review' : 'is already settled'}`)
-    return noted
+    const organization = await findOwner(db, of, id) ?? refuse(`There is no ${of} ${id}`)
+    return await note(db, operatorOf(organization), id) ??
+      refuse(`The ${of} ${id} ${as === 'checked' ? 'needs no review' : 'is already settled'}`)
   })
   if (noted.unanswered === null) return 'Changed.'
   return `Changed. Warning: ${noted.unanswered} was also requested to move this money and has not reported a result. ` +
@@ -212,5 +209,5 @@ export async function setPrice (
   { db }: Database, price: { plan: string, interval: Interval, currency: string, amount: number | null }
 ): Promise<void> {
   if (await updatePrice(db, price)) return
-  throw new StartError(price.amount === null ? 'There is no such price' : `There is no plan ${price.plan}`)
+  refuse(price.amount === null ? 'There is no such price' : `There is no plan ${price.plan}`)
 }

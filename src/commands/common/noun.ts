@@ -1,9 +1,10 @@
 import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
+import { UsageError } from './errors.ts'
 import { open, type Opened } from './open.ts'
 import { write } from './stdio.ts'
-import { fail, UsageError } from './words.ts'
+import { fail } from './words.ts'
 
 /** The environment variables with the configuration. */
 export type Environment = NodeJS.ProcessEnv

@@ -1,5 +1,5 @@
 import { createReadStream } from 'node:fs'
-import { StartError } from './open.ts'
+import { refuse } from './errors.ts'
 
 const CHUNK_BYTES = 256 * 1024
 
@@ -12,7 +12,7 @@ export async function * readChunks (file: string): AsyncGenerator<Buffer> {
   try {
     yield * source as AsyncIterable<Buffer>
   } catch (error) {
-    throw new StartError(`${shownName(file)} cannot be read (${(error as NodeJS.ErrnoException).code})`)
+    refuse(`${shownName(file)} cannot be read (${(error as NodeJS.ErrnoException).code})`)
   }
 }
 
@@ -30,7 +30,7 @@ export async function write (chunk: string | Uint8Array): Promise<void> {
   const failed = await new Promise<NodeJS.ErrnoException | null | undefined>((resolve) => {
     stdout.write(chunk, resolve)
   })
-  if (failed) throw new StartError(`Standard output cannot be written (${failed.code})`)
+  if (failed) refuse(`Standard output cannot be written (${failed.code})`)
 }
 
 /** Writes a line to standard error. */

@@ -1,9 +1,7 @@
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
-
-/** Wrong usage: exit 2. */
-export class UsageError extends Error {}
+import { UsageError } from './errors.ts'
 
 /** Throws a UsageError; usable as an expression. */
 export function fail (line: string): never {

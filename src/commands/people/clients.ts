@@ -4,7 +4,7 @@ import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { StartError } from '../common/open.ts'
+import { refuse } from '../common/errors.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
 const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
@@ -49,7 +49,7 @@ function switching (verb: 'disable' | 'enable') {
 export async function addClient (
   { db }: Database, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<void> {
-  if (!await createClient(db, client)) throw new StartError(`The client ${client.id} already exists`)
+  if (!await createClient(db, client)) refuse(`The client ${client.id} already exists`)
 }
 
 /**
@@ -68,7 +68,7 @@ export async function switchClient ({ db: handle }: Database, id: string, disabl
 }
 
 async function setDisabled (db: Db, id: string, disabled: boolean): Promise<void> {
-  if (!await setClientDisabled(db, id, disabled)) throw new StartError(`There is no client ${id}`)
+  if (!await setClientDisabled(db, id, disabled)) refuse(`There is no client ${id}`)
 }
 
 async function revokeSome (db: Db, id: string): Promise<number> {

@@ -10,7 +10,8 @@ import { createUser } from '../../repositories/people/users.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
-import { StartError, type Opened } from '../common/open.ts'
+import { refuse } from '../common/errors.ts'
+import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
 import { fail, FLAG, nameOf, TEXT } from '../common/words.ts'
 import { mintToken } from './tokens.ts'
@@ -30,8 +31,8 @@ export const noun: Noun = {
       fail(`The password must have at least ${PASSWORD.minCharacters} characters and at most ${PASSWORD.maxBytes} bytes`)
     }
     return withOpened(env, async (opened, { defaultPlan: plan }) => {
-      const made = await initialize(opened, { organization, email, password, plan })
-      if (made === undefined) throw new StartError('The database is not empty: it already has an organization')
+      const made = await initialize(opened, { organization, email, password, plan }) ??
+        refuse('The database is not empty: it already has an organization')
       const { organization: { id, slug }, user, token } = made
       await write(json
         ? `${JSON.stringify(made)}\n`
@@ -66,7 +67,7 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
-    if (user === undefined) throw new StartError(`An account with ${first.email} already exists`)
+    if (user === undefined) refuse(`An account with ${first.email} already exists`)
     const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
     await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
     const { token } = await mintToken(db, id, 'First token', ['*'])

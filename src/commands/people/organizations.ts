@@ -10,7 +10,8 @@ import { findUserByEmail } from '../../repositories/people/users.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
 import { change, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
-import { StartError, type Opened } from '../common/open.ts'
+import { refuse } from '../common/errors.ts'
+import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
 import { fail, nameOf, TEXT } from '../common/words.ts'
 import { everyOrganization } from './tokens.ts'
@@ -69,12 +70,13 @@ export async function addOrganization (
 ): Promise<{ id: string, slug: string }> {
   const id = ulid()
   return transaction(database.db, async (db) => {
-    if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-    const user = owner === undefined ? undefined : (await findUserByEmail(db, owner))?.id
-    if (owner !== undefined && user === undefined) throw new StartError(`There is no account with ${owner}. Create it with \`user add\``)
+    await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+    const user = owner === undefined
+      ? undefined
+      : await findUserByEmail(db, owner) ?? refuse(`There is no account with ${owner}. Create it with \`user add\``)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
-    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
-    if (limit !== undefined) throw new StartError(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
+    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user?.id)
+    if (limit !== undefined) refuse(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })
@@ -90,9 +92,8 @@ export async function setOrganization (
 ): Promise<void> {
   const { plan, status } = changes
   await transaction(handle, async (db) => {
-    if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-    const id = (await findOrganization(db, idOrSlug))?.id
-    if (id === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
+    if (plan !== undefined) await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+    const { id } = await findOrganization(db, idOrSlug) ?? refuse(`There is no organization ${idOrSlug}`)
     await lockPlan(db, id)
     if (status === 'active' && await findStatus(db, id) !== 'active') await restartPeriods(db, id)
     await updateOrganization(db, id, changes)
@@ -107,8 +108,7 @@ export async function setOrganization (
  */
 export async function releaseFormerSlug ({ db: handle }: Database, slug: string): Promise<void> {
   await transaction(handle, async (db) => {
-    const id = await releaseSlug(db, slug)
-    if (id === undefined) throw new StartError(`The slug ${slug} is not reserved`)
+    const id = await releaseSlug(db, slug) ?? refuse(`The slug ${slug} is not reserved`)
     await recordEvent(db, operatorOf(id), eventOf('organization.update', id, { released_slug: slug }))
   })
 }

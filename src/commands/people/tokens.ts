@@ -10,7 +10,7 @@ import {
 } from '../../repositories/people/tokens.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
-import { StartError } from '../common/open.ts'
+import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
@@ -51,11 +51,11 @@ export async function addToken (
 ): Promise<string> {
   return transaction(handle, async (db) => {
     const none = `There is no organization ${organization}`
-    const { id } = await findOrganization(db, organization) ?? missing(none)
+    const { id } = await findOrganization(db, organization) ?? refuse(none)
     // Lock the organization: a concurrent deletion would leave the token behind.
-    await lockPlan(db, id) ?? missing(none)
+    await lockPlan(db, id) ?? refuse(none)
     const limit = await findReachedTokenLimit(db, id, null)
-    if (limit !== undefined) throw new StartError(`The organization has reached its limit of ${limit} tokens: revoke one first`)
+    if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
     const made = await mintToken(db, id, name, abilities)
     await recordEvent(db, operatorOf(id), eventOf('api-token.create', made.id, { abilities: abilities.join(' ') }))
     return made.token
@@ -102,10 +102,10 @@ export function lineOfToken (
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
   await transaction(handle, async (db) => {
     const none = `There is no token ${id}`
-    const organization = await findOrganizationOfToken(db, id) ?? missing(none)
-    await lockPlan(db, organization) ?? missing(none)
+    const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
+    await lockPlan(db, organization) ?? refuse(none)
     // Also finds a token that was changed outside the service. A concurrent revocation records its own event.
-    await findSlices(db, organization, id) ?? missing(none)
+    await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
   })
@@ -116,7 +116,3 @@ export const everyOrganization = (db: Db) =>
   allRows((after: string) => listAllOrganizations(db, after), '', ({ id }) => id)
 
 const PER_PAGE = 100
-
-function missing (line: string): never {
-  throw new StartError(line)
-}

@@ -22,7 +22,7 @@ import {
 import { isEmail } from '../../rules/formats/emails.ts'
 import { canonicalRole } from '../../rules/roles.ts'
 import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
-import { StartError } from '../common/open.ts'
+import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { warn, write } from '../common/stdio.ts'
 import { fail, FLAG, isName, TEXT } from '../common/words.ts'
@@ -121,7 +121,7 @@ export interface NewUser { email: string, name: string, membership?: { organizat
  */
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
-  if (port === 0) throw new StartError('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
+  if (port === 0) refuse('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
   return httpAddress(host, port)
 }
 
@@ -136,8 +136,8 @@ export async function addUser (
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const organization = membership && await takeSeat(db, membership.organization)
-    const id = await createUser(db, { email, name, password_hash: null })
-    if (id === undefined) throw new StartError(`An account with ${email} already exists`)
+    const id = await createUser(db, { email, name, password_hash: null }) ??
+      refuse(`An account with ${email} already exists`)
     if (organization && membership) {
       await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
       const details = { role: membership.role, status: 'active' }
@@ -159,7 +159,7 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const user = await userOf(db, email)
-    if (user.disabled_at !== null) throw new StartError(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
+    if (user.disabled_at !== null) refuse(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
     await createPasswordLink(db, hashToken(secret), user.id)
     await recordForOperator(db, user.id, 'user.password')
     return {
@@ -183,12 +183,9 @@ export async function mailLink (
  */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
   const id = await transaction(handle, async (db) => {
-    const id = await findAccount(db, email)
-    if (id === undefined) throw new StartError(`There is no account with ${email}`)
-    const ended = await setDisabled(db, id, disabled)
-    if (ended === undefined) {
-      throw new StartError(`The account with ${email} was changed outside the service: restore it from a backup`)
-    }
+    const id = await findAccount(db, email) ?? refuse(`There is no account with ${email}`)
+    const ended = await setDisabled(db, id, disabled) ??
+      refuse(`The account with ${email} was changed outside the service: restore it from a backup`)
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
@@ -205,8 +202,8 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
     const { id } = await userOf(db, email)
     await lockUser(db, id)
     const { email: address, second_factor_id } = await userOf(db, email)
-    if (second_factor_id === null) throw new StartError(`The account with ${address} has no second factor`)
-    if (!await deleteFactor(db, id)) throw new StartError(`The account with ${address} was changed outside the service`)
+    if (second_factor_id === null) refuse(`The account with ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) refuse(`The account with ${address} was changed outside the service`)
     await deleteSessions(db, id)
     await recordForOperator(db, id, 'second-factor.disable')
   })
@@ -233,12 +230,12 @@ export async function * describeTokens ({ db }: Database, email: string): AsyncG
 
 // Locks the organization first, so that concurrent transactions cannot exceed its member limit.
 async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
-  const organization = await findOrganization(db, idOrSlug)
-  const plan = organization && await lockPlan(db, organization.id)
-  if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
-  const full = await findFull(db, organization!.id, plan, 'members')
-  if (full === undefined) return organization!
-  throw new StartError(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
+  const none = `There is no organization ${idOrSlug}`
+  const organization = await findOrganization(db, idOrSlug) ?? refuse(none)
+  const plan = await lockPlan(db, organization.id) ?? refuse(none)
+  const full = await findFull(db, organization.id, plan, 'members')
+  if (full === undefined) return organization
+  return refuse(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
 }
 
 async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
@@ -251,11 +248,8 @@ async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
 
 const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`
 
-async function userOf (db: Db, email: string): Promise<User> {
-  const user = await findUserByEmail(db, email)
-  if (user === undefined) throw new StartError(`There is no account with ${email}`)
-  return user
-}
+const userOf = async (db: Db, email: string): Promise<User> =>
+  await findUserByEmail(db, email) ?? refuse(`There is no account with ${email}`)
 
 async function recordForOperator (
   db: Db, userId: number,

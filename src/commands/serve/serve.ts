@@ -13,7 +13,8 @@ import { greet } from './greeting.ts'
 import { remoteProvider } from '../common/key-provider-ipc.ts'
 import type { KeyProvider } from '../common/key-provider.ts'
 import { command, type Noun } from '../common/noun.ts'
-import { lineOf, open, StartEnded, StartError, type Opened } from '../common/open.ts'
+import { lineOf, StartEnded, StartError } from '../common/errors.ts'
+import { open, type Opened } from '../common/open.ts'
 import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200

@@ -13,7 +13,8 @@ import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
 import { keyHandlers } from '../common/key-provider-ipc.ts'
 import { execProvider, rememberingProvider, type KeyProvider } from '../common/key-provider.ts'
-import { open, StartEnded, StartError } from '../common/open.ts'
+import { StartEnded, StartError } from '../common/errors.ts'
+import { open } from '../common/open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 /** Milliseconds after which a stopping process exits despite requests in progress. */
