@@ -47,8 +47,12 @@ export const noun: Noun = {
       }
       // Exit status 1 means a broken chain; errors that prevent the verification use 2.
       try {
-        return await verifyAudit(loadConfig(env), { ...filter, since }, (verified) =>
-          write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`))
+        let status = 0
+        for await (const verified of verifyAudit(loadConfig(env), { ...filter, since })) {
+          if (verified.broken !== null) status = 1
+          await write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`)
+        }
+        return status
       } catch (error) {
         warn(lineOf(error))
         return 2
@@ -84,46 +88,32 @@ export const noun: Noun = {
 /** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
 
-/**
- * Verifies chains in the database or in an export and reports each. Returns the exit status: 0 when all are valid, 1
- * when one is broken. `since` applies to the database only: an export states its own start.
- */
-export async function verifyAudit (
+/** Verifies chains in the database or in an export. `since` applies to the database: an export states its own start. */
+export async function * verifyAudit (
   config: Config,
-  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
-  tell: (verified: Verified) => void | Promise<void>
-): Promise<number> {
+  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined }
+): AsyncGenerator<Verified> {
   const anchors = await readAnchors(log)
-  let status = 0
-  const tellAll = async (all: AsyncIterable<Verified>) => {
-    for await (const verified of all) {
-      if (verified.broken !== null) status = 1
-      await tell(verified)
-    }
-  }
   if (file !== undefined) {
-    await tellAll(verifyFile(await openKeyring(config), file, filter, anchors))
-    return status
+    yield * verifyFile(await openKeyring(config), file, filter, anchors)
+    return
   }
   const opened = await open(config)
   try {
-    await tellAll(verifyDatabase(opened, filter, anchors))
-    return status
+    yield * verifyDatabase(opened, filter, anchors)
   } finally {
     await opened.database.close()
   }
 }
 
-/** The result of a chain key rotation: a line for the operator, and whether the key was rotated. */
-export interface Rotated { line: string, isDone: boolean }
-
 /**
- * Rotates the chain key of one organization, or of all, and reports each. A failed rotation does not stop the others.
- * Events can be recorded meanwhile. After an interruption the command can be repeated.
+ * Rotates the chain key of one organization, or of all. Yields a line for the operator and whether the key was rotated.
+ * A failed rotation does not stop the others. Events can be recorded meanwhile. After an interruption the command can
+ * be repeated.
  */
 export async function * rotateChainKeys (
   { database: { db }, keyring }: Opened, organization: string | undefined
-): AsyncGenerator<Rotated> {
+): AsyncGenerator<{ line: string, isDone: boolean }> {
   for await (const id of organizationsOnce(db, organization)) {
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
@@ -284,9 +274,7 @@ export async function * verifyFile (
   }
   // A broken chain already reports its missing events.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
-    refuse(
-      `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
-    )
+    refuse(`${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`)
   }
 }
 
@@ -320,14 +308,13 @@ async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anch
 }
 
 async function wrappedKey (db: Db): Promise<Buffer> {
-  const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) refuse('The audit chain key is missing')
-  return key.wrapped
+  const { wrapped } = await findServiceKey(db, FIRST_CHAIN_KEY) ?? refuse('The audit chain key is missing')
+  return wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
-  const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) refuse('The audit chain key cannot be unwrapped')
+  const key = opened(() => openFirstKey(keyring, wrapped), () => true) ??
+    refuse('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
@@ -348,16 +335,12 @@ function keysOf (
  * is forged, and breaks only the chain of its organization. With a canary, the master key is merely missing here, for
  * example after a change since the start of this process: this throws a StartError.
  */
-async function keysIn (
-  db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]
-): Promise<ChainKeys> {
+async function keysIn (db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]): Promise<ChainKeys> {
   const canaries = rows.length === 0 ? [] : await listCanaries(db)
   return keysOf(keyring, first, rows, (id) => canaries.some(({ key_id }) => key_id === id))
 }
 
-function opened (
-  open: () => ChainKey['key'], isMasterKey: (id: string) => boolean
-): ChainKey['key'] | undefined {
+function opened (open: () => ChainKey['key'], isMasterKey: (id: string) => boolean): ChainKey['key'] | undefined {
   try {
     return open()
   } catch (error) {
