@@ -11,6 +11,10 @@ export class ConfigError extends Error {
   override name = 'ConfigError'
 }
 
+function refuse (line: string): never {
+  throw new ConfigError(line)
+}
+
 const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const
 const CLIENT_ADDRESSES = ['off', 'network', 'full'] as const
 const KIBIBYTE = 1024
@@ -20,8 +24,6 @@ const MEBIBYTE = 1024 * KIBIBYTE
 export const WRAPPED_BYTES = 3000
 const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, where id is 1 to 32 letters, digits, ".", "_" or "-"; ' +
   'create one with: echo "k1:$(openssl rand -base64 32)"; or the output of `key new`'
-const COMMAND_ALLOWED = 'a program and its arguments separated by spaces, or a JSON array of strings if one contains spaces or ' +
-  'shell metacharacters; at most 64 words of at most 4096 characters'
 
 const HOST = /^[A-Za-z0-9._:-]{1,255}$/
 const Command = Type.Array(Type.String({ pattern: '^[^\\0]{1,4096}$' }), { minItems: 1, maxItems: 64 })
@@ -48,70 +50,9 @@ const text = (most: number) => variable((text) => {
   const trimmed = text.trim()
   return new RegExp(`^[^\\p{Cc}]{1,${most}}$`, 'u').test(trimmed) ? trimmed : undefined
 }, `1 to ${most} characters, without control characters; | starts a new line`)
-const onOrOff = () => variable(readSwitch, 'on, off, 1, 0, true or false')
-
-/** All environment variables. */
-const VARIABLES = {
-  HOST: matching(HOST, 'a host name or an IP address without port, as in 127.0.0.1'),
-  PORT: integer(0, 65535, 'a whole number from 0 to 65535 (0 picks a free port)'),
-  DATABASE_URL: variable(readDatabaseUrl,
-    'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme),
-  DATABASE_POOL: integer(2, 100),
-  DATABASE_WAIT: seconds(0, 3600),
-  WORKERS: integer(1, 64),
-  DATA_DIR: matching(/\S/, 'a directory'),
-  PUBLIC_URL: variable(readPublicUrl,
-    'an http:// or https:// address in normal form (lower-case host, no default port), ' +
-    'without user, query, fragment or trailing slash, as in https://secrets.example.com'),
-  TRUST_PROXY: variable((text) => text === 'off' ? false : readList(text, readProxy),
-    'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal'),
-  SMTP_URL: variable(readSmtpUrl,
-    'smtp://user:password@host:587 or smtps://user:password@host:465; percent-encode special characters of user and password', showScheme),
-  MAIL_FROM: variable(readSender, 'an address, or a name with an address as in Strongroom <no-reply@example.com>'),
-  REDIS_URL: variable(readRedisUrl,
-    'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0; percent-encode special characters of user and password', showScheme),
-  MASTER_KEY: variable(readMasterKey, MASTER_KEY_ALLOWED, hide),
-  MASTER_KEY_FILE: matching(/\S/, 'the path of a file'),
-  MASTER_KEYS_PREVIOUS: variable((text) => readList(text, readMasterKey),
-    'a comma-separated list of <id>:<base64 of 32 bytes>', hide),
-  MASTER_KEY_WRAP_COMMAND: variable(readCommand, COMMAND_ALLOWED, hide),
-  MASTER_KEY_UNWRAP_COMMAND: variable(readCommand, COMMAND_ALLOWED, hide),
-  MASTER_KEY_COMMAND_TIMEOUT: seconds(1, 120),
-  RATE_LIMIT_API: integer(0, 1_000_000),
-  RATE_LIMIT_OAUTH: integer(0, 1_000_000),
-  RATE_LIMIT_KEY_ROTATION: integer(0, 1_000_000),
-  RATE_LIMIT_BILLING: integer(0, 1_000_000),
-  RATE_LIMIT_LONG_OPERATIONS: integer(0, 1_000_000),
-  DEFAULT_PLAN: word(PLANS),
-  INVOICE_SELLER_NAME: text(NAME_LENGTH),
-  INVOICE_SELLER_ADDRESS: text(ADDRESS_LENGTH),
-  INVOICE_SELLER_TAX_ID: text(TAX_ID_LENGTH),
-  INVOICE_NOTE: text(NOTE_LENGTH),
-  INVOICE_PAYMENT_DETAILS: text(1000),
-  INVOICE_DUE_DAYS: integer(0, 365),
-  SHUTDOWN_DELAY: seconds(0, 300),
-  BODY_LIMIT: variable((text) => within(16 * KIBIBYTE, 64 * MEBIBYTE, readSize(text)),
-    '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB'),
-  ALLOW_INSECURE_PUBLIC_URL: onOrOff(),
-  ALLOW_REVEALING_KEY_PROOF: onOrOff(),
-  DOCS_UI: onOrOff(),
-  LOG_LEVEL: word(LOG_LEVELS),
-  LOG_CLIENT_ADDRESS: word(CLIENT_ADDRESSES),
-  METRICS_TOKEN: matching(/^[\x21-\x7e]{16,512}$/,
-    '16 to 512 visible ASCII characters; create one with: openssl rand -hex 32', hide),
-  OTEL_EXPORTER_OTLP_ENDPOINT: variable((text) => readHttpUrl(text) && text,
-    'an http:// or https:// address without user, query, fragment or trailing slash, as in http://127.0.0.1:4318',
-    showScheme),
-  OTEL_EXPORTER_OTLP_HEADERS: variable(readHeaders,
-    'a comma-separated list of name=value, with percent-encoded values, as in x-api-key=…', hide),
-  OTEL_SERVICE_NAME: text(NAME_LENGTH),
-  OTEL_TRACES_SAMPLER_ARG: variable(readShare, 'a share from 0 to 1, as in 0.1'),
-  CORS_ORIGINS: variable((text) => readList(text, readOrigin),
-    'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')
-}
-
-type Variables = typeof VARIABLES
-type Given = { [N in keyof Variables]?: Exclude<ReturnType<Variables[N]['read']>, undefined> }
+const onOrOff = variable(readSwitch, 'on, off, 1, 0, true or false')
+const perWindow = integer(0, 1_000_000)
+const command = variable(readCommand, 'a program and its arguments separated by spaces, or a JSON array of strings if one contains spaces or shell metacharacters; at most 64 words of at most 4096 characters', hide)
 
 /** The configuration. Only `cli.ts` reads the environment. */
 export type Config = ReturnType<typeof loadConfig>
@@ -124,91 +65,142 @@ export type KeyCommands = NonNullable<Config['keyCommands']>
  * variable, what was given (nothing of a secret) and what is allowed, in one line.
  */
 export function loadConfig (env: NodeJS.ProcessEnv) {
-  const given = readVariables(env)
-  checkPublicUrl(given)
-  checkMasterKeys(given)
-  checkWorkers(given)
-  return {
-    host: given.HOST ?? '127.0.0.1',
-    /** 0 means that the system picks a free port. */
-    port: given.PORT ?? 8080,
-    /** Without it the embedded database in `dataDir` is used. */
-    databaseUrl: given.DATABASE_URL,
-    /** Connections of each process. */
-    databasePool: given.DATABASE_POOL ?? 10,
-    /** Seconds that a start waits for an unavailable PostgreSQL. */
-    databaseWait: given.DATABASE_WAIT ?? 60,
-    /** Processes that share the port; above 1 only with a `databaseUrl`. */
-    workers: given.WORKERS ?? 1,
-    dataDir: given.DATA_DIR ?? './data',
-    /** By default, the listening address. Never ends with a slash. */
-    publicUrl: given.PUBLIC_URL,
-    /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
-    trustProxy: given.TRUST_PROXY ?? false,
-    /** Without it no mail is sent. */
-    smtp: given.SMTP_URL,
-    /** The sender of mails, whose name may be empty; without it, an address at the host of `publicUrl`. */
-    mailFrom: given.MAIL_FROM,
-    /** Counts limits for all instances; without it, each instance counts separately. */
-    redis: given.REDIS_URL,
-    /**
-     * `id:base64`, or wrapped `id:exec:base64`. At most one of `masterKey` and `masterKeyFile` is set; with a
-     * `databaseUrl`, exactly one.
-     */
-    masterKey: given.MASTER_KEY,
-    /** Not read yet: see `readKeyFile`. */
-    masterKeyFile: given.MASTER_KEY_FILE,
-    /** In the same forms, with unique ids. */
-    masterKeysPrevious: given.MASTER_KEYS_PREVIOUS ?? [],
-    keyCommands: keyCommandsOf(given, env),
-    /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
-    rateLimits: {
-      api: given.RATE_LIMIT_API ?? 100,
-      oauth: given.RATE_LIMIT_OAUTH ?? 10,
-      keyRotation: given.RATE_LIMIT_KEY_ROTATION ?? 10,
-      billing: given.RATE_LIMIT_BILLING ?? 10,
-      longOperations: given.RATE_LIMIT_LONG_OPERATIONS ?? 60
-    },
-    defaultPlan: given.DEFAULT_PLAN ?? 'self-hosted',
-    /** Fixed contents of every invoice. Texts have several lines. */
-    invoices: {
-      /** Without a name, no invoices are created. */
-      seller: {
-        name: given.INVOICE_SELLER_NAME ?? '',
-        address: linesOf(given.INVOICE_SELLER_ADDRESS),
-        tax_id: given.INVOICE_SELLER_TAX_ID ?? ''
-      },
-      note: linesOf(given.INVOICE_NOTE),
-      paymentDetails: linesOf(given.INVOICE_PAYMENT_DETAILS),
-      dueDays: given.INVOICE_DUE_DAYS ?? 14
-    },
-    /** Seconds between failing readiness and refusing requests on shutdown. */
-    shutdownDelay: given.SHUTDOWN_DELAY ?? 0,
-    /** Bytes. */
-    bodyLimit: given.BODY_LIMIT ?? 2 * MEBIBYTE,
-    allowRevealingKeyProof: given.ALLOW_REVEALING_KEY_PROOF ?? false,
-    docsUi: given.DOCS_UI ?? true,
-    logLevel: given.LOG_LEVEL ?? 'info',
-    /** The part of client addresses in the log: `network` is IPv4 /24, IPv6 /64. */
-    logClientAddress: given.LOG_CLIENT_ADDRESS ?? 'network',
-    corsOrigins: given.CORS_ORIGINS ?? [],
-    /** The bearer token for `/metrics`; without it, metrics are disabled. */
-    metricsToken: given.METRICS_TOKEN,
-    /** Without an endpoint, tracing is disabled. */
-    traces: given.OTEL_EXPORTER_OTLP_ENDPOINT === undefined
-      ? undefined
-      : {
-          endpoint: given.OTEL_EXPORTER_OTLP_ENDPOINT,
-          headers: given.OTEL_EXPORTER_OTLP_HEADERS ?? {},
-          serviceName: given.OTEL_SERVICE_NAME ?? 'strongroom',
-          ratio: given.OTEL_TRACES_SAMPLER_ARG ?? 1
-        }
+  const { allowInsecurePublicUrl, ...config } = readVariables(env)
+  if (!allowInsecurePublicUrl) checkPublicUrl(config.publicUrl)
+  checkMasterKeys(config)
+  // The embedded database runs inside one process, so several workers cannot share it.
+  if (config.workers !== 1 && config.databaseUrl === undefined) {
+    refuse(`WORKERS is ${config.workers}, but DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`)
   }
+  return config
 }
 
 /** Loads only the key commands, for `key new`: the other checks require an existing key. */
 export function loadKeyCommands (env: NodeJS.ProcessEnv): Config['keyCommands'] {
-  return keyCommandsOf(readVariables(env), env)
+  return readVariables(env).keyCommands
+}
+
+function readVariables (env: NodeJS.ProcessEnv) {
+  const own = new Set<string>()
+
+  function read<T> (name: string, variable: Variable<T>): T | undefined {
+    own.add(name)
+    const text = env[name]
+    if (text === undefined || text === '') return undefined
+    return variable.read(text) ?? refuse(`${name} is ${variable.show(text)}; allowed: ${variable.allowed}`)
+  }
+
+  const config = {
+    host: read('HOST', matching(HOST, 'a host name or an IP address without port, as in 127.0.0.1')) ?? '127.0.0.1',
+    /** 0 means that the system picks a free port. */
+    port: read('PORT', integer(0, 65535, 'a whole number from 0 to 65535 (0 picks a free port)')) ?? 8080,
+    /** Without it the embedded database in `dataDir` is used. */
+    databaseUrl: read('DATABASE_URL', variable(readDatabaseUrl,
+      'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme)),
+    /** Connections of each process. */
+    databasePool: read('DATABASE_POOL', integer(2, 100)) ?? 10,
+    /** Seconds that a start waits for an unavailable PostgreSQL. */
+    databaseWait: read('DATABASE_WAIT', seconds(0, 3600)) ?? 60,
+    /** Processes that share the port; above 1 only with a `databaseUrl`. */
+    workers: read('WORKERS', integer(1, 64)) ?? 1,
+    dataDir: read('DATA_DIR', matching(/\S/, 'a directory')) ?? './data',
+    /** By default, the listening address. Never ends with a slash. */
+    publicUrl: read('PUBLIC_URL', variable(readPublicUrl,
+      'an http:// or https:// address in normal form (lower-case host, no default port), ' +
+      'without user, query, fragment or trailing slash, as in https://secrets.example.com')),
+    allowInsecurePublicUrl: read('ALLOW_INSECURE_PUBLIC_URL', onOrOff) ?? false,
+    /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
+    trustProxy: read('TRUST_PROXY', variable((text) => text === 'off' ? false : readList(text, readProxy),
+      'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal')) ?? false,
+    /** Without it no mail is sent. */
+    smtp: read('SMTP_URL', variable(readSmtpUrl,
+      'smtp://user:password@host:587 or smtps://user:password@host:465; percent-encode special characters of user and password', showScheme)),
+    /** The sender of mails, whose name may be empty; without it, an address at the host of `publicUrl`. */
+    mailFrom: read('MAIL_FROM', variable(readSender,
+      'an address, or a name with an address as in Strongroom <no-reply@example.com>')),
+    /** Counts limits for all instances; without it, each instance counts separately. */
+    redis: read('REDIS_URL', variable(readRedisUrl,
+      'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0; percent-encode special characters of user and password', showScheme)),
+    /**
+     * `id:base64`, or wrapped `id:exec:base64`. At most one of `masterKey` and `masterKeyFile` is set; with a
+     * `databaseUrl`, exactly one.
+     */
+    masterKey: read('MASTER_KEY', variable(readMasterKey, MASTER_KEY_ALLOWED, hide)),
+    /** Not read yet: see `readKeyFile`. */
+    masterKeyFile: read('MASTER_KEY_FILE', matching(/\S/, 'the path of a file')),
+    /** In the same forms, with unique ids. */
+    masterKeysPrevious: read('MASTER_KEYS_PREVIOUS', variable((text) => readList(text, readMasterKey),
+      'a comma-separated list of <id>:<base64 of 32 bytes>', hide)) ?? [],
+    /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
+    rateLimits: {
+      api: read('RATE_LIMIT_API', perWindow) ?? 100,
+      oauth: read('RATE_LIMIT_OAUTH', perWindow) ?? 10,
+      keyRotation: read('RATE_LIMIT_KEY_ROTATION', perWindow) ?? 10,
+      billing: read('RATE_LIMIT_BILLING', perWindow) ?? 10,
+      longOperations: read('RATE_LIMIT_LONG_OPERATIONS', perWindow) ?? 60
+    },
+    defaultPlan: read('DEFAULT_PLAN', word(PLANS)) ?? 'self-hosted',
+    /** Fixed contents of every invoice. Texts have several lines. */
+    invoices: {
+      /** Without a name, no invoices are created. */
+      seller: {
+        name: read('INVOICE_SELLER_NAME', text(NAME_LENGTH)) ?? '',
+        address: linesOf(read('INVOICE_SELLER_ADDRESS', text(ADDRESS_LENGTH))),
+        tax_id: read('INVOICE_SELLER_TAX_ID', text(TAX_ID_LENGTH)) ?? ''
+      },
+      note: linesOf(read('INVOICE_NOTE', text(NOTE_LENGTH))),
+      paymentDetails: linesOf(read('INVOICE_PAYMENT_DETAILS', text(1000))),
+      dueDays: read('INVOICE_DUE_DAYS', integer(0, 365)) ?? 14
+    },
+    /** Seconds between failing readiness and refusing requests on shutdown. */
+    shutdownDelay: read('SHUTDOWN_DELAY', seconds(0, 300)) ?? 0,
+    /** Bytes. */
+    bodyLimit: read('BODY_LIMIT', variable((text) => within(16 * KIBIBYTE, 64 * MEBIBYTE, readSize(text)),
+      '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB')) ?? 2 * MEBIBYTE,
+    allowRevealingKeyProof: read('ALLOW_REVEALING_KEY_PROOF', onOrOff) ?? false,
+    docsUi: read('DOCS_UI', onOrOff) ?? true,
+    logLevel: read('LOG_LEVEL', word(LOG_LEVELS)) ?? 'info',
+    /** The part of client addresses in the log: `network` is IPv4 /24, IPv6 /64. */
+    logClientAddress: read('LOG_CLIENT_ADDRESS', word(CLIENT_ADDRESSES)) ?? 'network',
+    corsOrigins: read('CORS_ORIGINS', variable((text) => readList(text, readOrigin),
+      'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')) ?? [],
+    /** The bearer token for `/metrics`; without it, metrics are disabled. */
+    metricsToken: read('METRICS_TOKEN', matching(/^[\x21-\x7e]{16,512}$/,
+      '16 to 512 visible ASCII characters; create one with: openssl rand -hex 32', hide))
+  }
+  const endpoint = read('OTEL_EXPORTER_OTLP_ENDPOINT', variable((text) => readHttpUrl(text) && text,
+    'an http:// or https:// address without user, query, fragment or trailing slash, as in http://127.0.0.1:4318',
+    showScheme))
+  const traces = {
+    headers: read('OTEL_EXPORTER_OTLP_HEADERS', variable(readHeaders,
+      'a comma-separated list of name=value, with percent-encoded values, as in x-api-key=…', hide)) ?? {},
+    serviceName: read('OTEL_SERVICE_NAME', text(NAME_LENGTH)) ?? 'strongroom',
+    ratio: read('OTEL_TRACES_SAMPLER_ARG', variable(readShare, 'a share from 0 to 1, as in 0.1')) ?? 1
+  }
+  const commands = {
+    /** A program and its arguments; only needed for new keys. */
+    wrap: read('MASTER_KEY_WRAP_COMMAND', command),
+    unwrap: read('MASTER_KEY_UNWRAP_COMMAND', command),
+    /** Seconds. */
+    timeout: read('MASTER_KEY_COMMAND_TIMEOUT', seconds(1, 120)) ?? 10
+  }
+  const hasCommand = commands.wrap !== undefined || commands.unwrap !== undefined
+  return {
+    ...config,
+    /** Without an endpoint, tracing is disabled. */
+    traces: endpoint === undefined ? undefined : { endpoint, ...traces },
+    keyCommands: hasCommand ? { ...commands, env: environmentOfCommands(env, own) } : undefined
+  }
+}
+
+// Cloud tools read their credentials in the environment. The variables of the service, such as the database password,
+// are left out.
+function environmentOfCommands (env: NodeJS.ProcessEnv, own: ReadonlySet<string>): Record<string, string> {
+  const entries = Object.entries(env).filter((entry): entry is [string, string] => {
+    const [name, value] = entry
+    return value !== undefined && !own.has(name) && name !== 'NODE_OPTIONS' && !/^(?:PG|OTEL_)/.test(name)
+  })
+  return Object.fromEntries(entries)
 }
 
 /**
@@ -222,25 +214,28 @@ export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
 
 /** The text of a file with a secret, with the same permission checks as a key file. */
 export function readSecretFile (path: string, name: string): string {
-  const refuse = (given: string, allowed: string) => refuseFile(name, path, given, allowed)
+  const check = (isAllowed: boolean, given: string, allowed: string) => {
+    if (!isAllowed) refuseFile(name, path, given, allowed)
+  }
   let file: number
   try {
     // Without O_NONBLOCK, opening a named pipe without a writer would block.
     file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
   } catch (error) {
-    return refuse(`cannot be read (${(error as NodeJS.ErrnoException).code})`, 'a file that this user can read')
+    const { code } = error as NodeJS.ErrnoException
+    return refuseFile(name, path, `cannot be read (${code})`, 'a file that this user can read')
   }
   try {
     // Check the open file, not its path: the path could be replaced in between.
     const { mode, uid, size } = fstatSync(file)
-    if ((mode & constants.S_IFMT) !== constants.S_IFREG) refuse('is not a regular file', 'a regular file')
+    check((mode & constants.S_IFMT) === constants.S_IFREG, 'is not a regular file', 'a regular file')
     const me = process.getuid?.()
     if (me !== undefined) {
       const bits = (mode & 0o777).toString(8).padStart(4, '0')
-      if ((mode & 0o077) !== 0) refuse(`has mode ${bits}`, 'mode 0400 or 0600')
-      if (uid !== me && uid !== 0) refuse(`belongs to user ${uid}`, `a file of user ${me} or of root`)
+      check((mode & 0o077) === 0, `has mode ${bits}`, 'mode 0400 or 0600')
+      check(uid === me || uid === 0, `belongs to user ${uid}`, `a file of user ${me} or of root`)
     }
-    if (size > 4096) refuse(`has ${size} bytes`, 'a file of at most 4096 bytes')
+    check(size <= 4096, `has ${size} bytes`, 'a file of at most 4096 bytes')
     return readFileSync(file, 'utf8')
   } finally {
     closeSync(file)
@@ -248,7 +243,7 @@ export function readSecretFile (path: string, name: string): string {
 }
 
 function refuseFile (name: string, path: string, given: string, allowed: string): never {
-  throw new ConfigError(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
+  refuse(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
 }
 
 /** The http address of a host, which may be an IPv6 one, and a port. */
@@ -256,22 +251,10 @@ export function httpAddress (host: string, port: number): string {
   return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-function readVariables (env: NodeJS.ProcessEnv): Given {
-  const given: Record<string, unknown> = {}
-  for (const [name, { read, allowed, show }] of Object.entries<Variable<unknown>>(VARIABLES)) {
-    const text = env[name]
-    if (text === undefined || text === '') continue
-    given[name] = read(text)
-    if (given[name] === undefined) throw new ConfigError(`${name} is ${show(text)}; allowed: ${allowed}`)
-  }
-  return given
-}
-
 // Plain HTTP exposes tokens, passwords and secrets on the network, except on loopback addresses.
-function checkPublicUrl ({ PUBLIC_URL, ALLOW_INSECURE_PUBLIC_URL = false }: Given) {
-  if (PUBLIC_URL === undefined || PUBLIC_URL.startsWith('https:') || ALLOW_INSECURE_PUBLIC_URL) return
-  if (isLoopback(new URL(PUBLIC_URL).hostname)) return
-  throw new ConfigError(`PUBLIC_URL is ${redact(PUBLIC_URL)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
+function checkPublicUrl (url: string | undefined) {
+  if (url === undefined || url.startsWith('https:') || isLoopback(new URL(url).hostname)) return
+  refuse(`PUBLIC_URL is ${redact(url)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
     'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }
 
@@ -279,51 +262,20 @@ function isLoopback (hostname: string): boolean {
   return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(hostname)
 }
 
-function checkMasterKeys ({ DATABASE_URL, MASTER_KEY, MASTER_KEY_FILE, MASTER_KEYS_PREVIOUS = [] }: Given) {
-  if (MASTER_KEY !== undefined && MASTER_KEY_FILE !== undefined) {
-    throw new ConfigError('MASTER_KEY and MASTER_KEY_FILE are both set; allowed: one of them')
+function checkMasterKeys (
+  { databaseUrl, masterKey, masterKeyFile, masterKeysPrevious }: Omit<ReturnType<typeof readVariables>, 'allowInsecurePublicUrl'>
+) {
+  if (masterKey !== undefined && masterKeyFile !== undefined) {
+    refuse('MASTER_KEY and MASTER_KEY_FILE are both set; allowed: one of them')
   }
-  if (DATABASE_URL !== undefined && MASTER_KEY === undefined && MASTER_KEY_FILE === undefined) {
-    throw new ConfigError(
-      'MASTER_KEY and MASTER_KEY_FILE are not set, but DATABASE_URL is; allowed: one of them with ' + MASTER_KEY_ALLOWED
-    )
+  if (databaseUrl !== undefined && masterKey === undefined && masterKeyFile === undefined) {
+    refuse(`MASTER_KEY and MASTER_KEY_FILE are not set, but DATABASE_URL is; allowed: one of them with ${MASTER_KEY_ALLOWED}`)
   }
-  const ids = MASTER_KEYS_PREVIOUS.map(keyId)
-  if (MASTER_KEY !== undefined) ids.push(keyId(MASTER_KEY))
+  const ids = [...masterKeysPrevious, ...masterKey === undefined ? [] : [masterKey]].map(keyId)
   const twice = ids.find((id, index) => ids.indexOf(id) !== index)
   if (twice !== undefined) {
-    throw new ConfigError(
-      `MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or MASTER_KEY has it too; allowed: each id once`
-    )
+    refuse(`MASTER_KEYS_PREVIOUS has the id ${quote(twice)} twice, or MASTER_KEY has it too; allowed: each id once`)
   }
-}
-
-// The commands get the environment, because cloud tools read their credentials there, but no variables of the service,
-// such as the database password.
-function keyCommandsOf (
-  { MASTER_KEY_WRAP_COMMAND: wrap, MASTER_KEY_UNWRAP_COMMAND: unwrap, MASTER_KEY_COMMAND_TIMEOUT: timeout = 10 }: Given,
-  env: NodeJS.ProcessEnv
-) {
-  if (wrap === undefined && unwrap === undefined) return undefined
-  const isOwn = (name: string) => Object.hasOwn(VARIABLES, name) || name === 'NODE_OPTIONS' || /^(?:PG|OTEL_)/.test(name)
-  const rest = Object.entries(env).filter((entry): entry is [string, string] =>
-    entry[1] !== undefined && !isOwn(entry[0]))
-  return {
-    /** A program and its arguments; only needed for new keys. */
-    wrap,
-    unwrap,
-    /** Seconds. */
-    timeout,
-    env: Object.fromEntries(rest)
-  }
-}
-
-// The embedded database runs inside one process, so several workers cannot share it.
-function checkWorkers ({ DATABASE_URL, WORKERS = 1 }: Given) {
-  if (WORKERS === 1 || DATABASE_URL !== undefined) return
-  throw new ConfigError(
-    `WORKERS is ${WORKERS}, but DATABASE_URL is not set; allowed: 1 with the embedded database, or a DATABASE_URL`
-  )
 }
 
 const linesOf = (text = '') => text.split('|').map((line) => line.trim()).join('\n')
