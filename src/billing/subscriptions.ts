@@ -16,10 +16,10 @@ import { issueInvoice, type Invoicing } from './invoicing.ts'
 // Changes of subscriptions by handlers and the worker. The lock on the organization (`lockPlan`) serializes them.
 
 /** The terms of a subscription. */
-export interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
+interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
 
 /** Throws 422 `plan_limit_reached` if the organization's usage exceeds a limit of the plan. */
-export async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
+async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
   for (const resource of ['projects', 'members', 'bytes'] as const) {
     const limit = plan[`max_${resource}`]
     if (limit === null) continue
@@ -128,7 +128,7 @@ async function renewSubscription (
  * Ends a subscription: switches the organization to the default plan, unless the operator has set another plan. Data
  * above the limits of that plan stays.
  */
-export async function endSubscription (
+async function endSubscription (
   db: Db, { organization_id, plan }: Subscription, defaultPlan: string
 ): Promise<void> {
   await deleteSubscription(db, organization_id)
