@@ -256,7 +256,7 @@ t.test('an export says nothing of itself that the service did not: not from wher
   }
   t.match((await inFile(whole))[organization], { events: last, after: null, broken: null })
   t.match((await inFile(part))[organization], { events: 0, after: last, broken: null })
-  await t.rejects(inFile(whole.replace('export 2', 'export 1')), /another build/)
+  await t.rejects(inFile(whole.replace('export 2', 'export 1')), /incompatible build/)
 })
 
 t.test('an organization whose key is gone records nothing more, and no other one suffers', severalProcesses, async (t) => {
