@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { hmacOf, takeKey } from '../../crypto/primitives.ts'
+import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { backupContext } from '../keys/contexts.ts'
 import { makeKey } from '../keys/keys.ts'
 
@@ -21,7 +21,7 @@ export function openChain (keyring: Keyring, { id, wrapped }: { id: string, wrap
 function chainUnder (key: KeyObject): FrameChain {
   let last: Buffer = Buffer.alloc(32)
   return (...frame) => {
-    last = hmacOf(key, [last, ...frame])
+    last = hmac(key, last, ...frame)
     return last
   }
 }
