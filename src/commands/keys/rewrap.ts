@@ -2,10 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import {
-  countWrapped, deleteCanary, lockChainKeys, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys,
-  updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
-} from '../../repositories/keys/master-keys.ts'
+import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../repositories/keys/master-keys.ts'
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
@@ -28,28 +25,6 @@ export interface Outcome {
   older: { id: string, values: number }[]
 }
 
-interface Table<Id, Row> {
-  name: string
-  /** Sorts before every id. */
-  first: Id
-  lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
-  rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
-  update: (db: Db, rows: readonly Row[]) => Promise<void>
-}
-
-const SERVICE_KEYS = {
-  name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys
-}
-const STORAGE_KEYS = {
-  name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys
-}
-const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
-
-const CHAIN_KEYS = {
-  name: 'chain_keys', first: '', lock: lockChainKeys, rewrap: rewrapChainKey, update: updateChainKeys
-}
-const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
-
 /**
  * Re-wraps every value with the newest master key, and deletes the canaries of unused master keys. Works in small
  * transactions while the service runs. After an interruption the next run continues.
@@ -61,11 +36,11 @@ export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABAS
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
-    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, FACTORS, failures, timeoutMs)
+    let moved = await passOver(database.db, keyring, WRAPPED.serviceKeys, rewrapServiceKey, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, WRAPPED.chainKeys, rewrapChainKey, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, WRAPPED.storageKeys, rewrapStorageKey, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, WRAPPED.projectKeys, rewrapKey, failures, timeoutMs)
+    moved += await passOver(database.db, keyring, WRAPPED.factors, rewrapFactor, failures, timeoutMs)
     rewrapped += moved
     if (moved === 0) break
   }
@@ -91,11 +66,12 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
   ].map((line) => `${line}\n`).join('')
 }
 
-async function passOver<Id, Row extends { id: Id }> (
-  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], timeoutMs: number
+async function passOver<Row extends { id: string | number }> (
+  handle: Db, keyring: Keyring, table: WrappedTable<Row>, rewrapRow: (keyring: Keyring, row: Row) => Rewrapped<Row>,
+  failures: string[], timeoutMs: number
 ): Promise<number> {
   let moved = 0
-  for (let after = table.first; ;) {
+  for (let after: Row['id'] = table.first; ;) {
     let started = 0
     const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
       started = performance.now()
@@ -104,7 +80,7 @@ async function passOver<Id, Row extends { id: Id }> (
       const broken: string[] = []
       const done = rows.flatMap((row) => {
         try {
-          return [table.rewrap(keyring, row)]
+          return [rewrapRow(keyring, row)]
         } catch (error) {
           broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
           return []
