@@ -9,6 +9,7 @@ import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
+import { queryRows } from '../../db/rows/query.ts'
 import { keepLateEvents } from '../../db/changes/late-events.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
@@ -169,11 +170,10 @@ async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]
 ): Promise<Set<number>> {
   if (rows.length === 0) return new Set()
-  const found = await db.execute(sql`
+  const found = await queryRows<{ id: string }>(db, sql`
     SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
       sql`id bigint, occurred_at timestamptz`)} late
     JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
-      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
-  `) as unknown as { id: string }[]
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)`)
   return new Set(found.map(({ id }) => Number(id)))
 }
