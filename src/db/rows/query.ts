@@ -13,6 +13,9 @@ export async function queryRow<Row> (db: Db, statement: SQL): Promise<Row> {
   return (await queryRows<Row>(db, statement))[0]!
 }
 
+/** A bigint or numeric, which the driver returns as text. */
+export const numberOf = (text: string | null): number | null => text === null ? null : Number(text)
+
 /** The row, unless its MAC does not verify: then it is reported, and treated as missing. */
 export function authenticRow<N extends AuthenticatedTable, Row extends Authenticated<N>> (
   db: Db, table: N, row: Row | undefined, about?: About

@@ -4,6 +4,7 @@ import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts
 import { openChange } from '../../db/changes/chain.ts'
 import { lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
 
 const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
@@ -18,7 +19,7 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
   const [row] = await planOf(db, { id: organizationId })
-  return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
+  return row && { ...row, max_bytes: numberOf(row.max_bytes) }
 }
 
 /** The status of an organization; undefined when it was deleted. */

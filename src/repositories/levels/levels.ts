@@ -3,6 +3,7 @@ import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
@@ -61,7 +62,6 @@ type Row = Pick<Authenticated<'projects'>,
   Record<'project_id' | 'project_slug' | 'target_project' | 'target_slug' | 'environment_project' |
     'environment_target' | 'environment_slug' | 'environment_status' | 'secret_project', string> &
   Record<'secret_target' | 'secret_environment', string | null> &
-  // The driver returns timestamps and bigint as text.
   Record<'key_created_at' | 'revision', string> & Record<'version' | 'recorded_revision', string | null> & {
     query_index: number
     /** For writes: whether the project is locked for the write. */
@@ -294,9 +294,6 @@ function toKey (row: Row): KeyRow | null {
     rotated_at: null
   }
 }
-
-// The driver returns bigint as text.
-const numberOf = (text: string | null) => text === null ? null : Number(text)
 
 /** The active key of a level that was loaded with it. */
 export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {

@@ -128,7 +128,7 @@ export async function isInvited (db: Db, organizationId: string, email: string):
 }
 
 /**
- * Makes an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
+ * Creates an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
  * invitations, and knows that the address has no open one there.
  */
 export async function createInvitation (
@@ -166,10 +166,7 @@ export async function deleteInvitation (db: Db, organizationId: string, id: stri
 
 const isOldMail = sql`${invitation_mails.sent_at} <= now() - interval '24 hours'`
 
-/**
- * Takes the one mail that an organization may send to an address in 24 hours; false when it was sent already. In the
- * transaction of the invitation.
- */
+/** Takes the one mail that an organization may send to an address in 24 hours; false when it was sent already. */
 export async function takeInvitationMail (db: Db, organizationId: string, email: string): Promise<boolean> {
   await deleteOldMails(db, organizationId)
   const taken = await db.insert(invitation_mails)

@@ -58,10 +58,7 @@ export async function setClientDisabled (db: Db, id: string, disabled: boolean):
   return changed !== undefined
 }
 
-/**
- * Revokes a batch of a client's grants. Returns the number of revoked grants (0 when none are left), and the API tokens
- * that ended.
- */
+/** Revokes a batch of a client's grants; `revoked` is 0 when none are left. */
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
@@ -124,9 +121,8 @@ const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
 /**
- * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. Returns the
- * revoked grants, and the API tokens that ended with them. The caller has locked the account, which serializes
- * concurrent consents.
+ * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. The caller
+ * has locked the account, which serializes concurrent consents.
  */
 export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
@@ -321,10 +317,7 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
   return { ...held, rows: shown }
 }
 
-/**
- * Revokes a grant of this person with all its codes and tokens. Returns the client and the API tokens that ended;
- * undefined when there is no such active grant.
- */
+/** Revokes a grant of this person with all its codes and tokens; undefined when there is no such active grant. */
 export async function revokeGrantOf (
   db: Db, user_id: number, id: number
 ): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
@@ -416,8 +409,7 @@ function userCallOf (
   if (first === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant } = first
   if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
-  // A slug may equal another organization's id. Prefer the organization of which the user is a member; if both are,
-  // prefer the id.
+  // A slug may equal another organization's id. Prefer an organization of which the user is a member, then the id.
   const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)

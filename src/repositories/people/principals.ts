@@ -5,6 +5,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { fromJson } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'
@@ -116,13 +117,12 @@ export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}
 }
 
 function principalOf (db: Db, row: TokenFound): Principal | undefined {
-  const number = (text: string | null) => text === null ? null : Number(text)
   const { organization_id, name, slices } = row
   const id = Number(row.id)
-  const user_id = number(row.user_id)
-  const grant_id = number(row.grant_id)
+  const user_id = numberOf(row.user_id)
+  const grant_id = numberOf(row.grant_id)
   const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
-  const token = { ...row, id, expires_at, created_by_id: number(row.created_by_id), user_id, grant_id }
+  const token = { ...row, id, expires_at, created_by_id: numberOf(row.created_by_id), user_id, grant_id }
   const former = fromJson('former_token_hashes', row.former)
   if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
   if (!isAuthentic(db, 'api_tokens', token)) return undefined
@@ -150,7 +150,7 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
       require_second_factor,
       created_at: new Date(created_at),
       updated_at: new Date(updated_at),
-      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: number(max_bytes) }
+      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: numberOf(max_bytes) }
     }
   }
 }

@@ -58,10 +58,7 @@ export async function takeUpFactor (
   return true
 }
 
-/**
- * Deletes the second factor with its recovery codes and pending sign-ins. False when the MAC of the account does not
- * verify.
- */
+/** Deletes the second factor with its recovery codes and pending sign-ins. False when the account's MAC is wrong. */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   const its = eq(users.id, user_id)
   const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null }, { updated_at: sql`now()` })

@@ -78,8 +78,8 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
 }
 
 /**
- * Tokens of the organization, newest first. A restricted caller sees only tokens inside its own restrictions. A row
- * whose MAC does not verify is left out, though the total counts it.
+ * Tokens of the organization inside the caller's restrictions, newest first. A row whose MAC does not verify is left
+ * out, though the total counts it.
  */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
@@ -128,10 +128,7 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
   return { ...held, rows: genuine.map(({ token, organization }) => ({ ...token, organization })) }
 }
 
-/**
- * The organization of a person's token; undefined when the person has no such token. Locks the token, because a
- * rotation by another person would change its owner.
- */
+/** The organization of a person's token. Locks the token, because a rotation by another person changes its owner. */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
@@ -177,10 +174,7 @@ export async function rotateToken (
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
-/**
- * Whether a rotated token already ends with the person and grant of the rotating principal, or the principal has no
- * person.
- */
+/** Whether a token already ends with the person and grant of the principal, or the principal has no person. */
 export const endsWith = (
   { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
@@ -292,8 +286,8 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
 }
 
 /**
- * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project until the end of
- * the transaction, because a concurrent deletion would not see the token that is about to be created.
+ * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project, because a
+ * concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction

@@ -95,9 +95,8 @@ export async function changePassword (
 }
 
 /**
- * Closes or reopens an account, and ends all its sessions, grants and tokens: reopening also ends those that were
- * created during the closing. Returns the API tokens that ended. An account whose MAC does not verify can be closed,
- * but reopening it returns undefined.
+ * Closes or reopens an account, and ends all its sessions, grants and tokens, also those that were created during the
+ * closing. Returns the API tokens that ended; undefined when the MAC of an account to reopen does not verify.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>

@@ -2,7 +2,7 @@ import { sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS } from '../../../schemas/secrets.ts'
 import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
-import { queryRows } from '../../db/rows/query.ts'
+import { numberOf, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
@@ -166,9 +166,6 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
     key: { organization_id, project_id, version: key_version, managed: row.managed, data_key: row.data_key }
   }
 }
-
-// The driver returns bigint as text.
-const numberOf = (text: string | null) => text === null ? null : Number(text)
 
 /** A level whose document at the moment differs from the current one, or may differ (`unknown`). */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {

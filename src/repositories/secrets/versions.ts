@@ -5,6 +5,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
@@ -147,7 +148,6 @@ export async function listVersions (
     rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
     if (from === 'oldest') rows.reverse()
   }
-  const numberOf = (text: string | null) => text === null ? null : Number(text)
   const found = rows.map((row) => ({
     ...row,
     id: Number(row.id),
