@@ -118,9 +118,9 @@ function wrappedTable<Row extends { id: string | number }> (
     update: async (db, rows) => {
       const values = rows.map((row) => sql`(${list(stored.map((column) => sql`${row[column]}::${typeOf(column)}`))})`)
       await db.execute(sql`
-        UPDATE ${table} t SET ${list(wrapped.map((column) => sql`${nameOf(column)} = v.${nameOf(column)}`))}
+        UPDATE ${table} k SET ${list(wrapped.map((column) => sql`${nameOf(column)} = v.${nameOf(column)}`))}
         FROM (VALUES ${list(values)}) v (${list(stored.map((column) => sql`${nameOf(column)}`))})
-        WHERE ${sql.join(key.map((column) => sql`t.${nameOf(column)} = v.${nameOf(column)}`), sql` AND `)}`)
+        WHERE ${sql.join(key.map((column) => sql`k.${nameOf(column)} = v.${nameOf(column)}`), sql` AND `)}`)
     }
   }
 }
@@ -134,7 +134,7 @@ const projectKeys = wrappedTable<WrappedKeyRow>(encryption_keys, 0, {
 export const WRAPPED = {
   serviceKeys: wrappedTable<ServiceKeyRow>(service_keys, '', serviceKey, ['wrapped']),
   chainKeys: wrappedTable<NamedChainKeyRow>(chain_keys, '', {
-    ...columnsOf(chain_keys, 'organization_id', 'kid', 'from_seq', 'wrapped'), id: chain_keys.kid
+    id: chain_keys.kid, ...columnsOf(chain_keys, 'organization_id', 'kid', 'from_seq', 'wrapped')
   }, ['wrapped'], ['organization_id', 'kid']),
   storageKeys: wrappedTable<StorageKeyRow>(
     organizations, '', columnsOf(organizations, 'id', 'storage_key'), ['storage_key']

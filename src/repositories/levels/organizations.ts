@@ -115,7 +115,7 @@ async function reserveSlug (
   const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
   await db.insert(former_slugs).values({ organization_id, slug, reserved_until, owner_id })
     .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until, owner_id } })
-  await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
+  await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
 /** Ends the reservation of a slug; returns the organization that had the slug, or undefined when it is not reserved. */

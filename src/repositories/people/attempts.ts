@@ -52,7 +52,7 @@ export async function takeAttempts (
   db: Db, counts: readonly Count[]
 ): Promise<{ number: number } | { wait: number }> {
   // An hour is longer than every window and lock.
-  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
+  await deleteExpired(db, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
   for (const [i, count] of counts.entries()) {
     const key = countKey(db, count)
@@ -108,7 +108,7 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
 export async function rememberDevice (
   db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }
 ): Promise<void> {
-  await deleteExpired(db, sign_in_devices, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
+  await deleteExpired(db, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
   if (before !== undefined) {
     await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
   }
@@ -116,7 +116,7 @@ export async function rememberDevice (
   await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
   await keepNewest(
-    db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
+    db, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
     { by: sign_in_devices.expires_at, most: MAX_DEVICES }
   )
 }

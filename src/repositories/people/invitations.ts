@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, gt, inArray, lte, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, inArray, lte, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS } from '../../../schemas/invitations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
@@ -32,7 +32,8 @@ const DAY = 24 * 60 * 60 * 1000
 
 const isOpen = gt(invitations.expires_at, sql`now()`)
 const oneOf = (organizationId: string, id: string) => matching(invitations, { organization_id: organizationId, id })
-const isTo = (email: string) => and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen)
+const isTo = (email: string, ...more: SQL[]) =>
+  and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen, ...more)
 
 const columns = { ...authenticatedColumns('invitations'), created_at: invitations.created_at }
 const ownColumns = {
@@ -118,7 +119,7 @@ export async function countInvitationsTo (db: Db, email: string): Promise<number
 /** The organization of an open invitation to an address; undefined when the invitation is not to this address. */
 export async function findInvitingOrganization (db: Db, email: string, id: string): Promise<string | undefined> {
   const [row] = await db.select({ organization_id: invitations.organization_id }).from(invitations)
-    .where(and(isTo(email), eq(invitations.id, id)))
+    .where(isTo(email, eq(invitations.id, id)))
   return row?.organization_id
 }
 

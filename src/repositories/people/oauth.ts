@@ -78,7 +78,7 @@ const MAX_REQUESTS = 20
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
-  await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
+  await deleteExpired(db, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
   const row = { ...request, id_hash, session_hash, expires_at: new Date(await readNow(db) + 600 * SECOND) }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
@@ -87,7 +87,7 @@ export async function createRequest (
     throw error
   }
   await keepNewest(
-    db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
+    db, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
     { by: oauth_requests.expires_at, most: MAX_REQUESTS }
   )
   return true
@@ -147,12 +147,12 @@ export async function createGrant (
   // Deleting a grant cascades to its codes; access tokens were deleted before in batches, API tokens in the background.
   // A grant whose code was never redeemed has no tokens.
   await deleteExpired(
-    db, oauth_grants, oauth_grants.id,
+    db, oauth_grants.id,
     sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
       AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`
   )
   await deleteExpired(
-    db, oauth_grants, oauth_grants.id,
+    db, oauth_grants.id,
     sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
       WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
   )
@@ -254,7 +254,7 @@ export async function createPair (
   db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
 ): Promise<void> {
   await deleteExpired(
-    db, oauth_tokens, oauth_tokens.id,
+    db, oauth_tokens.id,
     sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`
   )
   const now = await readNow(db)

@@ -22,9 +22,7 @@ const LOGGED_BYTES = 500
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
   const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }
   const { id, user_id, occurred_at, action, actor_type, ip, user_agent, details } = row
-  await deleteExpired(
-    db, personal_events, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`
-  )
+  await deleteExpired(db, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`)
   await db.execute(sql`
     WITH account AS MATERIALIZED (SELECT id FROM users WHERE id = ${user_id}::bigint), message AS MATERIALIZED (
       SELECT pg_logical_emit_message(true, 'no account', repeat('0', ${LOGGED_BYTES}::int))

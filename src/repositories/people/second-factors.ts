@@ -54,7 +54,7 @@ export async function takeUpFactor (
   }
   const pending = matching(second_factors, { user_id: from.user_id, id: from.id })
   await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, from.user_id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, from.user_id))
   return true
 }
 
@@ -65,7 +65,7 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   if (changed === undefined) return false
   await db.delete(second_factors).where(eq(second_factors.user_id, user_id))
   await db.delete(recovery_codes).where(eq(recovery_codes.user_id, user_id))
-  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
+  await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
   return true
 }
 
@@ -113,7 +113,7 @@ const MAX_WRONG_CODES = 5
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {
-  await deleteExpired(db, sign_in_steps, sign_in_steps.token_hash, sql`${sign_in_steps.expires_at} < now()`)
+  await deleteExpired(db, sign_in_steps.token_hash, sql`${sign_in_steps.expires_at} < now()`)
   const row = { token_hash, user_id: id, expires_at: new Date(await readNow(db) + 10 * MINUTE) }
   const made = await queryRows(db, sql`
     INSERT INTO sign_in_steps (token_hash, user_id, expires_at, mac)

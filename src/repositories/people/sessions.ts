@@ -34,11 +34,9 @@ export async function createSession (
       AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
     RETURNING user_id`)
   // After the lock of the user, which is the first lock of every transaction that ends sessions.
-  await deleteExpired(
-    db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
-  )
+  await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
-  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
+  await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
   return made.length === 1
 }
 
@@ -88,5 +86,5 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id?: numbe
 
 /** Deletes all sessions of a person; applications and API tokens stay valid. */
 export async function deleteSessions (db: Db, user_id: number): Promise<void> {
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, user_id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, user_id))
 }

@@ -111,8 +111,8 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 /** Ends all sessions, remembered browsers, grants and links of a user. Returns the API tokens that ended. */
 export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
   await lockUser(db, id)
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, id))
-  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, id))
+  await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
@@ -151,7 +151,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   // Of two concurrent links, the second invalidates the first.
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
-  await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
+  await deleteExpired(db, password_links.token_hash, sql`${password_links.expires_at} < now()`)
   const row = { token_hash, user_id: userId, expires_at: new Date(await readNow(db) + 3 * DAY) }
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
