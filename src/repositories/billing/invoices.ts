@@ -120,10 +120,7 @@ export async function lockCharge (db: Db, organizationId: string, id: string): P
   return row
 }
 
-/**
- * Settles the charges of an invoice: pending ones and, when the invoice is paid, failed ones too, because nothing is
- * owed any more. Returns the charges.
- */
+/** Settles the pending charges of an invoice and, when it is paid, failed ones too: nothing is owed any more. */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
 ): Promise<Charge[]> {

@@ -36,9 +36,7 @@ export async function createCanary (db: Db, key_id: string, canary: Buffer): Pro
   await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
 }
 
-/**
- * Locks the canary until the end of the transaction, and creates it if it is missing. A deletion of the canary waits.
- */
+/** Locks the canary until the end of the transaction, so that its deletion waits. Creates it if it is missing. */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
     const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries)
@@ -48,10 +46,7 @@ export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promi
   }
 }
 
-/**
- * Deletes the canary of a master key. Waits for transactions that have locked the canary, so the next statement sees
- * the values that they wrapped.
- */
+/** Deletes a canary after transactions that lock it, so the next statement sees the values that they wrapped. */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
@@ -93,9 +88,7 @@ export interface WrappedTable<Row extends { id: string | number }> {
   name: string
   /** Sorts before every id. */
   first: Row['id']
-  /**
-   * A page of rows, by id, with a value that is not under this master key; locked until the end of the transaction.
-   */
+  /** A page of rows, by id, with a value that is not under this master key; locked for the transaction. */
   lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<Row[]>
   /** Stores re-wrapped values. */
   update: (db: Db, rows: readonly Row[]) => Promise<void>

@@ -149,10 +149,7 @@ const findLevels = batchLoad({
   read: (db, rows, { names }) => stateOf(db, rows, names)
 })
 
-/**
- * The level that the slugs name; undefined when a slug does not exist. Throws `integrity_error` when a MAC does not
- * verify.
- */
+/** The level that the slugs name; undefined when a slug does not exist. Throws TamperedRow. */
 export async function findLevel (
   db: Db, organizationId: string, names: LevelNames, brings: Brings
 ): Promise<LevelState | undefined> {

@@ -132,10 +132,7 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
 
 type Changed = Pick<typeof organizations.$inferSelect, 'name' | 'slug' | 'plan' | 'status' | 'require_second_factor'>
 
-/**
- * Changes an organization; returns its id, or undefined when there is no such organization. A rename reserves the
- * former slug. Throws SlugRefused.
- */
+/** Changes an organization; returns its id. A rename reserves the former slug. Throws SlugRefused. */
 export async function updateOrganization (
   db: Db, idOrSlug: string, changes: { [C in keyof Changed]?: Changed[C] | undefined }
 ): Promise<string | undefined> {

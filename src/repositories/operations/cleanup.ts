@@ -158,9 +158,7 @@ export async function deleteEmptyHistories (db: Db, organizationId: string, limi
     LIMIT ${limit} FOR UPDATE SKIP LOCKED`)
 }
 
-/**
- * A page of deleted organizations, after an id, whose data is not completely removed. A query over all organizations.
- */
+/** A page of deleted organizations, after an id, with data to remove. A query over all organizations. */
 export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = organization_removals
   return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
@@ -217,10 +215,7 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
-/**
- * A page of organizations, after an id, with tokens that expired long ago themselves or through their grant. A query
- * over all organizations.
- */
+/** A page of organizations, after an id, with tokens for `deleteOverTokens`. A query over all organizations. */
 export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT DISTINCT over.organization_id FROM (

@@ -8,10 +8,7 @@ import * as tables from '../../db/tables.ts'
 // Reads and writes the whole database, table by table, as the catalogue describes it. So a newer release can restore
 // the schema of an older one, and new tables and columns need no code here.
 
-/**
- * Tables that a backup does not contain. Most of them give access for minutes or days; restoring them would revive
- * revoked or used credentials.
- */
+/** Tables that a backup does not contain. Restoring most of them would revive revoked or used credentials. */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
   sign_in_steps: 'Half a sign-in, of minutes',
@@ -78,8 +75,7 @@ export async function describeTables (db: Db): Promise<Table[]> {
   return sorted
 }
 
-// Settings of a role or database are meant for requests. With these settings a page is found by its key, whatever
-// statistics the table has.
+// Instead of settings for requests. A page is found by its key, whatever statistics the table has.
 const SETTINGS = [
   'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
   'enable_bitmapscan = off'

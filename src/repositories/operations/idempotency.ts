@@ -61,10 +61,7 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/**
- * Stores a response, in the transaction of the change. False when a response to the same key was stored meanwhile: the
- * change has to be undone.
- */
+/** Stores a response. False when another response to the key was stored meanwhile: the change has to be undone. */
 export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // A response from more than 24 hours ago may still be there.

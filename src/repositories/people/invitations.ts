@@ -55,10 +55,7 @@ export async function countInvitations (db: Db, organizationId: string): Promise
   return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
 }
 
-/**
- * Open invitations of an organization, the oldest first. A row whose MAC does not verify is left out, though the total
- * counts it.
- */
+/** Open invitations, the oldest first. A row whose MAC does not verify is left out, though the total counts it. */
 export async function listInvitations (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: Invitation[], total: number }> {

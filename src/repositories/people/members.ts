@@ -56,10 +56,7 @@ export async function isMemberAddress (db: Db, organizationId: string, email: st
   return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/**
- * Locks a membership until the end of the transaction: concurrent changes by this member finish first, or fail. The
- * caller has locked the organization.
- */
+/** Locks a membership: concurrent changes by this member finish first, or fail. The organization is locked already. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {

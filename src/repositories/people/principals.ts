@@ -181,8 +181,7 @@ function powersOf (
   }
 }
 
-// A token with an owner is valid only while the user, the membership, the grant and the client are valid, and while
-// their MACs verify.
+// A token with an owner is valid only while the user, membership, grant and client are valid and their MACs verify.
 function isSupported (db: Db, support: Support, { organization_id, user_id, grant_id }: Owned): boolean {
   const about = { organization_id }
   const user = fromJson('users', support.users)

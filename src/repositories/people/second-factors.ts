@@ -7,8 +7,7 @@ import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
-// Second factors of accounts. Every change locks the account first (`lockUser`), like all changes that end sessions or
-// tokens of a person.
+// Every change of a second factor locks the account first (`lockUser`), because it ends sessions.
 
 /** The TOTP secret of a second factor; it takes effect when the account names its id. */
 export type Factor = Omit<typeof second_factors.$inferSelect, 'mac'>

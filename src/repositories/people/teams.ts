@@ -50,10 +50,7 @@ export async function listTeams (
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }
 
-/**
- * Members of a team, ordered by account creation. A person is left out if the MAC of the place in the team or of the
- * account does not verify.
- */
+/** Members of a team, ordered by account creation. A person is left out if the MAC of either row does not verify. */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
@@ -137,10 +134,7 @@ export async function updateTeam (
   await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
 }
 
-/**
- * Deletes a team. Callers who act through the team lock their place in it first and then the team's role, so the
- * deletion uses the same order.
- */
+/** Deletes a team, in the order in which its members lock rows: their place in the team, then the team's role. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   const its = { organization_id: organizationId, team_id: id }
   await db.delete(team_members).where(matching(team_members, its))

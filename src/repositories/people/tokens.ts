@@ -77,10 +77,7 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
     DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
 }
 
-/**
- * Tokens of the organization inside the caller's restrictions, newest first. A row whose MAC does not verify is left
- * out, though the total counts it.
- */
+/** Tokens inside the caller's restrictions, newest first. A row with a wrong MAC is left out, though counted. */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
 ): Promise<{ rows: ApiToken[], total: number }> {

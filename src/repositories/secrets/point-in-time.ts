@@ -35,8 +35,7 @@ const HALVES = sql`halves AS (
     WHERE halves.behind - halves.seen > 1
   ), cut AS (SELECT behind FROM halves WHERE behind - seen <= 1)`
 
-// For a secret `s`: `v`, its last version up to the moment, and `n`, the version after `v`; both null if there was no
-// later write.
+// For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null without a later write.
 const VERSIONS = sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id

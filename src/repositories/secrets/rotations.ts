@@ -40,8 +40,7 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
 export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
 
 export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
-  // Written as SQL: in a single-table select, Drizzle omits the table name, which in the subquery would refer to the
-  // version.
+  // Not with Drizzle's columns: it omits their table in a single-table select, and the subquery has another table.
   const recorded_revision =
     sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id
       AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
@@ -51,10 +50,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
   return rows
 }
 
-/**
- * Replaces or deletes documents: each gets the next revision, under the project's key. Its version has the time of the
- * change (`recordVersions`).
- */
+/** Replaces or deletes documents: each gets the next revision, under the project's key. */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {

@@ -7,8 +7,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Pages through everything that is sealed or wrapped in an organization, for code that decrypts all of it. A page is
-// limited by rows and bytes.
+// Pages through everything that is sealed or wrapped in an organization. A page is limited by rows and bytes.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
