@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './people.ts'
 
@@ -742,7 +742,7 @@ const filled = (text: string, ids: Record<string, string>) =>
 
 /** Whether it takes a scope that roles of teams give. */
 export const isGivenByTeams = ({ access, needs = access }: Row) =>
-  /^(secret|key|project|target|environment):/.test(needs) && needs !== 'project:create'
+  needs !== 'public' && needs !== 'authenticated' && isScopeOfProject(needs)
 
 /** Makes room in the world for an operation that is to have its effect. */
 export async function prepare (service: TestApp, row: Row, ids: Record<string, string>): Promise<void> {
