@@ -5,9 +5,6 @@ import {
   SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
-/** Path segments of the API, which environments cannot have as their slug. */
-export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const
-
 export const EnvironmentParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath, environment: EnvironmentInPath
 })

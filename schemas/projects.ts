@@ -28,9 +28,6 @@ export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
   description: 'what a rotation does with versions under older keys: `keep` keeps these versions and keys, `re_encrypt` re-encrypts the versions with the new key'
 })
 
-/** Path segments of the API, which projects cannot have as their slug. */
-export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
-
 export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: ProjectInPath })
 
 const ProjectAttributes = Type.Object({

@@ -4,9 +4,6 @@ import {
   Body, Description, Name, NewSlug, NullableDescription, ProjectInPath, Resource, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
-/** Path segments of the API, which targets cannot have as their slug. */
-export const RESERVED_TARGET_SLUGS = ['targets', 'secrets', 'encryption-key', 'restore-to'] as const
-
 export const TargetParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath
 })

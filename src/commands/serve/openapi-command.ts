@@ -5,7 +5,7 @@ import { FLAG, parse } from '../common/words.ts'
 
 /** `openapi` command. */
 export const noun: Noun = {
-  help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
+  help: `  openapi [--stdout]                      write openapi.yaml and what else follows from the routes
 `,
 
   run: async (args) => {
