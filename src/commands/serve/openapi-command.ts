@@ -1,5 +1,5 @@
 import { write } from '../common/output.ts'
-import { writeFileSync } from 'node:fs'
+import { readFileSync, writeFileSync } from 'node:fs'
 import type { Noun } from '../common/noun.ts'
 import { FLAG, parse } from '../common/words.ts'
 
@@ -10,10 +10,13 @@ export const noun: Noun = {
 
   run: async (args) => {
     const { stdout } = parse(args, { stdout: FLAG })
-    const { renderDocuments } = await import('./openapi.ts')
+    const { renderDocuments, renderSecurityPage } = await import('./openapi.ts')
     const documents = await renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])
-    else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+    else {
+      for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+      writeFileSync('SECURITY.md', renderSecurityPage(readFileSync('SECURITY.md', 'utf8')))
+    }
     return 0
   }
 }

@@ -3,11 +3,13 @@ import { buildApp } from '../../app.ts'
 import { loadConfig } from '../../config.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../crypto/keyring.ts'
 import type { Database } from '../../db/database.ts'
+import { AUTHENTICATED } from '../../db/rows/authenticated.ts'
+import { UNAUTHENTICATED } from '../../db/tables.ts'
 import { renderYaml } from '../../http/contract/document.ts'
 
 const WORDS_FILE = 'src/rules/formats/route-words.ts'
 
-/** The files that `npm run openapi` writes. */
+/** The files that follow from the routes. */
 export type Documents = Record<'openapi.yaml' | 'docs/scopes.md' | typeof WORDS_FILE, string>
 
 /** Renders the OpenAPI document, the scopes page and the words of paths from the routes, without a database. */
@@ -81,3 +83,21 @@ function wordsOf (paths: readonly string[]): Record<string, Set<string>> {
 }
 
 const isParameter = (segment: string | undefined) => segment?.startsWith('{') === true
+
+const HEAD = '| Column or table | What a change does |\n|---|---|\n'
+
+/**
+ * SECURITY.md with the current table of what is not authenticated. Columns and tables with the same effect share a row.
+ */
+export function renderSecurityPage (page: string): string {
+  const names = new Map<string, string[]>()
+  const add = (name: string, effect: string) => names.set(effect, [...names.get(effect) ?? [], `\`${name}\``])
+  for (const [table, { exempt }] of Object.entries(AUTHENTICATED)) {
+    for (const [column, effect] of Object.entries(exempt)) add(`${table}.${column}`, effect)
+  }
+  for (const [table, effect] of Object.entries(UNAUTHENTICATED)) add(table, effect)
+  const [before, after] = page.split(HEAD)
+  if (after === undefined) throw new Error('SECURITY.md has no table of what is not authenticated')
+  const rows = [...names].map(([effect, those]) => `| ${those.join(', ')} | ${effect} |\n`)
+  return `${before}${HEAD}${rows.join('')}${after.slice(after.indexOf('\n\n') + 1)}`
+}
