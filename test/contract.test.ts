@@ -15,8 +15,8 @@ import { scopesOfRole } from '../src/rules/roles.ts'
 import { RESERVED } from '../src/rules/formats/slugs.ts'
 import { startApp, type Answer } from './helpers/app.ts'
 import {
-  fingerprint, isGivenByTeams, OPERATIONS, publishedPaths, READS, prepare, requestOf, send, settle, type Access,
-  type Depth
+  fingerprint, isGivenByTeams, makeOthers, OPERATIONS, OTHER_RESOURCES, publishedPaths, READS, prepare, requestOf, send,
+  settle, type Access, type Depth
 } from './helpers/operations.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './helpers/people.ts'
 
@@ -401,6 +401,11 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
     `/${o}/gone`, `/${o}/${ids.project}/gone`, `/${o}/${ids.project}/${ids.target}/gone`,
     `/organizations/${o}/api-keys/${api_key.id}`, `/organizations/${o}/teams/gone`, `/organizations/${o}/members/${member}`
   ]) await done('DELETE', path)
+  const others = await makeOthers(caller, ids)
+  for (const { remove } of OTHER_RESOURCES) {
+    const { method, url } = requestOf(OPERATIONS[remove]!, { ...ids, ...others })
+    await done(method, url.replace('/api/v1', ''))
+  }
   // What is left to the background belongs to no operation.
   while ((await service.sql('SELECT FROM histories WHERE removed_at IS NOT NULL')).length > 0) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
@@ -412,7 +417,8 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
     version: { version: String(version) },
     id: { id: String(api_key.id) },
     team: { team },
-    member: { member: String(member) }
+    member: { member: String(member) },
+    ...Object.fromEntries(Object.entries(others).map(([name, id]) => [name, { [name]: id }]))
   }
 }
 
@@ -451,7 +457,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     payment_method: theirs.ids.payment_method!,
     charge: theirs.ids.charge!,
     invoice: theirs.ids.invoice!,
-    client: theirs.ids.client!
+    client: theirs.ids.client!,
+    ...Object.fromEntries(OTHER_RESOURCES.map(({ parameter }) => [parameter, theirs.ids[parameter]!]))
   }
   const never = {
     ...mine.ids,
@@ -465,7 +472,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
     payment_method: 'never',
     charge: 'never',
     invoice: 'never',
-    client: 'never'
+    client: 'never',
+    ...Object.fromEntries(OTHER_RESOURCES.map(({ parameter }) => [parameter, 'never']))
   }
   const nowhere = { ...mine.ids, organization: theirs.ids.organization!.replace(/..$/, 'ZZ') }
 
@@ -583,7 +591,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
         if (stranger.text !== missing.text) wrong.push(`${who}: what is another’s and what is nobody’s differ`)
       }
     }
-    const names = row.depth !== 'organization' || /\{(?:id|member|team|payment_method|charge|invoice)\}/.test(row.at)
+    const names = row.depth !== 'organization' || /\{(?:id|member|team|payment_method|charge|invoice)\}/.test(row.at) ||
+      OTHER_RESOURCES.some(({ parameter }) => row.at.includes(`{${parameter}}`))
     if (names) {
       const nothing = check('what never was', await send(service, row, never, mine.caller.token), 404, 'not_found')
       for (const [who, token] of own) {
