@@ -11,7 +11,7 @@ import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 // These bring their own databases, or none: once is enough.
 const ONCE = new Set([
   'architecture', 'breaking', 'config', 'crypto', 'database', 'documents', 'openapi', 'crash', 'rotation-crash',
-  'outage', 'write-queue', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls', 'operator'
+  'outage', 'write-queue', 'tour', 'cli', 'migrations', 'docs', 'rules', 'encryption-doc', 'redirects', 'tls', 'operator', 'recipe'
 ])
 // What these prove is the service's, whatever the database: once, on the server where there is one, which is quicker.
 // That every operation does what it is to do on the embedded database as well, round-trips shows; in the long form all
