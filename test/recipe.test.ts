@@ -9,7 +9,7 @@ import { readDoc } from './helpers/docs.ts'
 // table, three scopes and two events. The new files are in test/recipe/, with `.txt` behind their names.
 
 const COMMANDS = ['db:baseline', 'openapi', 'build']
-const TESTS = ['labels', 'architecture', 'contract', 'examples', 'unverified-rows']
+const TESTS = ['architecture', 'contract', 'examples', 'labels', 'tenants']
 /** Not of the source. */
 const ELSEWHERE = ['node_modules', 'dist', 'data', '.git']
 
@@ -63,8 +63,9 @@ function insert (file: string, { before, after, text }: { before?: RegExp, after
   writeFileSync(path, lines.toSpliced(found[0]! + (before === undefined ? 1 : 0), 0, text).join('\n'))
 }
 
-// A run of the tests collects the statements of its own service.
-const { NODE_OPTIONS: _, TEST_STATEMENTS: __, TEST_DATABASE_URL: ___, ...ENV } = process.env
+// Without what a run of the tests sets for its own processes.
+const { NODE_OPTIONS: _, TEST_STATEMENTS: __, TEST_DATABASE_URL: ___, ...env } = process.env
+const ENV = { ...env, TEST_RECIPE: 'true' }
 
 /** Runs a program in the tree, and fails with the end of its output. */
 async function succeeds (t: Test, program: string, ...args: string[]) {
@@ -96,5 +97,5 @@ t.test('it then builds, and the tests over all routes and tables hold for it', a
     for (const insertion of insertions) insert(file, insertion)
   }
   for (const command of COMMANDS) await succeeds(t, 'npm', 'run', '-s', command)
-  for (const name of TESTS) await succeeds(t, process.execPath, `dist/test/${name}.test.js`)
+  await succeeds(t, process.execPath, 'scripts/test.mjs', ...TESTS)
 })

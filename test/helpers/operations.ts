@@ -613,6 +613,9 @@ export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.
 /** Every operation, in an order in which each finds what it acts on. */
 export const OPERATIONS: Record<string, Row> = { ...OTHER_OPERATIONS, ...ROWS }
 
+/** The operations that a long test calls: all, but for test/recipe.test.ts only the new ones. */
+export const CALLED = process.env.TEST_RECIPE === undefined ? OPERATIONS : OTHER_OPERATIONS
+
 function rowOf (at: string, { security, requestBody }: Documented): Row {
   const [way] = security.map((one) => Object.values(one).flat())
   const depth = (['environment', 'target', 'project'] as const).find((level) => at.includes(`{${level}}`))
