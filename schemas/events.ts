@@ -1,5 +1,7 @@
-/** Names of all audit events: `<resource>.<verb>`. A published name never changes. */
-export const EVENTS = [
+import { SCOPE_NAMES, type Scope } from './scopes.ts'
+
+// In the order of the document. An event of a scope needs no entry (`ofScopes`).
+const LISTED = [
   'organization.create', 'organization.update', 'organization.delete',
   'project.create', 'project.update', 'project.delete', 'project.restore',
   'target.create', 'target.update', 'target.delete',
@@ -26,4 +28,13 @@ export const EVENTS = [
   'coupon.redeem', 'coupon.remove', 'invoice.pay', 'invoice.void',
   'chain-key.rotate', 'integrity.violation', 'integrity.adopt'
 ] as const
-export type EventName = (typeof EVENTS)[number]
+
+type OfScope<S> = S extends `${infer Resource}:${infer Verb extends 'create' | 'update' | 'delete'}` ? `${Resource}.${Verb}` : never
+export type EventName = (typeof LISTED)[number] | OfScope<Scope>
+
+// Each scope that creates, updates or deletes a resource has an event of that name.
+const ofScopes = SCOPE_NAMES.filter((scope) => /:(?:create|update|delete)$/.test(scope))
+  .map((scope) => scope.replace(':', '.') as OfScope<Scope>)
+
+/** Names of all audit events: `<resource>.<verb>`. A published name never changes. */
+export const EVENTS: readonly EventName[] = [...new Set([...LISTED, ...ofScopes])]

@@ -27,9 +27,6 @@ export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
   description: 'what a rotation does with versions under older keys: `keep` keeps these versions and keys, `re_encrypt` re-encrypts the versions with the new key'
 })
 
-/** Path segments of the API, which projects cannot have as their slug. */
-export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
-
 export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H' }, {
   ulid: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
   organization_id: Ulid,

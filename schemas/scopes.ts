@@ -43,10 +43,34 @@ export const SCOPES = {
 } as const
 
 export type Scope = keyof typeof SCOPES
+type ResourceOf<S> = S extends `${infer Resource}:${string}` ? Resource : never
+type Resource = ResourceOf<Scope>
+
+/**
+ * The resources of the scopes, in the order of the consent page, with their headings there. With `isInProject`, a role
+ * in a single project gives their scopes.
+ */
+export const SCOPE_RESOURCES: Readonly<Record<Resource, { heading: string, isInProject: boolean }>> = {
+  secret: { heading: 'Secrets', isInProject: true },
+  key: { heading: 'Encryption keys', isInProject: true },
+  project: { heading: 'Projects', isInProject: true },
+  target: { heading: 'Targets', isInProject: true },
+  environment: { heading: 'Environments', isInProject: true },
+  team: { heading: 'Teams', isInProject: false },
+  organization: { heading: 'Organizations', isInProject: false },
+  'api-token': { heading: 'API tokens', isInProject: false },
+  member: { heading: 'Members', isInProject: false },
+  billing: { heading: 'Billing', isInProject: false }
+}
+
 /** A scope, or `*` for all scopes. */
 export type Ability = Scope | '*'
 
 export const SCOPE_NAMES = Object.keys(SCOPES) as Scope[]
+
+/** Whether a role in a single project gives the scope. A project is created in the organization. */
+export const isScopeOfProject = (scope: Scope): boolean =>
+  SCOPE_RESOURCES[scope.split(':')[0] as Resource].isInProject && scope !== 'project:create'
 
 /** An ability in a response. */
 export const AbilityName = OneOf(['*', ...SCOPE_NAMES], { title: 'Ability' })
@@ -59,9 +83,9 @@ const ALIASES: Record<string, readonly Scope[]> = {
   'billing:write': ['billing:write']
 }
 for (const scope of SCOPE_NAMES) ALIASES[scope.replace(':', 's:')] ??= [scope]
-for (const noun of ['project', 'target', 'environment', 'team', 'organization', 'member', 'api-token']) {
-  const written = (['create', 'update', 'delete'] as const).map((verb) => `${noun}:${verb}` as Scope)
-  for (const spelling of [noun, `${noun}s`]) ALIASES[`${spelling}:write`] = written
+for (const noun of Object.keys(SCOPE_RESOURCES)) {
+  const written = SCOPE_NAMES.filter((scope) => ['create', 'update', 'delete'].some((verb) => scope === `${noun}:${verb}`))
+  if (written.length > 0) for (const spelling of [noun, `${noun}s`]) ALIASES[`${spelling}:write`] = written
 }
 for (const [alias, noun] of [['apikeys', 'api-token'], ['env', 'environment']] as const) {
   for (const verb of ['create', 'read', 'update', 'delete', 'write']) {

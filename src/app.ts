@@ -25,6 +25,7 @@ import { installIdempotency } from './http/repeats/idempotency.ts'
 import { createRefusals, installMetrics, measureDatabase, measureRequests } from './http/observability/metrics.ts'
 import { installMethods } from './http/routes/methods.ts'
 import { installPathParams } from './http/routes/path-params.ts'
+import type { Domain } from './http/routes/types.ts'
 import { installDocs, installOpenApi } from './http/contract/openapi.ts'
 import { installPlaces } from './http/guard/level-lookup.ts'
 import { countInRedis } from './http/limits/redis.ts'
@@ -67,11 +68,23 @@ import { createRemovalWorker } from './vault/jobs/cleanup.ts'
 import { createHistoryWorker } from './vault/jobs/worker.ts'
 import { createReadRecorder } from './vault/documents/write.ts'
 
-/** All API plugins, under one prefix. OAuth is registered separately, at its standard paths. */
-const DOMAINS = [
-  audit, organizations, members, invitations, teams, projects, targets, environments, secrets, versions,
-  encryptionKeys, tokens, user, plans, subscriptions, payments, invoices, cli
-]
+// The plugins under /api/v1 by their tag in the document, in the order in which a new user needs them. OAuth is
+// registered separately, at its standard paths.
+const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
+  organizations: ['Organizations, which own all other resources', organizations],
+  projects: ['Projects of an organization, with a key each', projects],
+  targets: ['Targets of a project', targets],
+  environments: ['Environments of a target', environments],
+  secrets: ['Encrypted documents, one for each level', secrets],
+  versions: ['Version history: list, fetch, restore, delete, purge', versions],
+  'encryption-keys': ['Keys of projects', encryptionKeys],
+  'api-tokens': ['Organization API tokens', tokens],
+  users: ['The caller', user],
+  members: ['Members of an organization and their roles', members, invitations],
+  teams: ['Members who share roles in projects', teams],
+  audit: ['Audit log of an organization', audit],
+  billing: ['Plans, subscriptions, payments and invoices', plans, subscriptions, payments, invoices]
+}
 
 const MAX_URL_LENGTH = 8192
 const MAX_HEADERS = 100
@@ -222,7 +235,7 @@ export async function buildApp (
       maxAge: 600
     })
   }
-  await installOpenApi(app)
+  await installOpenApi(app, Object.fromEntries(Object.entries(DOMAINS).map(([tag, [text]]) => [tag, text])))
   installMethods(app)
   // Before the guard, which rejects routes without access rules: Swagger UI registers such routes.
   await installDocs(app)
@@ -246,7 +259,13 @@ export async function buildApp (
     installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))
   }
   await app.register(oauth)
-  for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })
+  for (const [tag, [, ...plugins]] of Object.entries(DOMAINS)) {
+    await app.register(async (tagged) => {
+      tagged.addHook('onRoute', (route) => { route.schema = { tags: [tag], ...route.schema } })
+      for (const plugin of plugins) await tagged.register(plugin)
+    }, { prefix: '/api/v1' })
+  }
+  await app.register(cli, { prefix: '/api/v1' })
   return app
 }
 

@@ -19,7 +19,7 @@ import type { EventRow } from './events.ts'
 
 // The whole schema. Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Every
 // table of an organization has the organization's id in its primary key and in its foreign keys, so a row can reference
-// only rows of the same organization. Every query names the organization too (test/tenants.test.ts).
+// only rows of the same organization. Every query names the organization too (test/either/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -31,6 +31,15 @@ const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
 /** MAC over the fields declared in authenticated.ts. Null once the row has ended; an ended row is never revived. */
 const authenticated = { mac: bytea() }
+
+/** The tables without a MAC, with what an attacker with write access to the database gains by changing their rows. */
+export const UNAUTHENTICATED: Record<string, string> = {}
+
+/** Defines a table without a MAC, with that effect. Encryption protects sealed and wrapped values. */
+const unauthenticated = (effect: string) => ((name: string, ...definition: [columns: never]) => {
+  UNAUTHENTICATED[name] = effect
+  return pgTable(name, ...definition)
+}) as unknown as typeof pgTable
 
 /** Selects columns of a table by name. */
 export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] & string> (
@@ -57,7 +66,9 @@ const inProject = (name: string, table: Record<'organization_id' | 'project_id',
   within(`${name}_in_project`, table, 'project_id', projects).onDelete('cascade')
 
 /** Plans are rows: a migration seeds them and the operator changes them. Null means unlimited. */
-export const plans = pgTable('plans', {
+export const plans = unauthenticated(
+  'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes'
+)('plans', {
   name: varchar({ length: 64 }).primaryKey(),
   retention_days: integer(),
   api_per_minute: integer().notNull(),
@@ -68,7 +79,7 @@ export const plans = pgTable('plans', {
 })
 
 /** The price of a plan for one period, in minor units. A plan without a price is free and has no subscriptions. */
-export const plan_prices = pgTable('plan_prices', {
+export const plan_prices = unauthenticated('Billing: amounts of the next invoices')('plan_prices', {
   plan: varchar({ length: 64 }).notNull().references(() => plans.name, { onDelete: 'cascade' }),
   interval: varchar({ length: 8, enum: INTERVALS }).notNull(),
   currency: currency(),
@@ -79,27 +90,35 @@ export const plan_prices = pgTable('plan_prices', {
 ])
 
 /** One row for each master key that ever wrapped a value. Each canary must decrypt before the service starts. */
-export const master_key_canaries = pgTable('master_key_canaries', {
+export const master_key_canaries = unauthenticated(
+  'Wrapped by its master key: a changed canary stops the next start'
+)('master_key_canaries', {
   key_id: varchar({ length: 32 }).primaryKey(),
   canary: bytea().notNull(),
   ...created
 })
 
 /** Keys of the service, wrapped by a master key. */
-export const service_keys = pgTable('service_keys', {
+export const service_keys = unauthenticated(
+  'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start'
+)('service_keys', {
   name: varchar({ length: 32 }).primaryKey(),
   wrapped: bytea().notNull(),
   ...created
 })
 
 /** The newest complete backup of this database. A restored database has no row yet. */
-export const last_backup = pgTable('last_backup', {
+export const last_backup = unauthenticated(
+  'Only shown, in `/metrics`: time and size of the last backup'
+)('last_backup', {
   id: integer().primaryKey().default(1),
   made_at: moment().notNull(),
   bytes: count().notNull()
 }, (table) => [check('last_backup_one', sql`${table.id} = 1`)])
 
-export const organizations = pgTable('organizations', {
+export const organizations = unauthenticated(
+  'Name, slug, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open'
+)('organizations', {
   id: ulid().primaryKey(),
   name: name(),
   slug: slug().unique(),
@@ -116,11 +135,13 @@ export const organizationColumns = columnsOf(
 )
 
 /**
- * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and the plan
- * that hold when it commits. There is no foreign key to the organization: events, and the end of their chain, outlive
- * the organization.
+ * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and the
+ * plan that hold when it commits. There is no foreign key to the organization: events, and the end of their chain,
+ * outlive the organization.
  */
-export const organization_counters = pgTable('organization_counters', {
+export const organization_counters = unauthenticated(
+  'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'
+)('organization_counters', {
   organization_id: ulid().primaryKey(),
   status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
@@ -137,7 +158,9 @@ export const organization_counters = pgTable('organization_counters', {
 })
 
 /** The running long operation of an organization locks its row. No foreign key, so that a deletion does not wait. */
-export const long_operations = pgTable('long_operations', {
+export const long_operations = unauthenticated(
+  'No effect: a lock, and the time of its last use'
+)('long_operations', {
   organization_id: ulid().primaryKey(),
   began_at: moment().notNull().default(sql`now()`)
 })
@@ -146,13 +169,17 @@ export const long_operations = pgTable('long_operations', {
  * Deleted organizations whose data a background job still has to remove: API tokens, projects and histories, which can
  * be many and no longer give access. Only the audit remains in the end.
  */
-export const organization_removals = pgTable('organization_removals', {
+export const organization_removals = unauthenticated(
+  'An added row makes the service delete the projects and tokens of that organization'
+)('organization_removals', {
   organization_id: ulid().primaryKey(),
   removed_at: moment().notNull().default(sql`now()`)
 })
 
 /** Slugs that are reserved after a rename or a deletion. A reservation outlives the organization and the person. */
-export const former_slugs = pgTable('former_slugs', {
+export const former_slugs = unauthenticated(
+  'A removed row, or one with an earlier end, lets another organization take the slug; an added row reserves one'
+)('former_slugs', {
   organization_id: ulid().notNull(),
   slug: slug().unique(),
   reserved_until: moment().notNull(),
@@ -187,7 +214,9 @@ export const userColumns = columnsOf(
 )
 
 /** Failed sign-ins by device, by account and network, by account, and by session; also of unknown accounts. */
-export const sign_in_failures = pgTable('sign_in_failures', {
+export const sign_in_failures = unauthenticated(
+  'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out'
+)('sign_in_failures', {
   /** Keyed hash of the counted name (`lookupHash`), because addresses and networks can be guessed. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
@@ -198,7 +227,9 @@ export const sign_in_failures = pgTable('sign_in_failures', {
 }, (table) => [index().on(table.last_at)])
 
 /** Browsers with an earlier sign-in. Failed attempts from elsewhere do not lock them out. */
-export const sign_in_devices = pgTable('sign_in_devices', {
+export const sign_in_devices = unauthenticated(
+  'An added row gives a browser sign-in attempts of its own at an account'
+)('sign_in_devices', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   token_hash: bytea().notNull(),
   user_id: userId(),
@@ -362,7 +393,9 @@ export const invitations = pgTable('invitations', {
 ])
 
 /** The last invitation mail to an address. At most one mail a day is sent, even after the invitation was deleted. */
-export const invitation_mails = pgTable('invitation_mails', {
+export const invitation_mails = unauthenticated(
+  'A removed or older row allows one more invitation mail to that address on that day'
+)('invitation_mails', {
   organization_id: organizationId(),
   email_normalized: varchar({ length: 320 }).notNull(),
   sent_at: moment().notNull().default(sql`now()`)
@@ -423,7 +456,9 @@ export const ENDINGS = ['member', 'grant', 'level'] as const
  * The work list for deleting many API tokens: of a membership or a grant (by the id of the user or grant), or of all
  * deleted levels (0). There is no foreign key: entries are created before the organization's rows are deleted (0029).
  */
-export const token_removals = pgTable('token_removals', {
+export const token_removals = unauthenticated(
+  'An added row makes the service delete the tokens of a member or a grant'
+)('token_removals', {
   organization_id: ulid().notNull(),
   ended: varchar({ length: 16, enum: ENDINGS }).notNull(),
   ended_id: count().notNull()
@@ -449,7 +484,9 @@ export const projects = pgTable('projects', {
  * The number of objects below a project, kept by the statements that change it. The counts have a table of their own,
  * because writes of documents lock the project's row in share mode.
  */
-export const project_counts = pgTable('project_counts', {
+export const project_counts = unauthenticated(
+  'Shown; set lower, the list of targets ends earlier'
+)('project_counts', {
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   target_count: integer().notNull().default(0),
@@ -503,7 +540,9 @@ export const team_projects = pgTable('team_projects', {
 ])
 
 /** All keys of projects, also former ones. Columns that could help to guess a key are wrapped by a master key. */
-export const encryption_keys = pgTable('encryption_keys', {
+export const encryption_keys = unauthenticated(
+  'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iterations, active version, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused'
+)('encryption_keys', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
@@ -541,7 +580,9 @@ export const encryption_keys = pgTable('encryption_keys', {
 ])
 
 /** The re-encryption of a project's history under the active key. The row lets it continue after a restart. */
-export const re_encryptions = pgTable('re_encryptions', {
+export const re_encryptions = unauthenticated(
+  'Shown progress of a re-encryption; marked as finished, the rest of the history is not re-encrypted'
+)('re_encryptions', {
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   /** Versions to re-encrypt, and versions re-encrypted so far. */
@@ -598,7 +639,9 @@ export const environments = pgTable('environments', {
  * The parent of a secret's versions. A purge gives the secret a new history. The versions of a removed history are
  * unreachable at once; a background job deletes them.
  */
-export const histories = pgTable('histories', {
+export const histories = unauthenticated(
+  'A history that is marked as removed loses its versions'
+)('histories', {
   ...ofOrganization,
   /** If set, no secret has this history any more. */
   removed_at: moment()
@@ -647,7 +690,9 @@ export const secrets = pgTable('secrets', {
 ])
 
 /** Immutable snapshots, numbered per organization in commit order. */
-export const secret_versions = pgTable('secret_versions', {
+export const secret_versions = unauthenticated(
+  'Content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts'
+)('secret_versions', {
   organization_id: ulid().notNull(),
   id: count().notNull(),
   history_id: ulid().notNull(),
@@ -672,7 +717,9 @@ export const secret_versions = pgTable('secret_versions', {
 ])
 
 /** Committed changes, and reads that reveal a secret. Rows never contain a value, key, proof, salt or token. */
-export const audit_events = pgTable('audit_events', {
+export const audit_events = unauthenticated(
+  'Each event carries a MAC over itself and the previous one. The API lists events without a check; `audit verify` finds changed, added and removed events, but not a cut-off end'
+)('audit_events', {
   organization_id: ulid().notNull(),
   seq: count().notNull(),
   occurred_at: moment().notNull().default(sql`now()`),
@@ -722,7 +769,9 @@ export const late_events = pgTable('late_events', {
  * The keys of audit chains, except for the first key, which all chains share. Each key is wrapped by a master key and
  * bound to its position. Like the events, the keys outlive the organization.
  */
-export const chain_keys = pgTable('chain_keys', {
+export const chain_keys = unauthenticated(
+  'Wrapped for organization, name and first event: with a changed or missing key, changes in that organization are refused'
+)('chain_keys', {
   organization_id: ulid().notNull(),
   kid: ulid().notNull(),
   /** The sequence of the first event under the key; the previous event hands the chain over. */
@@ -735,7 +784,7 @@ export const chain_keys = pgTable('chain_keys', {
 ])
 
 /** A discount for subscription invoices: a percentage or an amount. */
-export const coupons = pgTable('coupons', {
+export const coupons = unauthenticated('Billing: discounts, and how often each can be redeemed')('coupons', {
   code: varchar({ length: COUPON_LENGTH }).primaryKey(),
   percent_off: integer(),
   amount_off: count(),
@@ -751,7 +800,9 @@ export const coupons = pgTable('coupons', {
 ])
 
 /** The buyer of an organization's invoices, and its invoice counter. Every billing change locks this row first. */
-export const billing_accounts = pgTable('billing_accounts', {
+export const billing_accounts = unauthenticated(
+  'Billing: buyer, next invoice number, and coupon'
+)('billing_accounts', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
   name: varchar({ length: NAME_LENGTH }).notNull().default(''),
   address: varchar({ length: ADDRESS_LENGTH }).notNull().default(''),
@@ -762,7 +813,7 @@ export const billing_accounts = pgTable('billing_accounts', {
 })
 
 /** The credit balance of an organization by currency; the next invoices use it. */
-export const credits = pgTable('credits', {
+export const credits = unauthenticated('Billing: reductions of the next invoices')('credits', {
   organization_id: organizationId(),
   currency: currency(),
   amount: count().notNull()
@@ -772,14 +823,16 @@ export const credits = pgTable('credits', {
 ])
 
 /** The coupons that an organization has redeemed: each at most once, also after removing it. */
-export const coupon_redemptions = pgTable('coupon_redemptions', {
+export const coupon_redemptions = unauthenticated(
+  'Billing: without its row, an organization redeems a coupon again'
+)('coupon_redemptions', {
   organization_id: organizationId(),
   coupon: varchar({ length: COUPON_LENGTH }).notNull().references(() => coupons.code),
   ...created
 }, (table) => [primaryKey({ columns: [table.organization_id, table.coupon] })])
 
 /** The paid plan of an organization. The row is deleted after the last period. */
-export const subscriptions = pgTable('subscriptions', {
+export const subscriptions = unauthenticated('Billing: plan, price, period and end')('subscriptions', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
   id: ulid().notNull(),
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
@@ -802,7 +855,9 @@ export const subscriptions = pgTable('subscriptions', {
 ])
 
 /** Payment methods of an organization. Numbers of cards and accounts are never stored. */
-export const payment_methods = pgTable('payment_methods', {
+export const payment_methods = unauthenticated(
+  'Billing: labels, references and the default'
+)('payment_methods', {
   organization_id: organizationId(),
   id: ulid().notNull(),
   kind: varchar({ length: 16, enum: PAYMENT_METHOD_KINDS }).notNull(),
@@ -818,7 +873,7 @@ export const payment_methods = pgTable('payment_methods', {
 // Invoices, charges and refunds outlive the organization, for the operator's accounting.
 
 /** Numbered without gaps per organization. Only the payment outcome of an invoice changes. */
-export const invoices = pgTable('invoices', {
+export const invoices = unauthenticated('Billing: amounts, parties, numbers and status')('invoices', {
   ...ofOrganization,
   number: integer().notNull(),
   status: varchar({ length: 8, enum: INVOICE_STATUSES }).notNull(),
@@ -871,7 +926,9 @@ const order = {
 }
 
 /** A charge for an invoice. */
-export const charges = pgTable('charges', {
+export const charges = unauthenticated(
+  'Billing: amounts and status; one marked as not submitted is sent to the provider again'
+)('charges', {
   ...order,
   invoice_id: ulid().notNull(),
   payment_method_id: ulid(),
@@ -888,7 +945,9 @@ export const charges = pgTable('charges', {
 ])
 
 /** A refund of a charge, by the provider that received the payment. */
-export const refunds = pgTable('refunds', {
+export const refunds = unauthenticated(
+  'Billing: amounts and status; one marked as not submitted is sent to the provider again'
+)('refunds', {
   ...order,
   charge_id: ulid().notNull(),
   /** When the operator reviewed the noted and the reported status; null again when another status is reported. */
@@ -904,14 +963,16 @@ export const refunds = pgTable('refunds', {
 ])
 
 /** API calls of an organization in a month; `month` is its first day. */
-export const api_usage = pgTable('api_usage', {
+export const api_usage = unauthenticated('Billing: calls of a month, only shown')('api_usage', {
   organization_id: organizationId(),
   month: date({ mode: 'string' }).notNull(),
   calls: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.month] })])
 
 /** The first response to an idempotent request, for replay. */
-export const idempotency_keys = pgTable('idempotency_keys', {
+export const idempotency_keys = unauthenticated(
+  'The response is sealed for caller, key, request and status: a changed row is not found, or refused. A removed or older row lets a repeat take effect again; a newer one is returned for longer than 24 hours'
+)('idempotency_keys', {
   organization_id: organizationId(),
   /** The sender, such as `user:17`. */
   principal: varchar({ length: 32 }).notNull(),

@@ -12,7 +12,6 @@ export const audit: Domain = async (app) => {
     config: { access: 'organization:read' },
     schema: {
       operationId: 'listAuditEvents',
-      tags: ['audit'],
       summary: 'List audit events, newest first; empty for restricted tokens',
       querystring: AuditQuery,
       response: { 200: AuditEventList }

@@ -51,7 +51,6 @@ export const encryptionKeys: Domain = async (app) => {
     config: { access: 'key:retrieve', at: 'project', brings: 'key', audit: 'key.retrieve' },
     schema: {
       operationId: 'getEncryptionKey',
-      tags: ['encryption-keys'],
       summary: 'Get the active key, which can decrypt every document of the project',
       response: { 200: EncryptionKeyAnswer }
     },
@@ -67,7 +66,6 @@ export const encryptionKeys: Domain = async (app) => {
     config: { access: 'key:retrieve', at: 'project', audit: 'key.retrieve' },
     schema: {
       operationId: 'listEncryptionKeys',
-      tags: ['encryption-keys'],
       summary: 'List all keys of the project, the active key first',
       querystring: ListQuery,
       response: { 200: KeyHistoryAnswer }
@@ -99,7 +97,6 @@ export const encryptionKeys: Domain = async (app) => {
     },
     schema: {
       operationId: 'rotateEncryptionKey',
-      tags: ['encryption-keys'],
       summary:
         'Rotate a server-managed key: re-encrypts all current documents immediately, and optionally the history',
       body: RotateBody,
@@ -151,7 +148,6 @@ export const encryptionKeys: Domain = async (app) => {
     },
     schema: {
       operationId: 'listPendingVersions',
-      tags: ['encryption-keys'],
       summary: 'List versions under older client-managed keys, oldest first, for re-encryption by the client',
       body: PendingBody,
       response: { 200: PendingAnswer }
@@ -195,7 +191,6 @@ export const encryptionKeys: Domain = async (app) => {
     },
     schema: {
       operationId: 'reEncryptHistory',
-      tags: ['encryption-keys'],
       summary: 'Submit pending versions, re-encrypted with the active key: all are stored, or none',
       body: ReEncryptBody,
       response: { 200: ReEncryptAnswer }
@@ -238,7 +233,6 @@ const clientRotation: Domain = async (app) => {
     },
     schema: {
       operationId: 'rotateClientKeys',
-      tags: ['encryption-keys'],
       summary:
         'Rotate a client-managed key: send all current documents encrypted with the new key, and the proof of that key',
       body: RotateClientKeysBody,

@@ -56,7 +56,6 @@ export const invitations: Domain = async (app) => {
     },
     schema: {
       operationId: 'inviteMember',
-      tags: ['members'],
       summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
       body: InviteMemberBody,
       response: { 201: SentInvitation }
@@ -92,7 +91,6 @@ export const invitations: Domain = async (app) => {
     config: { access: 'member:read', at: 'organization' },
     schema: {
       operationId: 'listInvitations',
-      tags: ['members'],
       summary: 'List the open invitations of an organization',
       querystring: ListQuery,
       response: { 200: Invitation.list }
@@ -105,7 +103,6 @@ export const invitations: Domain = async (app) => {
     config: { access: 'member:read', at: 'organization', tagged: true },
     schema: {
       operationId: 'getInvitation',
-      tags: ['members'],
       summary: 'Get an open invitation',
       params: InvitationParams,
       response: { 200: Invitation.one }
@@ -127,7 +124,6 @@ export const invitations: Domain = async (app) => {
     },
     schema: {
       operationId: 'sendInvitation',
-      tags: ['members'],
       summary: 'Send an invitation again; it is open for seven more days',
       params: InvitationParams,
       body: SendInvitationBody,
@@ -162,7 +158,6 @@ export const invitations: Domain = async (app) => {
     },
     schema: {
       operationId: 'withdrawInvitation',
-      tags: ['members'],
       summary: 'Withdraw an invitation',
       params: InvitationParams,
       response: { 204: NoContent }

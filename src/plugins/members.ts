@@ -34,7 +34,6 @@ export const members: Domain = async (app) => {
     config: { access: 'member:read', at: 'organization' },
     schema: {
       operationId: 'listMembers',
-      tags: ['members'],
       summary: 'List the members of an organization, without open invitations',
       querystring: ListQuery,
       response: { 200: Member.list }
@@ -47,7 +46,6 @@ export const members: Domain = async (app) => {
     config: { access: 'member:read', at: 'organization', tagged: true },
     schema: {
       operationId: 'getMember',
-      tags: ['members'],
       summary: 'Get a member',
       params: MemberParams,
       response: { 200: Member.one }
@@ -70,7 +68,6 @@ export const members: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateMember',
-      tags: ['members'],
       summary: 'Change the role of a member',
       params: MemberParams,
       body: UpdateMemberBody,
@@ -114,7 +111,6 @@ export const members: Domain = async (app) => {
     },
     schema: {
       operationId: 'removeMember',
-      tags: ['members'],
       summary: 'Remove a member, or leave; API tokens created by the member in the organization end',
       params: MemberParams,
       response: { 204: NoContent }

@@ -27,7 +27,6 @@ export const organizations: Domain = async (app) => {
     config: { access: 'organization:read', whenInactive: true, tagged: true },
     schema: {
       operationId: 'getOrganization',
-      tags: ['organizations'],
       summary: 'Get an organization',
       response: { 200: OrganizationAnswer }
     },
@@ -38,7 +37,6 @@ export const organizations: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true },
     schema: {
       operationId: 'listOrganizations',
-      tags: ['organizations'],
       summary: 'List the organizations that the caller can access',
       querystring: ListQuery,
       response: { 200: OrganizationList }
@@ -62,7 +60,6 @@ export const organizations: Domain = async (app) => {
     },
     schema: {
       operationId: 'createOrganization',
-      tags: ['organizations'],
       summary: 'Create an organization; the caller must be a user and becomes its owner',
       body: CreateOrganizationBody,
       response: { 201: OrganizationAnswer }
@@ -102,7 +99,6 @@ export const organizations: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateOrganization',
-      tags: ['organizations'],
       summary: 'Change an organization; omitted fields stay unchanged',
       body: UpdateOrganizationBody,
       response: { 200: OrganizationAnswer }
@@ -135,7 +131,6 @@ export const organizations: Domain = async (app) => {
     },
     schema: {
       operationId: 'deleteOrganization',
-      tags: ['organizations'],
       summary: 'Delete an organization with everything in it; its audit log is kept, and its slug stays reserved for ' +
         `${FORMER_SLUG_DAYS} days`,
       body: DeleteOrganizationBody,
@@ -161,7 +156,6 @@ export const organizations: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true, tagged: true, errors: ['organization_required'] },
     schema: {
       operationId: 'getOwnOrganization',
-      tags: ['organizations'],
       summary: 'Get the organization of the API token',
       response: { 200: OrganizationAnswer }
     },

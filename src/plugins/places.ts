@@ -49,7 +49,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     config: { access: `${kind}:read`, at: parent, hasLongPath: true },
     schema: {
       operationId: `list${Kind}s`,
-      tags: [plural],
       summary: `List ${plural} of a ${parent}`,
       querystring: ListQuery,
       response: { 200: answers.list }
@@ -64,7 +63,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     config: { access: `${kind}:read`, at: kind, tagged: true, hasLongPath: true },
     schema: {
       operationId: `get${Kind}`,
-      tags: [plural],
       summary: `Get ${a}`,
       response: { 200: answers.one }
     },
@@ -80,7 +78,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     },
     schema: {
       operationId: `create${Kind}`,
-      tags: [plural],
       summary: `Create ${a}`,
       body: bodies.create,
       response: { 201: answers.one }
@@ -121,7 +118,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     },
     schema: {
       operationId: `update${Kind}`,
-      tags: [plural],
       summary: `Change ${a}; omitted fields stay unchanged`,
       body: bodies.update,
       response: { 200: answers.one }
@@ -151,7 +147,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     },
     schema: {
       operationId: `delete${Kind}`,
-      tags: [plural],
       summary: deletion.summary,
       response: { 204: NoContent }
     },

@@ -41,7 +41,6 @@ export const projects: Domain = async (app) => {
     config: { access: 'project:read', boundsItself: true, hasLongPath: true },
     schema: {
       operationId: 'listProjects',
-      tags: ['projects'],
       summary: 'List projects',
       querystring: ListQuery,
       response: { 200: Project.list }
@@ -65,7 +64,6 @@ export const projects: Domain = async (app) => {
     config: { access: 'project:read', at: 'project', tagged: true, hasLongPath: true },
     schema: {
       operationId: 'getProject',
-      tags: ['projects'],
       summary: 'Get a project',
       response: { 200: Project.one }
     },
@@ -86,7 +84,6 @@ export const projects: Domain = async (app) => {
     },
     schema: {
       operationId: 'createProject',
-      tags: ['projects'],
       summary: 'Create a project with its first key',
       body: CreateProjectBody,
       response: { 201: Project.one }
@@ -145,7 +142,6 @@ export const projects: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateProject',
-      tags: ['projects'],
       summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
       body: UpdateProjectBody,
       response: { 200: Project.one }
@@ -188,7 +184,6 @@ export const projects: Domain = async (app) => {
     },
     schema: {
       operationId: 'deleteProject',
-      tags: ['projects'],
       summary: 'Delete a project with everything below it, including documents and history',
       response: { 204: NoContent }
     },

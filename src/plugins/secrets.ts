@@ -70,7 +70,6 @@ export const secrets: Domain = async (app) => {
       },
       schema: {
         operationId: id,
-        tags: ['secrets'],
         summary: `Read the documents of a ${level} and of the levels above`,
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,
@@ -110,7 +109,6 @@ export const secrets: Domain = async (app) => {
     },
     schema: {
       operationId: 'retrieveSecrets',
-      tags: ['secrets'],
       summary: 'Read or decrypt documents, or get the key, named in a body; the required scope depends on `action`',
       body: RetrieveBody,
       response: { 200: RetrieveAnswer }
@@ -142,7 +140,6 @@ export const secrets: Domain = async (app) => {
     },
     schema: {
       operationId: 'storeSecrets',
-      tags: ['secrets'],
       summary: 'Store the document of a level and record a version',
       headers: WriteHeaders,
       body: StoreBody,
@@ -194,7 +191,6 @@ export const secrets: Domain = async (app) => {
     },
     schema: {
       operationId: 'deleteSecrets',
-      tags: ['secrets'],
       summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
       headers: WriteHeaders,
       body: DeleteBody,

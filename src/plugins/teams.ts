@@ -37,7 +37,6 @@ export const teams: Domain = async (app) => {
     config: { access: 'team:read', at: 'organization' },
     schema: {
       operationId: 'listTeams',
-      tags: ['teams'],
       summary: 'List teams',
       querystring: ListQuery,
       response: { 200: Team.list }
@@ -50,7 +49,6 @@ export const teams: Domain = async (app) => {
     config: { access: 'team:read', at: 'organization', tagged: true },
     schema: {
       operationId: 'getTeam',
-      tags: ['teams'],
       summary: 'Get a team with its members and its roles in projects',
       params: TeamParams,
       response: { 200: WholeTeam.one }
@@ -63,7 +61,6 @@ export const teams: Domain = async (app) => {
     config: { access: 'team:create', at: 'organization', audit: 'team.create', errors: ['slug_taken', 'limit_reached'] },
     schema: {
       operationId: 'createTeam',
-      tags: ['teams'],
       summary: 'Create a team',
       body: CreateTeamBody,
       response: { 201: Team.one }
@@ -90,7 +87,6 @@ export const teams: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateTeam',
-      tags: ['teams'],
       summary: 'Change a team; omitted fields stay unchanged',
       params: TeamParams,
       body: UpdateTeamBody,
@@ -114,7 +110,6 @@ export const teams: Domain = async (app) => {
     },
     schema: {
       operationId: 'deleteTeam',
-      tags: ['teams'],
       summary: 'Delete a team; its members lose its roles immediately',
       params: TeamParams,
       response: { 204: NoContent }
@@ -139,7 +134,6 @@ export const teams: Domain = async (app) => {
     },
     schema: {
       operationId: 'addTeamMember',
-      tags: ['teams'],
       summary: 'Add a member of the organization to a team',
       params: TeamMemberParams,
       body: AddTeamMemberBody,
@@ -169,7 +163,6 @@ export const teams: Domain = async (app) => {
     config: { ...CHANGE, at: 'organization', audit: 'team-member.delete', errors: ['role_not_held'] },
     schema: {
       operationId: 'removeTeamMember',
-      tags: ['teams'],
       summary: 'Remove a member from a team',
       params: TeamMemberParams,
       response: { 204: NoContent }
@@ -196,7 +189,6 @@ export const teams: Domain = async (app) => {
     },
     schema: {
       operationId: 'setTeamProject',
-      tags: ['teams'],
       summary: 'Give the members of a team a role in a project',
       params: TeamProjectParams,
       body: SetTeamProjectBody,
@@ -225,7 +217,6 @@ export const teams: Domain = async (app) => {
     config: { ...CHANGE, at: 'project', whole: true, audit: 'team-project.delete', errors: ['role_not_held'] },
     schema: {
       operationId: 'removeTeamProject',
-      tags: ['teams'],
       summary: "Remove a team's role in a project",
       params: TeamProjectParams,
       response: { 204: NoContent }

@@ -34,7 +34,6 @@ export const tokens: Domain = async (app) => {
     config: { access: 'api-token:read' },
     schema: {
       operationId: 'listApiTokens',
-      tags: ['api-tokens'],
       summary: 'List API tokens, newest first, without their values',
       querystring: ListQuery,
       response: { 200: ApiTokenList }
@@ -57,7 +56,6 @@ export const tokens: Domain = async (app) => {
     },
     schema: {
       operationId: 'createApiToken',
-      tags: ['api-tokens'],
       summary: 'Create an API token; its value is returned only once',
       body: CreateTokenBody,
       response: { 201: CreatedToken }
@@ -97,7 +95,6 @@ export const tokens: Domain = async (app) => {
     config: { access: 'api-token:read' },
     schema: {
       operationId: 'getApiToken',
-      tags: ['api-tokens'],
       summary: 'Get an API token without its value',
       params: TokenParams,
       response: { 200: ApiTokenAnswer }
@@ -116,7 +113,6 @@ export const tokens: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateApiToken',
-      tags: ['api-tokens'],
       summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
       params: TokenParams,
       body: UpdateTokenBody,
@@ -157,7 +153,6 @@ export const tokens: Domain = async (app) => {
     },
     schema: {
       operationId: 'rotateApiToken',
-      tags: ['api-tokens'],
       summary: 'Give an API token a new value; with `overlap_seconds` the previous value stays valid for a while',
       description: 'A token that rotates itself with an `Idempotency-Key` needs `overlap_seconds`: with its previous ' +
         'value it can repeat the request and, if the first response was lost, rotate again.',
@@ -199,7 +194,6 @@ export const tokens: Domain = async (app) => {
     config: { access: 'api-token:delete', audit: 'api-token.delete' },
     schema: {
       operationId: 'deleteApiToken',
-      tags: ['api-tokens'],
       summary: 'Revoke an API token; it becomes invalid immediately on every instance',
       params: TokenParams,
       response: { 204: NoContent }

@@ -23,7 +23,6 @@ export const user: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true },
     schema: {
       operationId: 'getUser',
-      tags: ['users'],
       summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
       response: { 200: PrincipalAnswer }
     },
@@ -72,7 +71,6 @@ export const user: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true, errors: ['user_required'] },
     schema: {
       operationId: 'listOwnInvitations',
-      tags: ['users'],
       summary: 'List the open invitations of the calling user in all organizations',
       querystring: ListQuery,
       response: { 200: OwnInvitationList }
@@ -97,7 +95,6 @@ export const user: Domain = async (app) => {
     },
     schema: {
       operationId: 'acceptInvitation',
-      tags: ['users'],
       summary: 'Accept an invitation: the calling user becomes a member',
       params: OwnInvitationParams,
       body: AcceptInvitationBody,
@@ -128,7 +125,6 @@ export const user: Domain = async (app) => {
     config: { access: 'member:delete', audit: 'invitation.decline', errors: ['user_required', 'not_found'] },
     schema: {
       operationId: 'declineInvitation',
-      tags: ['users'],
       summary: 'Decline an invitation; the organization sees the decline, but nothing about the user',
       params: OwnInvitationParams,
       response: { 204: NoContent }

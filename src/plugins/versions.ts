@@ -55,7 +55,6 @@ export const versions: Domain = async (app) => {
     },
     schema: {
       operationId: 'listVersions',
-      tags: ['versions'],
       summary: 'List the version history of a level, newest first',
       body: ListVersionsBody,
       response: { 200: VersionPage }
@@ -88,7 +87,6 @@ export const versions: Domain = async (app) => {
     },
     schema: {
       operationId: 'getVersion',
-      tags: ['versions'],
       summary: 'Get a version with its encrypted content and key descriptor',
       params: VersionParams,
       response: { 200: VersionAnswer }
@@ -114,7 +112,6 @@ export const versions: Domain = async (app) => {
     config: { access: 'secret:restore', finds: findKeptVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
     schema: {
       operationId: 'restoreVersion',
-      tags: ['versions'],
       summary: 'Restore a version: its content becomes the current document, as a new version',
       params: VersionParams,
       headers: WriteHeaders,
@@ -157,7 +154,6 @@ export const versions: Domain = async (app) => {
     },
     schema: {
       operationId: 'deleteVersion',
-      tags: ['versions'],
       summary: 'Delete a version; the restore snapshot of a deleted secret needs `force`',
       params: VersionParams,
       querystring: DeleteVersionQuery,
@@ -197,7 +193,6 @@ export const versions: Domain = async (app) => {
     },
     schema: {
       operationId: 'purgeVersions',
-      tags: ['versions'],
       summary: 'Purge the history of a level or of a whole project, including restore snapshots',
       body: PurgeBody,
       response: { 200: PurgeAnswer }
@@ -242,7 +237,6 @@ export const versions: Domain = async (app) => {
     },
     schema: {
       operationId: 'restoreProject',
-      tags: ['versions'],
       summary: 'Restore all documents of a project to a point in time, as new versions; later documents are deleted',
       body: RestoreToBody,
       response: { 200: RestoreToAnswer }

@@ -1,4 +1,4 @@
-import { SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
+import { isScopeOfProject, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 
 const READS: Scope[] = [
@@ -23,12 +23,8 @@ const SCOPES_OF: Record<Role, readonly Scope[]> = {
 
 export const scopesOfRole = (role: Role): readonly Scope[] => SCOPES_OF[role]
 
-// Scopes that apply inside one project; `project:create` does not.
-const isOfProject = (scope: Scope) => /^(?:secret|key|project|target|environment):/.test(scope) &&
-  scope !== 'project:create'
-
 const SCOPES_IN_PROJECT = Object.fromEntries(Object.entries(SCOPES_OF).map(([role, scopes]) =>
-  [role, new Set(scopes.filter(isOfProject))])) as unknown as Record<Role, ReadonlySet<Scope>>
+  [role, new Set(scopes.filter(isScopeOfProject))])) as unknown as Record<Role, ReadonlySet<Scope>>
 
 /** The scopes of a team's role in a project; empty for a role that applies only to the organization. */
 export const scopesInProject = (role: Role): ReadonlySet<Scope> => SCOPES_IN_PROJECT[role]

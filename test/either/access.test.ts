@@ -1,9 +1,9 @@
 import { request as httpRequest, Agent } from 'node:http'
 import t from 'tap'
 import { ulid } from 'ulidx'
-import { RESERVED_ENVIRONMENT_SLUGS } from '../../schemas/environments.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { updateOrganization } from '../../src/repositories/levels/organizations.ts'
+import { RESERVED } from '../../src/rules/formats/slugs.ts'
 import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 
 const service = await startApp(t)
@@ -528,7 +528,7 @@ t.test('a reserved word in a path is a route of its own or nothing, never a reso
   for (const word of ['targets', 'secrets', 'encryption-key']) {
     t.equal((await owner.call('PATCH', `/${id}/orbit/${word}`, {})).status, 405, word)
   }
-  for (const word of RESERVED_ENVIRONMENT_SLUGS) {
+  for (const word of RESERVED.environment) {
     t.match(
       (await owner.call('PATCH', `/${id}/orbit/backend/${word}`, {})).body.error, /^(?:method_not_allowed|not_found)$/,
       word

@@ -4,7 +4,7 @@ import { greet } from '../../src/commands/serve/greeting.ts'
 import { challengeOf } from '../../src/crypto/bearer.ts'
 import { startApp, type Answer } from '../helpers/app.ts'
 import { createValidator } from '../helpers/contract.ts'
-import { OPERATIONS, prepare, publishedPaths } from '../helpers/operations.ts'
+import { OPERATIONS, OTHER_OPERATIONS, OTHER_RESOURCES, prepare, publishedPaths } from '../helpers/operations.ts'
 import { authorize, issuePair, makePerson } from '../helpers/people.ts'
 
 // Every example of a request that the document has is sent to a service that has just started for the first time, as it
@@ -58,6 +58,7 @@ const ORDER = [
   'resumeSubscription', 'createSubscriptionShortPath', 'getSubscriptionShortPath', 'updateSubscriptionShortPath',
   'cancelSubscriptionShortPath', 'createCharge', 'refundCharge', 'redeemCoupon', 'removeCoupon', 'listInvoices',
   'listLatestInvoices', 'getInvoice', 'downloadInvoice', 'deletePaymentMethod',
+  ...Object.keys(OTHER_OPERATIONS),
   'deleteEnvironment', 'deleteTarget', 'deleteProject',
   'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory',
   'listAuditEvents', 'deleteOrganization'
@@ -90,6 +91,8 @@ const BEFORE: Record<string, () => Promise<unknown>> = {
 
 /** What the service makes up: the members of a path or a body that cannot be as in the example. */
 const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
+  ...each(Object.keys(OTHER_OPERATIONS), () => Object.fromEntries(OTHER_RESOURCES.map(({ parameter, create }) =>
+    [parameter, answers[create]?.data.id]))),
   ...each(['getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
     id: answers.createApiToken.api_key.id
   })),

@@ -3,7 +3,7 @@ import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
 import { LIFETIMES, MOST_GRANTS, STATE_LENGTH } from '../../schemas/oauth.ts'
-import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { hashToken } from '../../src/crypto/bearer.ts'
 import { createClient, createGrant } from '../../src/repositories/people/oauth.ts'
 import { makeLevel, startApp } from '../helpers/app.ts'
@@ -446,8 +446,7 @@ t.test('OA-14: what the role of a team gives in its projects is offered, and can
   t.strictSame((await through(person)).scopes.sort(), own.sort(), 'their role alone gives nothing in a project')
   const team = await makeTeam(service, o, [person], { [orbit.project]: 'administrator', [comet.project]: 'api_user' })
   const { call, scopes } = await through(person)
-  const inProjects = SCOPE_NAMES.filter((scope) =>
-    /^(?:secret|key|project|target|environment):/.test(scope) && scope !== 'project:create')
+  const inProjects = SCOPE_NAMES.filter(isScopeOfProject)
   t.strictSame([...scopes].sort(), [...own, ...inProjects].sort())
   const store = (level: object) => call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
   t.equal(await store(orbit), 200)

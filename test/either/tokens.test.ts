@@ -231,7 +231,7 @@ t.test('every scope can be granted alone, and older spellings are stored in the 
     ['env:write', writes('environment')],
     ['*', ['*']]
   ]
-  t.equal(SCOPE_NAMES.length, 38)
+  t.ok(SCOPE_NAMES.length >= 38, 'a published scope stays')
   for (const [spelling, stored] of rows) {
     const { status, body } = await create(owner, { abilities: [spelling] })
     t.strictSame([status, body.api_key?.abilities], [201, stored], spelling)

@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { readFileSync } from 'node:fs'
+import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './people.ts'
 
@@ -67,11 +68,8 @@ const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
 const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
-/**
- * Every operation, with its scope, in an order in which each finds what it acts on. An operation that is not here
- * fails the tests.
- */
-export const OPERATIONS: Record<string, Row> = {
+/** Operations with their scopes, in an order in which each finds what it acts on. */
+const ROWS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
   getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
   sendTelemetry: { at: 'POST /api/v1/cli/telemetry', access: 'public', depth: 'organization' },
@@ -586,13 +584,74 @@ export const OPERATIONS: Record<string, Row> = {
   }
 }
 // Last: nothing is left after it.
-OPERATIONS.deleteOrganization = {
+ROWS.deleteOrganization = {
   at: 'DELETE /api/v1/organizations/{organization}',
   access: 'organization:delete',
   depth: 'organization',
   body: { confirmed: true },
   narrowed: 404
 }
+
+interface Documented {
+  operationId: string
+  security: Record<string, (typeof SCOPE_NAMES)[number][]>[]
+  requestBody?: { content: Record<string, { example: object }> }
+}
+// The edition in JSON, which the build makes of openapi.yaml.
+const { paths } = JSON.parse(readFileSync(new URL('../../openapi-3.0.json', import.meta.url), 'utf8')) as {
+  paths: Record<string, Record<string, Documented>>
+}
+const METHODS = ['post', 'get', 'put', 'patch', 'delete']
+
+/** The operations without a row, as the document describes them; in the order create, read, change, delete. */
+export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.flatMap((method) =>
+  Object.entries(paths).flatMap(([path, { [method]: operation }]) =>
+    operation === undefined || operation.operationId in ROWS
+      ? []
+      : [[operation.operationId, rowOf(`${method.toUpperCase()} ${path}`, operation)]])))
+
+/** Every operation, in an order in which each finds what it acts on. */
+export const OPERATIONS: Record<string, Row> = { ...OTHER_OPERATIONS, ...ROWS }
+
+/** The operations that a long test calls: all, but for test/own/recipe.test.ts only the new ones. */
+export const CALLED = process.env.TEST_RECIPE === undefined ? OPERATIONS : OTHER_OPERATIONS
+
+function rowOf (at: string, { security, requestBody }: Documented): Row {
+  const [way] = security.map((one) => Object.values(one).flat())
+  const depth = (['environment', 'target', 'project'] as const).find((level) => at.includes(`{${level}}`))
+  const [media] = Object.values(requestBody?.content ?? {})
+  return {
+    at,
+    access: way === undefined ? 'public' : way[0] ?? 'authenticated',
+    ...(way?.[1] !== undefined && { also: way[1] }),
+    // Narrowed tokens get 404 for what concerns the whole organization.
+    ...(depth === undefined ? WHOLE : { depth }),
+    ...(media !== undefined && { body: media.example })
+  }
+}
+
+/**
+ * What these operations create: the parameter that names it in a path, and the ids of the operations that create and
+ * delete it.
+ */
+export const OTHER_RESOURCES = Object.entries(OTHER_OPERATIONS).flatMap(([remove, { at }]) => {
+  const [, collection, parameter] = /^DELETE (.+)\/\{(\w+)\}$/.exec(at) ?? []
+  const [create] = Object.entries(OTHER_OPERATIONS).find(([, row]) => row.at === `POST ${collection}`) ?? []
+  return create === undefined ? [] : [{ parameter: parameter!, create, remove }]
+})
+
+/** Makes one of each of them in a world; the ids by the names of the parameters. */
+export async function makeOthers (caller: Caller, ids: Record<string, string>): Promise<Record<string, string>> {
+  const made: Record<string, string> = {}
+  for (const { parameter, create } of OTHER_RESOURCES) {
+    const { method, url, payload } = requestOf(OPERATIONS[create]!, { ...ids, ...made })
+    const { status, body, text } = await caller.call(method, url.replace('/api/v1', ''), payload)
+    if (status !== 201) throw new Error(`${create}: ${text}`)
+    made[parameter] = body.data.id
+  }
+  return made
+}
+
 /** They only read, though their method is not a reader's. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
 
@@ -681,6 +740,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     if (invited.status !== 201) throw new Error(invited.text)
     return invited.body.data.id
   }
+  const others = await makeOthers(caller, { organization: o, ...names })
   return {
     caller,
     person: {
@@ -697,6 +757,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
       declined: await invite(declined, person.email),
       inviter: declined.organization,
       team,
+      ...others,
       newcomer: `newcomer-${randomBytes(4).toString('hex')}@nimbus.example`,
       ...names,
       version: String(Number(version) - 1),
@@ -742,7 +803,7 @@ const filled = (text: string, ids: Record<string, string>) =>
 
 /** Whether it takes a scope that roles of teams give. */
 export const isGivenByTeams = ({ access, needs = access }: Row) =>
-  /^(secret|key|project|target|environment):/.test(needs) && needs !== 'project:create'
+  needs !== 'public' && needs !== 'authenticated' && isScopeOfProject(needs)
 
 /** Makes room in the world for an operation that is to have its effect. */
 export async function prepare (service: TestApp, row: Row, ids: Record<string, string>): Promise<void> {

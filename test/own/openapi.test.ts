@@ -11,7 +11,7 @@ import { ROLES } from '../../schemas/users.ts'
 import { renderDocuments } from '../../src/commands/serve/openapi.ts'
 import { scopesInProject } from '../../src/rules/roles.ts'
 
-t.test('openapi.yaml and docs/scopes.md are what the routes say; when this fails: npm run openapi', async (t) => {
+t.test('openapi.yaml, docs/scopes.md and the words of paths are what the routes say; when this fails: npm run openapi', async (t) => {
   const published = await renderDocuments()
   for (const [file, text] of Object.entries(published)) {
     t.ok(readFileSync(file, 'utf8') === text, `${file} is out of date: run npm run openapi and commit the file`)

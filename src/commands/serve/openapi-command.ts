@@ -1,16 +1,20 @@
-import { writeFileSync } from 'node:fs'
+import { readFileSync, writeFileSync } from 'node:fs'
 import { command, type Noun } from '../common/noun.ts'
 import { write } from '../common/stdio.ts'
 import { FLAG } from '../common/words.ts'
 
 export const noun: Noun = {
-  help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
+  help: `  openapi [--stdout]                      write openapi.yaml and what else follows from the routes
 `,
 
   run: command({ stdout: FLAG }, async ({ stdout }) => {
     // Imports the application, which the help must not load.
-    const documents = await (await import('./openapi.ts')).renderDocuments()
+    const { renderDocuments, renderSecurityPage } = await import('./openapi.ts')
+    const documents = await renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])
-    else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+    else {
+      for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
+      writeFileSync('SECURITY.md', renderSecurityPage(readFileSync('SECURITY.md', 'utf8')))
+    }
   })
 }

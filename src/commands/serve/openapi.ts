@@ -3,12 +3,16 @@ import { buildApp } from '../../app.ts'
 import { loadConfig } from '../../config.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../crypto/keyring.ts'
 import type { Database } from '../../db/database.ts'
+import { AUTHENTICATED } from '../../db/rows/authenticated.ts'
+import { UNAUTHENTICATED } from '../../db/tables.ts'
 import { renderYaml } from '../../http/contract/document.ts'
 
-/** The files that `npm run openapi` writes. */
-export interface Documents { 'openapi.yaml': string, 'docs/scopes.md': string }
+const WORDS_FILE = 'src/rules/formats/route-words.ts'
 
-/** Renders the OpenAPI document as YAML and the scopes page from the routes, without a database. */
+/** The files that follow from the routes. */
+export type Documents = Record<'openapi.yaml' | 'docs/scopes.md' | typeof WORDS_FILE, string>
+
+/** Renders the OpenAPI document, the scopes page and the words of paths from the routes, without a database. */
 export async function renderDocuments (): Promise<Documents> {
   const app = await buildApp({
     config: { ...loadConfig({}), logLevel: 'silent' },
@@ -16,9 +20,13 @@ export async function renderDocuments (): Promise<Documents> {
     keyring: createKeyring([parseMasterKey(generateMasterKey().text)])
   })
   await app.ready()
-  const document = app.swagger()
+  const document = app.swagger() as unknown as Published
   await app.close()
-  return { 'openapi.yaml': renderYaml(document), 'docs/scopes.md': renderScopes(document as unknown as Published) }
+  return {
+    'openapi.yaml': renderYaml(document),
+    'docs/scopes.md': renderScopes(document),
+    [WORDS_FILE]: renderWords(Object.keys(document.paths))
+  }
 }
 
 interface Operation { summary: string, deprecated?: boolean, security?: Record<string, Scope[]>[] }
@@ -45,4 +53,51 @@ ${sections.join('\n')}
 
 ${lines((scopes) => scopes.length === 0)}
 `
+}
+
+function renderWords (paths: readonly string[]): string {
+  const words = Object.entries(wordsOf(paths)).sort(([a], [b]) => a < b ? -1 : 1)
+    .map(([parameter, found]) => `  ${parameter}: [${[...found].sort().map((word) => `'${word}'`).join(', ')}]`)
+  return `// Written by \`npm run openapi\` from the routes.
+
+/** The static segments of paths where another path has this parameter. */
+export const ROUTE_WORDS: Readonly<Record<string, readonly string[]>> = {
+${words.join(',\n')}
+}
+`
+}
+
+// Compares each two paths up to the first segment that is static in one of them.
+function wordsOf (paths: readonly string[]): Record<string, Set<string>> {
+  const words: Record<string, Set<string>> = {}
+  const segments = paths.map((path) => path.split('/'))
+  for (const path of segments) {
+    for (const other of segments) {
+      const i = path.findIndex((segment, i) =>
+        segment !== other[i] && (!isParameter(segment) || !isParameter(other[i])))
+      const [segment, word] = [path[i], other[i]]
+      if (isParameter(segment) && word !== undefined) (words[segment!.slice(1, -1)] ??= new Set()).add(word)
+    }
+  }
+  return words
+}
+
+const isParameter = (segment: string | undefined) => segment?.startsWith('{') === true
+
+const HEAD = '| Column or table | What a change does |\n|---|---|\n'
+
+/**
+ * SECURITY.md with the current table of what is not authenticated. Columns and tables with the same effect share a row.
+ */
+export function renderSecurityPage (page: string): string {
+  const names = new Map<string, string[]>()
+  const add = (name: string, effect: string) => names.set(effect, [...names.get(effect) ?? [], `\`${name}\``])
+  for (const [table, { exempt }] of Object.entries(AUTHENTICATED)) {
+    for (const [column, effect] of Object.entries(exempt)) add(`${table}.${column}`, effect)
+  }
+  for (const [table, effect] of Object.entries(UNAUTHENTICATED)) add(table, effect)
+  const [before, after] = page.split(HEAD)
+  if (after === undefined) throw new Error('SECURITY.md has no table of what is not authenticated')
+  const rows = [...names].map(([effect, those]) => `| ${those.join(', ')} | ${effect} |\n`)
+  return `${before}${HEAD}${rows.join('')}${after.slice(after.indexOf('\n\n') + 1)}`
 }

@@ -7,9 +7,9 @@ import {
 } from '../tables.ts'
 
 // Rows that define users, access or levels, and late events, carry a MAC over the columns declared below. For each
-// exempt column the declaration says what an attacker with write access to the database gains by changing it, and
-// `UNAUTHENTICATED` says so for tables without a MAC; SECURITY.md lists all of these. The order of the columns is part
-// of the MAC: after a release, changing a list invalidates the MACs of all rows of the table (0047).
+// exempt column the declaration says what an attacker with write access to the database gains by changing it; a table
+// without a MAC says so where it is defined (`unauthenticated`). SECURITY.md lists all of these. The order of the
+// columns is part of the MAC: after a release, changing a list invalidates the MACs of all rows of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -118,55 +118,6 @@ export const AUTHENTICATED = {
 } as const
 
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
-
-type Tables = typeof import('../tables.ts')
-type TableName = { [N in keyof Tables]: Tables[N] extends PgTable ? N : never }[keyof Tables]
-
-const BILLING = 'Billing'
-
-/** Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. */
-export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, string> = {
-  plans: 'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes',
-  plan_prices: `${BILLING}: amounts of the next invoices`,
-  master_key_canaries: 'Wrapped by its master key: a changed canary stops the next start',
-  service_keys: 'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start',
-  last_backup: 'Only shown, in `/metrics`: time and size of the last backup',
-  organizations:
-    'Name, slug, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
-  organization_counters:
-    'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
-  organization_removals: 'An added row makes the service delete the projects and tokens of that organization',
-  long_operations: 'No effect: a lock, and the time of its last use',
-  former_slugs:
-    'A removed row, or one with an earlier end, lets another organization take the slug; an added row reserves one',
-  invitation_mails: 'A removed or older row allows one more invitation mail to that address on that day',
-  sign_in_failures: 'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out',
-  sign_in_devices: 'An added row gives a browser sign-in attempts of its own at an account',
-  token_removals: 'An added row makes the service delete the tokens of a member or a grant',
-  project_counts: lengthOf('targets'),
-  encryption_keys:
-    'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iterations, active version, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused',
-  re_encryptions: 'Shown progress of a re-encryption; marked as finished, the rest of the history is not re-encrypted',
-  histories: 'A history that is marked as removed loses its versions',
-  secret_versions:
-    'Content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts',
-  audit_events:
-    'Each event carries a MAC over itself and the previous one. The API lists events without a check; `audit verify` finds changed, added and removed events, but not a cut-off end',
-  chain_keys:
-    'Wrapped for organization, name and first event: with a changed or missing key, changes in that organization are refused',
-  coupons: `${BILLING}: discounts, and how often each can be redeemed`,
-  billing_accounts: `${BILLING}: buyer, next invoice number, and coupon`,
-  credits: `${BILLING}: reductions of the next invoices`,
-  coupon_redemptions: `${BILLING}: without its row, an organization redeems a coupon again`,
-  subscriptions: `${BILLING}: plan, price, period and end`,
-  payment_methods: `${BILLING}: labels, references and the default`,
-  invoices: `${BILLING}: amounts, parties, numbers and status`,
-  charges: `${BILLING}: amounts and status; one marked as not submitted is sent to the provider again`,
-  refunds: `${BILLING}: amounts and status; one marked as not submitted is sent to the provider again`,
-  api_usage: `${BILLING}: calls of a month, only shown`,
-  idempotency_keys:
-    'The response is sealed for caller, key, request and status: a changed row is not found, or refused. A removed or older row lets a repeat take effect again; a newer one is returned for longer than 24 hours'
-}
 
 type FieldsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['fields'][number]
 type ColumnsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['_']['columns']

@@ -30,28 +30,18 @@ lists the codes that are specific to an operation; every operation can return th
 validation, repeated requests and internal errors. 414 \`uri_too_long\` and 431 \`header_fields_too_large\` are returned before
 routing.`
 
-// In the order in which a new user needs them.
-const TAGS: Record<string, string> = {
-  organizations: 'Organizations, which own all other resources',
-  projects: 'Projects of an organization, with a key each',
-  targets: 'Targets of a project',
-  environments: 'Environments of a target',
-  secrets: 'Encrypted documents, one for each level',
-  versions: 'Version history: list, fetch, restore, delete, purge',
-  'encryption-keys': 'Keys of projects',
-  'api-tokens': 'Organization API tokens',
-  users: 'The caller',
-  members: 'Members of an organization and their roles',
-  teams: 'Members who share roles in projects',
-  audit: 'Audit log of an organization',
-  billing: 'Plans, subscriptions, payments and invoices',
+// Tags of the routes outside of the domains.
+const OTHER_TAGS: Tags = {
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators',
   [DEPRECATED]: 'Former paths of other operations'
 }
 
+/** Tags with their descriptions, in the order of the document. */
+export type Tags = Readonly<Record<string, string>>
+
 /** Publishes OpenAPI 3.1 from the routes' schemas. A schema's title is the name of its component. */
-export async function installOpenApi (app: FastifyInstance) {
+export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags) {
   const base = basePath(app)
   await app.register(swagger, {
     openapi: {
@@ -60,7 +50,7 @@ export async function installOpenApi (app: FastifyInstance) {
         title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
       },
       servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
-      tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
+      tags: Object.entries({ ...tagsOfDomains, ...OTHER_TAGS }).map(([name, description]) => ({ name, description })),
       components: {
         securitySchemes: {
           apiToken: {

@@ -20,7 +20,6 @@ export const invoices: Domain = async (app) => {
     config: READ,
     schema: {
       operationId: 'listInvoices',
-      tags: ['billing'],
       summary: 'List invoices, newest first',
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }
@@ -33,7 +32,6 @@ export const invoices: Domain = async (app) => {
     config: READ,
     schema: {
       operationId: 'listLatestInvoices',
-      tags: ['billing'],
       summary: 'List the latest 50 invoices',
       response: { 200: LatestInvoices }
     },
@@ -47,7 +45,6 @@ export const invoices: Domain = async (app) => {
     config: READ,
     schema: {
       operationId: 'getInvoice',
-      tags: ['billing'],
       summary: 'Get an invoice with its lines',
       params: InvoiceParams,
       response: { 200: Invoice.one }
@@ -59,7 +56,6 @@ export const invoices: Domain = async (app) => {
     config: { ...READ, limitOfEffect: 'invoice_files' },
     schema: {
       operationId: 'downloadInvoice',
-      tags: ['billing'],
       summary: 'Download an invoice as a printable HTML page',
       params: InvoiceParams,
       response: { 200: InvoiceFile }

@@ -43,7 +43,6 @@ export const payments: Domain = async (app) => {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'listPaymentMethods',
-      tags: ['billing'],
       summary: 'List payment methods, the default method first',
       querystring: ListQuery,
       response: { 200: PaymentMethod.list }
@@ -62,7 +61,6 @@ export const payments: Domain = async (app) => {
     },
     schema: {
       operationId: 'createPaymentMethod',
-      tags: ['billing'],
       summary: 'Add a payment method; card numbers are rejected',
       body: CreatePaymentMethodBody,
       response: { 201: PaymentMethod.one }
@@ -85,7 +83,6 @@ export const payments: Domain = async (app) => {
     config: { ...WRITE, audit: 'payment-method.update' },
     schema: {
       operationId: 'updateDefaultPaymentMethod',
-      tags: ['billing'],
       summary: 'Make a payment method the default',
       params: PaymentMethodParams,
       body: EmptyBody,
@@ -104,7 +101,6 @@ export const payments: Domain = async (app) => {
     config: { ...WRITE, audit: 'payment-method.delete', errors: ['payment_method_in_use'] },
     schema: {
       operationId: 'deletePaymentMethod',
-      tags: ['billing'],
       summary: 'Delete a payment method, unless it is the default one of a subscription',
       params: PaymentMethodParams,
       response: { 204: NoContent }
@@ -124,7 +120,6 @@ export const payments: Domain = async (app) => {
     config: { ...WRITE, judge, audit: 'charge.create', errors: ['card_number_refused', 'invoicing_unavailable'] },
     schema: {
       operationId: 'createCharge',
-      tags: ['billing'],
       summary: 'Charge an amount with a separate invoice',
       body: CreateChargeBody,
       response: { 201: Charge.one }
@@ -164,7 +159,6 @@ export const payments: Domain = async (app) => {
     },
     schema: {
       operationId: 'refundCharge',
-      tags: ['billing'],
       summary: 'Refund a settled charge or a part of it; without `amount`, the remaining amount',
       params: ChargeParams,
       body: CreateRefundBody,
@@ -188,7 +182,6 @@ export const payments: Domain = async (app) => {
     },
     schema: {
       operationId: 'redeemCoupon',
-      tags: ['billing'],
       summary: 'Redeem a coupon once: it reduces future invoices of the subscription',
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
@@ -209,7 +202,6 @@ export const payments: Domain = async (app) => {
     config: { ...WRITE, audit: 'coupon.remove' },
     schema: {
       operationId: 'removeCoupon',
-      tags: ['billing'],
       summary: 'Remove the coupon; it still counts as redeemed',
       response: { 204: NoContent }
     },

@@ -10,7 +10,6 @@ export const plans: Domain = async (app) => {
     config: { access: 'authenticated', whenInactive: true },
     schema: {
       operationId: 'listPlans',
-      tags: ['billing'],
       summary: 'List the plans with their limits and prices',
       response: { 200: PlanList }
     },
@@ -23,7 +22,6 @@ export const plans: Domain = async (app) => {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'getUsage',
-      tags: ['billing'],
       summary: "Get the organization's usage in this month and the limits of its plan",
       response: { 200: Usage.one }
     },

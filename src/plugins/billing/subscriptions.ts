@@ -51,7 +51,6 @@ export const subscriptions: Domain = async (app) => {
     config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
     schema: {
       operationId: 'getSubscription',
-      tags: ['billing'],
       summary: 'Get the subscription',
       response: { 200: Subscription.one }
     },
@@ -72,7 +71,6 @@ export const subscriptions: Domain = async (app) => {
     },
     schema: {
       operationId: 'createSubscription',
-      tags: ['billing'],
       summary: 'Subscribe to a plan, effective immediately',
       body: CreateSubscriptionBody,
       response: { 201: Subscription.one }
@@ -103,7 +101,6 @@ export const subscriptions: Domain = async (app) => {
     },
     schema: {
       operationId: 'updateSubscription',
-      tags: ['billing'],
       summary: 'Change the plan or the interval, effective immediately, or the billing details',
       body: UpdateSubscriptionBody,
       response: { 200: Subscription.one }
@@ -133,7 +130,6 @@ export const subscriptions: Domain = async (app) => {
     },
     schema: {
       operationId: 'cancelSubscription',
-      tags: ['billing'],
       summary: 'Cancel the subscription: it ends with the current period and can be resumed until then',
       response: { 200: Subscription.one }
     },
@@ -144,7 +140,6 @@ export const subscriptions: Domain = async (app) => {
     config: { ...WRITE, audit: 'subscription.resume', errors: ['no_subscription', 'invoicing_unavailable'] },
     schema: {
       operationId: 'resumeSubscription',
-      tags: ['billing'],
       summary: 'Undo a cancellation before the period ends',
       body: EmptyBody,
       response: { 200: Subscription.one }

@@ -1,5 +1,5 @@
 import type { EventName } from '../../../schemas/events.ts'
-import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
+import { SCOPE_RESOURCES, SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD, type Role } from '../../../schemas/users.ts'
 import { formField, type Page } from '../../http/pages/pages.ts'
@@ -122,7 +122,7 @@ ${scopes.length === 0
     ? html`<p>It requests no permissions. It can see only your account, your organizations and the invitations to you.</p>`
     : html`<h2>It requests permission to</h2>
 <p class="soft">Deselect permissions that it does not need. Without permissions it can see only your account, your organizations and the invitations to you. It never gets more permissions than your role in an organization, or your team's role in a project, has.</p>
-${RESOURCES.map(([resource, name]) => choicesOf(name, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
+${Object.entries(SCOPE_RESOURCES).map(([resource, { heading }]) => choicesOf(heading, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
 ${user.second_factor_id !== null && grantsEverything(scopes)
     ? html`<p>To allow all permissions, enter a code, too.</p>
 ${codeField(problem?.problem, { isOptional: true })}`
@@ -134,13 +134,6 @@ ${codeField(problem?.problem, { isOptional: true })}`
 </form>`
   }
 }
-
-const RESOURCES = [
-  ['secret', 'Secrets'], ['key', 'Encryption keys'], ['project', 'Projects'], ['target', 'Targets'], [
-    'environment', 'Environments'
-  ], ['team', 'Teams'],
-  ['organization', 'Organizations'], ['api-token', 'API tokens'], ['member', 'Members'], ['billing', 'Billing']
-] as const satisfies readonly (readonly [Scope extends `${infer Resource}:${string}` ? Resource : never, string])[]
 
 const choicesOf = (name: string, scopes: readonly Scope[], chosen: readonly Scope[]): Html => scopes.length === 0
   ? html``

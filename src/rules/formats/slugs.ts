@@ -1,25 +1,25 @@
-import { RESERVED_ENVIRONMENT_SLUGS } from '../../../schemas/environments.ts'
-import { RESERVED_PROJECT_SLUGS } from '../../../schemas/projects.ts'
 import { SLUG_LENGTH, ULID_PATTERN } from '../../../schemas/shapes.ts'
-import { RESERVED_TARGET_SLUGS } from '../../../schemas/targets.ts'
+import { ROUTE_WORDS } from './route-words.ts'
 
-/** Path segments of static routes. A slug must not equal one of them, because the static route would shadow it. */
-export const RESERVED = {
-  organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
-  project: RESERVED_PROJECT_SLUGS,
-  target: RESERVED_TARGET_SLUGS,
-  environment: RESERVED_ENVIRONMENT_SLUGS,
-  team: []
-} as const satisfies Record<string, readonly string[]>
-export type SlugKind = keyof typeof RESERVED
+export type SlugKind = 'organization' | 'project' | 'target' | 'environment' | 'team'
 
-const WORDS: Readonly<Record<string, readonly string[]>> = { ...RESERVED, version: ['purge'] }
+const wordsOf = (parameter: SlugKind): readonly string[] => ROUTE_WORDS[parameter] ?? []
+
+/** Reserved slugs. A static route would shadow a level with such a slug. */
+export const RESERVED: Readonly<Record<SlugKind, readonly string[]>> = {
+  organization: wordsOf('organization'),
+  project: wordsOf('project'),
+  target: wordsOf('target'),
+  // S-3.4 also reserves words that no route needs.
+  environment: [...wordsOf('environment'), 'history', 'rotate'],
+  team: wordsOf('team')
+}
 
 /** Whether a static route has this word in the place of the parameter and takes precedence. */
-export const isWordOfRoute = (parameter: string, word: string): boolean => WORDS[parameter]?.includes(word) ?? false
+export const isWordOfRoute = (parameter: string, word: string): boolean =>
+  (RESERVED[parameter as SlugKind] ?? ROUTE_WORDS[parameter] ?? []).includes(word)
 
-export const isReserved = (kind: SlugKind, slug: string): boolean =>
-  (RESERVED[kind] as readonly string[]).includes(slug)
+export const isReserved = (kind: SlugKind, slug: string): boolean => RESERVED[kind].includes(slug)
 
 const ULID = new RegExp(ULID_PATTERN)
 /** Whether a slug is reserved. A path accepts the id of an organization, so its slug must not look like an id. */
