@@ -2,37 +2,36 @@
 import { realpathSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Noun } from './commands/common/noun.ts'
-import { UsageError } from './commands/common/words.ts'
-import { lineOf } from './commands/common/open.ts'
-import { write } from './commands/common/output.ts'
+import { lineOf, UsageError } from './commands/common/errors.ts'
+import { warn, write } from './commands/common/stdio.ts'
 
 /** Commands by their first word, in the order of the help. Each module is loaded on use. */
-const NOUNS: Record<string, () => Promise<{ noun: Noun }>> = {
-  serve: () => import('./commands/serve/command.ts'),
-  init: () => import('./commands/people/init-command.ts'),
-  migrate: () => import('./commands/serve/migrate-command.ts'),
-  backup: () => import('./commands/backup/backup-command.ts'),
-  restore: () => import('./commands/backup/restore-command.ts'),
-  drill: () => import('./commands/backup/drill-command.ts'),
-  rewrap: () => import('./commands/keys/rewrap-command.ts'),
-  key: () => import('./commands/keys/key-command.ts'),
-  organization: () => import('./commands/people/organization-command.ts'),
-  user: () => import('./commands/people/user-command.ts'),
-  token: () => import('./commands/people/token-command.ts'),
-  client: () => import('./commands/people/client-command.ts'),
-  audit: () => import('./commands/audit/audit-command.ts'),
-  coupon: () => import('./commands/billing/coupon-command.ts'),
-  invoice: () => import('./commands/billing/invoice-command.ts'),
-  refund: () => import('./commands/billing/refund-command.ts'),
-  plan: () => import('./commands/billing/plan-command.ts'),
-  openapi: () => import('./commands/serve/openapi-command.ts')
+const NOUNS: Record<string, () => Promise<Noun>> = {
+  serve: async () => (await import('./commands/serve/serve.ts')).noun,
+  init: async () => (await import('./commands/people/initialize.ts')).noun,
+  migrate: async () => (await import('./commands/serve/migrate.ts')).noun,
+  backup: async () => (await import('./commands/backup/backup.ts')).backupNoun,
+  restore: async () => (await import('./commands/backup/backup.ts')).restoreNoun,
+  drill: async () => (await import('./commands/backup/drill.ts')).noun,
+  rewrap: async () => (await import('./commands/keys/rewrap.ts')).noun,
+  key: async () => (await import('./commands/keys/key.ts')).noun,
+  organization: async () => (await import('./commands/people/organizations.ts')).noun,
+  user: async () => (await import('./commands/people/users.ts')).noun,
+  token: async () => (await import('./commands/people/tokens.ts')).noun,
+  client: async () => (await import('./commands/people/clients.ts')).noun,
+  audit: async () => (await import('./commands/audit/audit.ts')).noun,
+  coupon: async () => (await import('./commands/billing/billing.ts')).coupon,
+  invoice: async () => (await import('./commands/billing/billing.ts')).invoice,
+  refund: async () => (await import('./commands/billing/billing.ts')).refund,
+  plan: async () => (await import('./commands/billing/billing.ts')).plan,
+  openapi: async () => (await import('./commands/serve/openapi-command.ts')).noun
 }
 
 const HELP = ['help', '--help', '-h']
 
 async function usage (): Promise<string> {
   const nouns = await Promise.all(Object.values(NOUNS).map((load) => load()))
-  return `Usage: strongroom COMMAND\n\n${nouns.map(({ noun }) => noun.help).join('')}`
+  return `Usage: strongroom COMMAND\n\n${nouns.map(({ help }) => help).join('')}`
 }
 
 /** Runs a command. Exit status: 0 done, 1 failed, 2 wrong usage; every failure is one line. */
@@ -44,19 +43,13 @@ export async function main (argv: string[]): Promise<number> {
     return 2
   }
   try {
-    if (load === undefined) {
-      await write(await usage())
-      return 0
-    }
-    const { noun } = await load()
-    return await noun.run(args, process.env)
+    if (load !== undefined) return await (await load()).run(args, process.env)
+    await write(await usage())
+    return 0
   } catch (error) {
-    if (error instanceof UsageError) {
-      process.stderr.write(`${error.message}\n`)
-      return 2
-    }
-    process.stderr.write(`${lineOf(error)}\n`)
-    return 1
+    const isUsage = error instanceof UsageError
+    warn(isUsage ? error.message : lineOf(error))
+    return isUsage ? 2 : 1
   }
 }
 

@@ -1,30 +1,13 @@
-import type { InvoiceLine, InvoiceStatus, Party } from '../../schemas/billing.ts'
+import type { InvoiceLine, Party } from '../../schemas/billing.ts'
 import { sha256 } from '../crypto/primitives.ts'
+import type { Invoice } from '../repositories/billing/invoices.ts'
 import { formatMoney } from '../rules/billing.ts'
 import { Html, html } from '../rules/formats/html.ts'
 
-/** The data that an invoice page shows. */
-export interface PrintedInvoice {
-  number: string
-  status: InvoiceStatus
-  currency: string
-  lines: InvoiceLine[]
-  subtotal: number
-  discount: number
-  credit: number
-  total: number
-  seller: Party
-  buyer: Party
-  issued_at: Date
-  due_at: Date
-  paid_at: Date | null
-  /** The sum of the completed refunds. */
-  paid_back: number
-  /** The buyer's reference for the payment. */
-  reference: string | null
-  /** The operator's text for every invoice; may be empty. */
-  note: string
-}
+/** The data that an invoice page shows; `paid_back` is the sum of the completed refunds. */
+export type PrintedInvoice = { number: string, paid_back: number } & Pick<Invoice,
+  'status' | 'currency' | 'lines' | 'subtotal' | 'discount' | 'credit' | 'total' | 'seller' | 'buyer' | 'issued_at' |
+  'due_at' | 'paid_at' | 'reference' | 'note'>
 
 // The fonts are those of the reader's system. The browser prints the title with the number on each page.
 const STYLE = `

@@ -23,7 +23,7 @@ export interface Invoicing {
   provider: { name: string }
 }
 
-export interface NewInvoice {
+interface NewInvoice {
   currency: string
   lines: InvoiceLine[]
   /** The coupon's discount. */

@@ -22,17 +22,10 @@ export interface Note {
 
 const noteOn = (orders: (Charge | Refund)[]): Note => ({ unanswered: orders.find(isUnanswered)?.provider ?? null })
 
-/** Records an invoice as paid; undefined if it is not open. */
-export async function payInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
-  return noteInvoice(db, actor, id, 'paid')
-}
-
-/** Records an invoice as void; undefined if it is not open. */
-export async function voidInvoice (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
-  return noteInvoice(db, actor, id, 'void')
-}
-
-async function noteInvoice (db: Db, actor: Actor, id: string, status: 'paid' | 'void'): Promise<Note | undefined> {
+/** Records an invoice as paid or void; undefined if it is not open. */
+export async function closeInvoiceByOperator (
+  db: Db, actor: Actor, id: string, status: 'paid' | 'void'
+): Promise<Note | undefined> {
   const isThere = await lockPlan(db, actor.organization_id) !== undefined
   const closed = await closeInvoice(db, actor.organization_id, isThere, id, status)
   if (closed === undefined) return undefined
@@ -53,8 +46,7 @@ async function closeInvoice (
   const charges = await settleCharges(db, organizationId, id, outcomeOf(status))
   const { currency, credit, unused } = closed
   if (isThere) await giveCredit(db, organizationId, currency, status === 'paid' ? unused : credit)
-  const action = status === 'paid' ? 'invoice.pay' : 'invoice.void'
-  return { event: { action, resource_type: 'invoice', resource_id: id }, charges }
+  return { event: eventOf(status === 'paid' ? 'invoice.pay' : 'invoice.void', id), charges }
 }
 
 const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
@@ -89,7 +81,7 @@ export async function addRefund (
 }
 
 /** Records the outcome of a refund; undefined if there is no such pending refund. */
-export async function payBack (
+export async function settleRefundByOperator (
   db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
 ): Promise<Note | undefined> {
   const { organization_id } = actor
@@ -112,12 +104,8 @@ export async function checkRefund (db: Db, actor: Actor, id: string): Promise<No
   return { unanswered: null }
 }
 
-const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed'): AuditEvent => ({
-  action: status === 'succeeded' ? 'refund.pay' : 'refund.fail',
-  resource_type: 'refund',
-  resource_id: id,
-  details: { amount }
-})
+const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed') =>
+  eventOf(status === 'succeeded' ? 'refund.pay' : 'refund.fail', id, { amount })
 
 /** A conflict between the provider and the operator: different outcomes, or both report the same payment. */
 export type Doubt = 'contradiction' | 'twice'
@@ -198,6 +186,4 @@ export async function reportRefund (
 
 const reportEvent = (
   of: 'charge' | 'refund', { id, status }: Pick<Charge, 'id' | 'status'>, outcome: 'succeeded' | 'failed'
-): AuditEvent => ({
-  action: `${of}.report`, resource_type: of, resource_id: id, details: { outcome, noted: status }
-})
+) => eventOf(`${of}.report`, id, { outcome, noted: status })

@@ -2,7 +2,7 @@ import { ulid } from 'ulidx'
 import type { Interval } from '../../schemas/billing.ts'
 import { readNow, transaction, type Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
-import { recordEvent, systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
+import { eventOf, recordEvent, systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
 import { findCoupon, giveCredit, requireAccount, type Account } from '../repositories/billing/billing.ts'
 import { findInvoice, updateUnused } from '../repositories/billing/invoices.ts'
 import { countOf, findStatus, findStoredBytes, lockPlan, updatePlan } from '../repositories/billing/plans.ts'
@@ -16,10 +16,10 @@ import { issueInvoice, type Invoicing } from './invoicing.ts'
 // Changes of subscriptions by handlers and the worker. The lock on the organization (`lockPlan`) serializes them.
 
 /** The terms of a subscription. */
-export interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
+interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
 
 /** Throws 422 `plan_limit_reached` if the organization's usage exceeds a limit of the plan. */
-export async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
+async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<void> {
   for (const resource of ['projects', 'members', 'bytes'] as const) {
     const limit = plan[`max_${resource}`]
     if (limit === null) continue
@@ -36,10 +36,8 @@ export async function beginSubscription (
 ): Promise<Subscription> {
   const { organization_id } = account
   await requireFit(db, organization_id, offer.plan)
-  const period = await invoicePeriod(db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, now)
-  await updatePlan(db, organization_id, offer.plan.name)
   return createSubscription(db, {
-    organization_id, id: ulid(), ...termsOf(offer), anchor: now, periods: 0, ...period
+    organization_id, id: ulid(), ...await beginPeriods(db, invoicing, account, offer, now)
   })
 }
 
@@ -53,9 +51,14 @@ export async function changeSubscription (
   const { organization_id } = subscription
   await requireFit(db, organization_id, offer.plan)
   await cutShort(db, subscription, now)
+  return updateSubscription(db, organization_id, await beginPeriods(db, invoicing, account, offer, now))
+}
+
+async function beginPeriods (db: Db, invoicing: Invoicing, account: Account, offer: Offer, now: Date) {
+  const { plan: { name: plan }, interval, currency, amount } = offer
   const period = await invoicePeriod(db, invoicing, account, offer, { start: now, periods: 1, anchor: now }, now)
-  await updatePlan(db, organization_id, offer.plan.name)
-  return updateSubscription(db, organization_id, { ...termsOf(offer), anchor: now, periods: 0, ...period })
+  await updatePlan(db, account.organization_id, plan)
+  return { plan, interval, currency, amount, anchor: now, periods: 0, ...period }
 }
 
 // Converts the unused part of the period to credit: at once for a paid invoice, at payment for an open one, never for a
@@ -103,12 +106,7 @@ async function closePeriod (
     const now = new Date(await readNow(db))
     await renewSubscription(db, invoicing, await requireAccount(db, organizationId), due, now)
   }
-  const event: AuditEvent = {
-    action: isOver ? 'subscription.end' : 'subscription.renew',
-    resource_type: 'subscription',
-    resource_id: due.id,
-    details: { plan: due.plan }
-  }
+  const event = eventOf(isOver ? 'subscription.end' : 'subscription.renew', due.id, { plan: due.plan })
   await recordEvent(db, systemOf(organizationId), event)
   return event
 }
@@ -116,34 +114,30 @@ async function closePeriod (
 // Starts the next period at the original price of the subscription.
 async function renewSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, now: Date
-): Promise<Subscription> {
+): Promise<void> {
   const { organization_id, anchor, period_end } = subscription
   const periods = subscription.periods + 1
   const terms = { ...subscription, plan: { name: subscription.plan } }
   const period = await invoicePeriod(
     db, invoicing, account, terms, { start: period_end, periods: periods + 1, anchor }, now
   )
-  return updateSubscription(db, organization_id, { periods, ...period })
+  await updateSubscription(db, organization_id, { periods, ...period })
 }
 
 /**
  * Ends a subscription: switches the organization to the default plan, unless the operator has set another plan. Data
  * above the limits of that plan stays.
  */
-export async function endSubscription (
+async function endSubscription (
   db: Db, { organization_id, plan }: Subscription, defaultPlan: string
 ): Promise<void> {
   await deleteSubscription(db, organization_id)
   if ((await lockPlan(db, organization_id))?.name === plan) await updatePlan(db, organization_id, defaultPlan)
 }
 
-const termsOf = ({ plan, interval, currency, amount }: Offer) => ({ plan: plan.name, interval, currency, amount })
-
-interface Period { start: Date, anchor: Date, periods: number }
-
 async function invoicePeriod (
   db: Db, invoicing: Invoicing, account: Account, offer: Omit<Offer, 'plan'> & { plan: { name: string } },
-  { start, anchor, periods }: Period, now: Date
+  { start, anchor, periods }: { start: Date, anchor: Date, periods: number }, now: Date
 ) {
   const { plan, interval, currency, amount } = offer
   const end = periodEnd(anchor, interval, periods)

@@ -9,7 +9,7 @@ import type { Outcome, Provider } from './provider.ts'
 import { reportCharge, reportRefund, type Doubt } from './settlement.ts'
 import { closePeriods } from './subscriptions.ts'
 
-export interface BillingWorker {
+interface BillingWorker {
   db: Db
   invoicing: Invoicing & { provider: Provider }
   /** The plan of an organization after its subscription has ended. */

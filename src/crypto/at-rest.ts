@@ -1,11 +1,10 @@
 /**
- * The server's own seal around everything it stores (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16).
- * It guarantees that a stored value opens only under the key and in the context it was sealed for: a row that was
- * moved, swapped, rolled back or changed in one bit is refused. Every record has its own subkey, so the number of
- * encryptions under one key is never a limit (CR-05).
+ * The encryption of stored values (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16). It guarantees
+ * that a value opens only with the key and the context it was sealed for: a moved, swapped, rolled back or changed row
+ * is refused. Every value has its own subkey, so the number of encryptions under one key is not limited (CR-05).
  *
- * The version says how the subkey is made. 2: the expansion of HKDF-SHA256 alone, one HMAC, because the keys that seal
- * are uniformly random (RFC 5869, 3.3). No release wrote version 1.
+ * The version defines the derivation of the subkey. 2: only HKDF-Expand, because the keys are uniformly random (RFC
+ * 5869, 3.3). No release wrote version 1.
  */
 import type { KeyObject } from 'node:crypto'
 import { expandKey, open, nonce, seal, SEAL_OVERHEAD } from './primitives.ts'
@@ -14,10 +13,9 @@ const VERSION = 2
 const SALT_BYTES = 24
 const HEADER_BYTES = 1 + SALT_BYTES
 
-/** The subkey of a record with this salt. */
 const subkeyOf = (key: KeyObject, salt: Buffer): KeyObject => expandKey(key, 'strongroom/at-rest/v2', salt)
 
-/** A stored value was changed, moved or sealed under another key. It says no more than that, and carries no data. */
+/** A stored value was changed, moved or sealed with another key. Contains no data of the value. */
 export class IntegrityError extends Error {
   override readonly name = 'IntegrityError'
 

@@ -1,8 +1,7 @@
 /**
  * API tokens (CR-30 to CR-32): `dotenv_<ULID of the organization>_<40 base62 random><6 base62 checksum>`. It guarantees
- * 238 unbiased random bits, a form that secret scanners find and a double click selects, and a checksum that tells a
- * mistyped token from an unknown one without asking the database. The checksum is no protection against attackers:
- * only the look-up of the hash authenticates.
+ * 238 unbiased random bits and a form that secret scanners find. The checksum detects mistyped tokens without a
+ * database query, but only the look-up of the hash authenticates.
  */
 import { crc32 } from 'node:zlib'
 import { random, sameBytes, sha256 } from './primitives.ts'
@@ -14,7 +13,7 @@ const CHECKSUM_CHARACTERS = 6
 /** The form of an API token; published for secret scanners. */
 export const TOKEN_PATTERN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/
 
-/** A new API token of an organization (a ULID). Throws for anything that is no ULID. Show it once, store its hash. */
+/** A new API token of an organization. Throws for an id that is not a ULID. Show the token once, store its hash. */
 export function mintApiToken (organizationId: string): string {
   const body = `dotenv_${organizationId.toUpperCase()}_${randomBase62(RANDOM_CHARACTERS)}`
   const token = body + checksum(body)
@@ -22,7 +21,7 @@ export function mintApiToken (organizationId: string): string {
   return token
 }
 
-/** The organization that a token names; undefined unless form and checksum are right. It proves nothing yet. */
+/** The organization in a token; undefined if form or checksum are wrong. Does not authenticate. */
 export function parseApiToken (text: string): { organizationId: string } | undefined {
   if (!TOKEN_PATTERN.test(text)) return undefined
   const end = text.length - CHECKSUM_CHARACTERS
@@ -31,42 +30,34 @@ export function parseApiToken (text: string): { organizationId: string } | undef
   return { organizationId: text.slice('dotenv_'.length, 'dotenv_'.length + 26) }
 }
 
-/**
- * What an OAuth credential is for: an access token, a refresh token, or an authorization code. None passes for another.
- */
+/** The kind of an OAuth credential: access token, refresh token or authorization code. */
 export type Credential = 'at' | 'rt' | 'ac'
 
 const CREDENTIAL_PATTERN = /^dotenv_(at|rt|ac)_[0-9A-Za-z]{49}$/
 
-/**
- * A new OAuth credential: 43 random base62 characters, which are 256 bits, and a checksum. Show it once, store its
- * hash.
- */
+/** A new OAuth credential: 43 random base62 characters (256 bits) and a checksum. Show it once, store its hash. */
 export function mintCredential (kind: Credential): string {
   const body = `dotenv_${kind}_${randomBase62(43)}`
   return body + checksum(body)
 }
 
-/** Whether the text may be a credential of this kind: form and checksum are right. It proves nothing yet. */
+/** Whether the text has the form and the checksum of a credential of this kind. Does not authenticate. */
 export function isCredential (kind: Credential, text: string): boolean {
   const [, found] = CREDENTIAL_PATTERN.exec(text) ?? []
   return found === kind && checksum(text.slice(0, -CHECKSUM_CHARACTERS)) === text.slice(-CHECKSUM_CHARACTERS)
 }
 
-/** A random value for a cookie, a link or the name of a pending request: 256 bits. */
+/** A random value for a cookie, a link or the id of a pending request: 256 bits. */
 export function mintSecret (): string {
   return random(32).toString('base64url')
 }
 
-/**
- * The token that a form carries: it is made from the cookie that goes with it, so no other site and no other session
- * has it.
- */
+/** The anti-forgery token of a form, derived from the cookie, so that other sites and sessions do not know it. */
 export function formToken (cookie: string): string {
   return sha256(`form ${cookie}`).toString('base64url')
 }
 
-/** Whether a form's token is that of the cookie, in constant time. */
+/** Whether a form token belongs to the cookie, in constant time. */
 export function isFormToken (token: string, cookie: string): boolean {
   return sameBytes(Buffer.from(token), Buffer.from(formToken(cookie)))
 }
@@ -76,22 +67,22 @@ export function challengeOf (verifier: string): string {
   return sha256(verifier).toString('base64url')
 }
 
-/** Whether the verifier is the one behind a challenge (RFC 7636, 4.6), in constant time. */
+/** Whether the verifier matches a challenge (RFC 7636, 4.6), in constant time. */
 export function verifierMatches (verifier: string, challenge: string): boolean {
   return sameBytes(Buffer.from(challengeOf(verifier)), Buffer.from(challenge))
 }
 
-/** What is stored and looked up in place of a token: SHA-256. 238 random bits need no slow hash (CR-31). */
+/** The stored hash of a token: SHA-256, because 238 random bits need no slow hash (CR-31). */
 export function hashToken (text: string): Buffer {
   return sha256(text)
 }
 
-/** The first 12 characters, to recognise a token in a list. They lie inside the organization's id: nothing secret. */
+/** The first 12 characters, for lists. They end inside the organization's id, so they are not secret. */
 export function tokenPrefix (text: string): string {
   return text.slice(0, 12)
 }
 
-/** Bytes from 248 up are drawn again: 256 is no multiple of 62, and taking the remainder would favour 8 characters. */
+// Discards bytes from 248: 256 is not a multiple of 62, so the remainder would favour 8 characters.
 function randomBase62 (length: number): string {
   let text = ''
   while (text.length < length) {

@@ -1,8 +1,7 @@
 /**
- * The blob that clients make and open: base64 of IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM, no additional data.
- * It guarantees that a blob of this server opens in every client and the other way round, that nothing unauthentic is
- * ever returned (CR-08), and that blobs which the server does not open stay opaque (CR-07). The format has no room for
- * a context: `at-rest.ts` binds it to one.
+ * The blob format of clients: base64 of IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM, without additional data. It
+ * guarantees compatibility with every client, and that only authentic plaintext is returned (CR-08). The format has no
+ * context: `at-rest.ts` adds it.
  */
 import type { KeyObject } from 'node:crypto'
 import { decodeBase64, open, seal, SEAL_OVERHEAD } from './primitives.ts'
@@ -24,8 +23,8 @@ export function openBlob (dataKey: KeyObject, blob: string): Buffer | undefined 
 }
 
 /**
- * Whether a text may be a blob: base64 characters for 28 bytes to 1 MiB, padded or not. It deliberately asks for no
- * canonical form (CR-07): published samples of existing clients have none, and the server keeps what it is given.
+ * Whether a text may be a blob: base64 characters for 28 bytes to 1 MiB, padded or not. Accepts non-canonical base64,
+ * which existing clients send (CR-07).
  */
 export function isBlobText (text: string): boolean {
   if (text.length > MAX_BLOB_CHARACTERS || !/^[A-Za-z0-9+/]+={0,2}$/.test(text)) return false

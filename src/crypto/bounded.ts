@@ -1,17 +1,12 @@
-/**
- * A small gate before expensive work. It guarantees that at most so many pieces run at once, that at most so many
- * wait, in order of arrival, and that everything beyond is refused at once instead of slowing the service down.
- */
-
-/** Too much expensive work is waiting: answer 503 and let the client try again. Subclasses say which work. */
+/** The queue of expensive work is full (503, the client may retry). Subclasses name the work. */
 export class WorkOverloaded extends Error {
-  override readonly name: string = 'WorkOverloaded'
+  override readonly name: string = this.constructor.name
 }
 
-/** Runs a piece of work when its turn comes; rejects with the work's own error or, with a full queue, overloaded. */
+/** Runs the work, after queued work if necessary. Rejects with its error, or with a WorkOverloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
-/** Calls `late` after so many milliseconds, by whichever clock; the returned function cancels that. */
+/** Calls `late` after a time by some clock. The returned function cancels the call. */
 export type After = (milliseconds: number, late: () => void) => () => void
 
 const inRealTime: After = (milliseconds, late) => {
@@ -21,10 +16,7 @@ const inRealTime: After = (milliseconds, late) => {
 
 const PATIENCE = 8_000
 
-/**
- * A gate for at most `running` pieces at once and `waiting` in the queue, none of which waits longer than `patience`
- * milliseconds.
- */
+/** Runs at most `running` jobs at once and queues at most `waiting` jobs, each for at most `patience` milliseconds. */
 export function createGate (
   running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
 ): Gate {
@@ -59,9 +51,7 @@ export function createGate (
   }
 }
 
-/**
- * A separate gate for each key, which exists while jobs run or wait in it.
- */
+/** A separate gate for each key, which exists while jobs run or wait in it. */
 export function createGates (
   running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
 ): (key: string) => Gate {

@@ -1,7 +1,6 @@
 /**
- * The ring of master keys. It guarantees that the newest key wraps and every key of the ring unwraps, that the id of
- * the master key travels with what it wrapped and is authenticated with it, and that a missing key is told apart from
- * a manipulated value. No message of this file contains key material.
+ * The ring of master keys. The newest key wraps, and every key unwraps. A wrapped value contains the authenticated id
+ * of its master key, so that a missing key is distinguished from a manipulated value. Messages contain no key material.
  *
  * Wrapped form: length of the id (1) ‖ id ‖ the sealed bytes of `at-rest.ts`.
  */
@@ -16,26 +15,26 @@ const CACHED_KEYS = 1000
 const CACHE_MILLISECONDS = 10 * 60 * 1000
 const CANARY = Buffer.from('strongroom canary, rows are authenticated under the key ')
 
-/** One master key. The id is no secret: it is stored beside everything that the key wrapped. */
+/** A master key. The id is not secret: it is stored in each wrapped value. */
 export interface MasterKey { id: string, key: KeyObject }
 
-/** What the rest of the service may do with master keys; the keys themselves do not come out. */
+/** Operations with master keys, which do not reveal the keys. */
 export interface Keyring {
   /** The id of the key that wraps. */
   currentId: string
   /** All ids of the ring, newest first. */
   ids: string[]
-  /** Wraps under the newest key, for one context; canaries under each key of the ring. */
+  /** Wraps with the newest key, or with the key `under`, for one context. */
   wrap (plaintext: Buffer, context: Buffer, under?: string): Buffer
-  /** What was wrapped for this context; throws MasterKeyMissing or IntegrityError. */
+  /** The value that was wrapped for this context; throws MasterKeyMissing or IntegrityError. */
   unwrap (wrapped: Buffer, context: Buffer): Buffer
-  /** The same for a wrapped 32-byte key, remembered for at most ten minutes (CR-16). */
+  /** Unwraps a 32-byte key, which is cached for at most ten minutes (CR-16). */
   unwrapKey (wrapped: Buffer, context: Buffer): KeyObject
-  /** The id of the master key that wrapped this: read, not verified; throws IntegrityError when there is none. */
+  /** The unverified id of the master key of a wrapped value; throws IntegrityError for a malformed value. */
   idOf (wrapped: Buffer): string
 }
 
-/** A value was wrapped under a master key that is not in the ring; `id` says which one is wanted. */
+/** A value was wrapped with a master key that is not in the ring. `id` is its id. */
 export class MasterKeyMissing extends Error {
   override readonly name = 'MasterKeyMissing'
   readonly id: string
@@ -74,7 +73,7 @@ export function createKeyring (keys: MasterKey[]): Keyring {
     },
     unwrap,
     unwrapKey (wrapped, context) {
-      // By context, with what was wrapped: a key that was replaced or tampered with is not the one that is remembered.
+      // Compares the wrapped value, so that a replaced or manipulated key is not read from the cache.
       const name = context.toString('latin1')
       const known = cache.get(name)
       if (known?.wrapped.equals(wrapped)) return known.key
@@ -88,10 +87,7 @@ export function createKeyring (keys: MasterKey[]): Keyring {
   }
 }
 
-/**
- * Reads `id:base64 of 32 bytes`. Throws an error of one line that repeats nothing of the text: a mistyped line may be
- * the key itself.
- */
+/** Parses `id:base64 of 32 bytes`. Error messages do not repeat the text, because it may contain the key. */
 export function parseMasterKey (text: string): MasterKey {
   const line = text.trim()
   const colon = line.indexOf(':')
@@ -116,21 +112,21 @@ export function generateMasterKey (): { id: string, text: string } {
 }
 
 /**
- * A value to keep in the database for a master key of the ring: it shows at start whether the ring fits the database
- * (CR-13), and names the keys of the service by their fingerprints.
+ * A value stored for a master key, which shows at the start whether the ring fits the database (CR-13), and contains
+ * the fingerprint of the row key.
  */
 export function makeCanary (keyring: Keyring, fingerprint: Buffer, id = keyring.currentId): Buffer {
   return keyring.wrap(Buffer.concat([CANARY, fingerprint]), encodeContext('canary'), id)
 }
 
-/** The fingerprint that the canary names. Throws MasterKeyMissing or IntegrityError when the ring does not open it. */
+/** The fingerprint in the canary. Throws MasterKeyMissing or IntegrityError. */
 export function openCanary (keyring: Keyring, canary: Buffer): Buffer {
   const content = keyring.unwrap(canary, encodeContext('canary'))
   if (!sameBytes(content.subarray(0, CANARY.length), CANARY)) throw new IntegrityError()
   return content.subarray(CANARY.length)
 }
 
-/** The id is part of the context, so relabelling a wrapped value is a manipulation like any other. */
+// Contains the id, so that changing the id of a wrapped value is detected.
 function wrappedContext (id: string, context: Buffer): Buffer {
   return Buffer.concat([encodeContext('master key', id), context])
 }

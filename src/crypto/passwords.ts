@@ -1,7 +1,6 @@
 /**
- * Passwords of people: Argon2id with the OWASP minimum (CR-40), as PHC strings. It guarantees that one password typed
- * in two Unicode forms is one password (NFKC, which oslo applies on both ways), and that at most four hashes of 19 MiB
- * run at once.
+ * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. It guarantees that the Unicode forms of a
+ * password are equal (oslo applies NFKC), and that at most four hashes of 19 MiB run at once.
  */
 import { createGate, WorkOverloaded } from './bounded.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
@@ -13,8 +12,6 @@ const READABLE = '0123456789abcdefghjkmnpqrstvwxyz'
 
 /** More than 32 password hashes are waiting. */
 export class PasswordWorkOverloaded extends WorkOverloaded {
-  override readonly name = 'PasswordWorkOverloaded'
-
   constructor () {
     super('too many password hashes are waiting')
   }
@@ -31,22 +28,19 @@ export async function hashPassword (password: string, cost: PasswordCost = COSTS
   return await gate(async () => new (await loadArgon2id())(cost).hash(password)).finally(end)
 }
 
-/**
- * Whether the password made this PHC string, which says what it costs. Throws for a string that is none, and
- * PasswordWorkOverloaded.
- */
+/** Whether the PHC string is a hash of the password. Throws for an invalid PHC string, and PasswordWorkOverloaded. */
 export async function verifyPassword (hash: string, password: string): Promise<boolean> {
   const end = beginPiece('password')
   return await gate(async () => new (await loadArgon2id())().verify(hash, password)).finally(end)
 }
 
-/** A password to hand to a person: six groups of four readable characters, 120 random bits. */
+/** A password for a person: six groups of four readable characters, 120 random bits. */
 export function generatePassword (): string {
   const characters = Array.from(random(24), (byte) => READABLE[byte & 31]).join('')
   return characters.replace(/(.{4})(?=.)/g, '$1-')
 }
 
-/** Whether a hash was made at another cost than today's: then the next sign-in makes it anew. */
+/** Whether a hash has another cost than the present one: the next sign-in then replaces it. */
 export function isOutdated (
   hash: string, { memorySize, iterations, parallelism }: PasswordCost = COSTS.password
 ): boolean {

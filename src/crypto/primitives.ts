@@ -68,16 +68,11 @@ export function sha256 (data: string | Buffer): Buffer {
   return hash('sha256', data, 'buffer')
 }
 
-/** HMAC-SHA256, 32 bytes. */
-export function hmac (key: KeyObject, data: Buffer | string): Buffer {
-  return createHmac('sha256', key).update(data).digest()
-}
-
-/** The same over parts, one behind the other: that they do not run into each other is up to the caller. */
-export function hmacOf (key: KeyObject, parts: readonly Buffer[]): Buffer {
-  const made = createHmac('sha256', key)
-  for (const part of parts) made.update(part)
-  return made.digest()
+/** HMAC-SHA256 over the concatenated parts, 32 bytes. The caller makes the boundaries of the parts unambiguous. */
+export function hmac (key: KeyObject, ...parts: (Buffer | string)[]): Buffer {
+  const mac = createHmac('sha256', key)
+  for (const part of parts) mac.update(part)
+  return mac.digest()
 }
 
 /** Whether a MAC is that of the data, in constant time; every MAC has 32 bytes. */
@@ -91,12 +86,11 @@ export function deriveKey (key: KeyObject, salt: Buffer, info: string): KeyObjec
 }
 
 /**
- * HKDF-Expand of one block (RFC 5869, 2.3; info is `purpose ‖ salt`): an independent 32-byte key for every salt, where
- * the key is 32 uniformly random bytes already (3.3). The salts of a purpose have one length, so that no two infos are
- * equal.
+ * HKDF-Expand of one block (RFC 5869, 2.3; info is `purpose ‖ salt`): an independent 32-byte key for every salt. The
+ * key must be uniformly random (3.3), and the salts of a purpose must have one length, so that no two infos are equal.
  */
 export function expandKey (key: KeyObject, purpose: string, salt: Buffer): KeyObject {
-  return takeKey(createHmac('sha256', key).update(purpose).update(salt).update(FIRST_BLOCK).digest())
+  return takeKey(hmac(key, purpose, salt, FIRST_BLOCK))
 }
 
 const FIRST_BLOCK = Buffer.of(1)
@@ -109,7 +103,7 @@ export async function stretch (password: Buffer, salt: Buffer, iterations: numbe
   return await pbkdf2Async(password, salt, iterations, KEY_BYTES, 'sha256').finally(end)
 }
 
-/** A key object from bytes that nobody else needs: they are wiped, also when they are not a key and this throws. */
+/** Like `secretKey`, but wipes the bytes, also when it throws. */
 export function takeKey (bytes: Buffer): KeyObject {
   try {
     return secretKey(bytes)
@@ -118,7 +112,7 @@ export function takeKey (bytes: Buffer): KeyObject {
   }
 }
 
-/** Whether two secrets are equal, in constant time: of their digests, as `timingSafeEqual` throws on two lengths. */
+/** Whether two secrets are equal, in constant time. Compares digests, because `timingSafeEqual` needs equal lengths. */
 export function sameBytes (a: Buffer, b: Buffer): boolean {
   return timingSafeEqual(sha256(a), sha256(b))
 }
@@ -132,7 +126,7 @@ export function random (bytes: number): Buffer {
 const POOL_BYTES = 4096
 let pool: Buffer = Buffer.alloc(0)
 
-/** The same for values that are no secrets, as IVs and salts: a few bytes, each of which is given out once. */
+/** Like `random`, for a few bytes that are not secret, such as IVs and salts. Each byte is returned once. */
 export function nonce (bytes: number): Buffer {
   if (pool.length < bytes) pool = random(POOL_BYTES)
   const taken = pool.subarray(0, bytes)
@@ -141,10 +135,9 @@ export function nonce (bytes: number): Buffer {
 }
 
 /**
- * Where a sealed value belongs, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two
- * lists of fields give the same bytes (CR-02). A number counts as its decimal text: 7 and '7' name the same context,
- * whichever of the two a database driver hands out. Throws for text that has no UTF-8 form (half a surrogate pair
- * would become U+FFFD and collide) and for a number that is not a safe integer.
+ * The context of a sealed value, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two
+ * lists of fields give the same bytes (CR-02). A number counts as its decimal text, because database drivers return
+ * either. Throws for a lone surrogate, which would become U+FFFD and collide, and for an unsafe integer.
  */
 export function encodeContext (...fields: (string | number)[]): Buffer {
   const texts = fields.map((field) => {

@@ -1,9 +1,7 @@
-/**
- * Encryption of a stream to recipients of age (https://age-encryption.org), who alone can open it: by the library of
- * age's author, in pieces of 64 KiB, each of which is authentic before it comes out. It is loaded where it is used.
- */
+// Encryption of streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB. The library is loaded
+// on use.
 
-// @types/node has the class, and not this part of it.
+// @types/node lacks this method.
 interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
 const streamOf = (chunks: AsyncIterable<Uint8Array>) => (ReadableStream as unknown as Streams).from(chunks)
 
@@ -17,10 +15,11 @@ export class RecipientError extends Error {
   override readonly name = 'RecipientError'
 }
 
-/** Encrypts what comes to each of the recipients (`age1…`). Throws a RecipientError for what is none. */
-export async function encryptTo (
-  recipients: readonly string[]
-): Promise<(chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>> {
+/** Transforms a stream of chunks. */
+export type Cipher = (chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>
+
+/** Encrypts to each of the recipients (`age1…`). Throws a RecipientError for an invalid recipient. */
+export async function encryptTo (recipients: readonly string[]): Promise<Cipher> {
   const { Encrypter } = await import('age-encryption')
   const encrypter = new Encrypter()
   for (const recipient of recipients) {
@@ -36,12 +35,10 @@ export async function encryptTo (
 }
 
 /**
- * Opens what was encrypted, with the identities in a text as `age-keygen` writes them. Throws a RecipientError when
- * there are none, or none of them opens it; nothing of them is ever in a message.
+ * Decrypts with the identities in the output of `age-keygen`. Throws a RecipientError when there is no identity, or
+ * none matches. Messages contain no part of an identity.
  */
-export async function decryptWith (
-  identities: string
-): Promise<(chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>> {
+export async function decryptWith (identities: string): Promise<Cipher> {
   const { Decrypter } = await import('age-encryption')
   const decrypter = new Decrypter()
   const lines = identities.split('\n').map((line) => line.trim()).filter((line) => line !== '' && !line.startsWith('#'))

@@ -1,13 +1,12 @@
 /**
  * MACs over rows of the database. It guarantees that two rows have the same MAC only if table, names and values of
- * their fields are the same: the encoding is injective, a missing value is none of the empty ones, and a number is no
- * text. One HMAC and no derivation for a row, so that every look-up can afford it.
+ * their fields are equal: the encoding is injective and typed. A MAC costs one HMAC without a key derivation.
  */
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import { deriveKey, hmac, hmacMatches, isWellFormed } from './primitives.ts'
 
-/** Two lists of fields never give the same text: each value says its kind, and each text its length. */
+/** An injective encoding: each value has its type, and each text its length. */
 export function encodeRow (table: string, fields: readonly (readonly [name: string, value: unknown])[]): string {
   let text = counted(table)
   for (const [name, value] of fields) text += counted(name) + encodeValue(value)
@@ -20,10 +19,7 @@ function wellFormed (text: string): string {
   return text
 }
 
-/**
- * How the rows of a table are encoded: the names of the fields, in this order. Of a field in `presence` only whether it
- * has a value (other than false) counts.
- */
+/** The encoded fields of a table, in order. Of a field in `presence`, only whether it is neither null nor false. */
 export interface RowFormat { fields: readonly string[], presence?: readonly string[] }
 
 /** `encodeRow` for all rows of one format, at half the cost. */
@@ -40,7 +36,7 @@ export function createRowEncoder (table: string, { fields, presence = [] }: RowF
   }
 }
 
-/** What one more field at the end adds to an encoded row. */
+/** The suffix that one more field appends to an encoded row. */
 export const encodeField = (name: string, value: unknown): string => wellFormed(counted(name) + encodeValue(value))
 
 /** HMAC-SHA256 over a row of a table: 32 bytes. */
@@ -54,8 +50,8 @@ export function rowMac (
 const MAX_CACHED = 4 * 2 ** 20
 
 /**
- * Makes and checks MACs of encoded rows. A MAC that is right under this key stays right, so rows are kept with the MACs
- * that were made or found right: such a row is only compared. Any other MAC is compared in constant time.
+ * Makes and checks MACs of encoded rows. Caches rows with valid MACs, which are only compared. Other MACs are compared
+ * in constant time.
  */
 export function createRowChecker (key: KeyObject) {
   const right = new LRUCache<string, string>({ maxSize: MAX_CACHED, sizeCalculation: (row) => row.length + 100 })
@@ -76,8 +72,8 @@ export function createRowChecker (key: KeyObject) {
 }
 
 /**
- * The key of hashes that find a row by a value which could be guessed: a header, an address. Derived from the row key,
- * so that it is wrapped, backed up and re-wrapped with it; apart from it, so that no such hash is the MAC of a row.
+ * The key for hashes of guessable values by which rows are found. Derived from the row key, so that it is wrapped and
+ * backed up with it, but a different key, so that no hash is the MAC of a row.
  */
 export function deriveLookupKey (key: KeyObject): KeyObject {
   return deriveKey(key, Buffer.from('strongroom lookups'), 'hash')
@@ -88,7 +84,7 @@ export function rowKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom rows'), 'fingerprint').export()
 }
 
-/** The same for keys of the chains of events. */
+/** A fingerprint of the key of an event chain. */
 export function chainKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom events'), 'fingerprint').export()
 }

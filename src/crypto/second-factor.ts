@@ -1,8 +1,7 @@
 /**
- * Second factors: codes of an authenticator (TOTP, RFC 6238, with what every such application takes: 6 digits, 30
- * seconds) and recovery codes. It guarantees that a code is compared in constant time and counts in its own time step
- * and the one beside it on either side (CR-43); that it counts once, its caller has to see to. A recovery code has 80
- * random bits, so that its plain hash can be stored.
+ * Second factors: TOTP codes (RFC 6238, 6 digits, 30 seconds) and recovery codes. It guarantees that a code is compared
+ * in constant time and is valid in its time step and the two adjacent steps (CR-43). The caller ensures that a code is
+ * used once. A recovery code has 80 random bits, so its plain hash can be stored.
  */
 import { TimeSpan } from 'oslo'
 import { base32 } from 'oslo/encoding'
@@ -11,7 +10,7 @@ import { random, sameBytes, sha256 } from './primitives.ts'
 
 const DIGITS = 6
 const PERIOD = new TimeSpan(30, 's')
-/** As long as what the codes are made with, which RFC 4226, 4 asks for. */
+// The length of a SHA-1 HMAC, as RFC 4226, 4 recommends.
 const SECRET_BYTES = 20
 const RECOVERY_BYTES = 10
 
@@ -30,18 +29,18 @@ export function codeAt (secret: Buffer, step: number): Promise<string> {
   return generateHOTP(secret, step, DIGITS)
 }
 
-/** The time step that a code is of, at `now` or one beside it; undefined when it is of none. */
+/** The time step of a code: `now` or an adjacent step; undefined for a wrong code. */
 export async function findStep (secret: Buffer, text: string, now: number): Promise<number | undefined> {
   const given = Buffer.from(withoutSpaces(text))
   let found: number | undefined
-  // The newest of them, should two have the same code: none before the one that was taken counts any more.
+  // If two steps have the same code, the newest counts, so that the code is not valid again.
   for (const step of [now - 1, now, now + 1]) {
     if (sameBytes(given, Buffer.from(await codeAt(secret, step)))) found = step
   }
   return found
 }
 
-/** What an authenticator reads, from a picture or by hand: the address (`otpauth://`), and the secret in base32. */
+/** The `otpauth://` address for a QR code, and the secret in base32 for manual entry. */
 export function describeFactor (secret: Buffer, account: string): { address: string, secret: string } {
   return {
     address: createTOTPKeyURI('Strongroom', account, secret, { digits: DIGITS, period: PERIOD }),
@@ -49,12 +48,12 @@ export function describeFactor (secret: Buffer, account: string): { address: str
   }
 }
 
-/** A new recovery code, in groups for reading. Show it once, store its hash. */
+/** A new recovery code, in groups of four characters. Show it once, store its hash. */
 export function mintRecoveryCode (): string {
   return base32.encode(random(RECOVERY_BYTES), { includePadding: false }).toLowerCase().match(/.{4}/g)!.join('-')
 }
 
-/** What is stored and looked up in place of a recovery code; however it is spelled, with or without its hyphens. */
+/** The stored hash of a recovery code. Ignores case, hyphens and spaces. */
 export function hashRecoveryCode (text: string): Buffer {
   return sha256(`recovery code ${withoutSpaces(text).replace(/-/g, '').toLowerCase()}`)
 }

@@ -3,19 +3,16 @@ import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
 /** Subject and plain text of a mail. */
 export interface Message { subject: string, text: string }
 
-export interface Invitation {
-  name: string
-  email: string
-  service: string
-  link: string
-  organization?: { name: string, role: string } | undefined
-}
+interface PasswordLink { name: string, email: string, service: string, link: string }
 
 /** The mail for a new account created by the operator. */
-export function invitation ({ name, email, service, link, organization }: Invitation): Message {
+export function invitation (
+  { name, email, service, link, organization }:
+  PasswordLink & { organization?: { name: string, role: string } | undefined }
+): Message {
   const place = organization === undefined
     ? ''
-    : ` You are ${organization.role.replace('_', ' ')} in the organization ${organization.name}.`
+    : ` You are ${spoken(organization.role)} in the organization ${organization.name}.`
   return {
     subject: 'Your Strongroom account',
     text: `Hello ${name},
@@ -31,7 +28,7 @@ It works once, within three days. If you did not expect this message, ignore it.
 }
 
 /** The mail with a new password link created by the operator. */
-export function newLink ({ name, email, service, link }: Omit<Invitation, 'organization'>): Message {
+export function newLink ({ name, email, service, link }: PasswordLink): Message {
   return {
     subject: 'Set a new Strongroom password',
     text: `Hello ${name},
@@ -46,8 +43,8 @@ everywhere. If you did not expect this message, tell the operator of ${service}.
   }
 }
 
-/** A membership in a mail. Other users choose the names, so each is reduced to one line of at most 100 characters. */
-export interface Membership { service: string, organization: string, role: string }
+// Other users choose the names, so each is reduced to one line of at most 100 characters.
+interface Membership { service: string, organization: string, role: string }
 
 /** The invitation to an organization. Does not depend on whether an account exists, so it does not reveal that. */
 export function membershipInvitation (

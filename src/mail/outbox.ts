@@ -116,7 +116,7 @@ function createFairQueue () {
   // Places without the first of each sender.
   let taken = 0
 
-  const free = (by: string, organization: string) => {
+  const release = (by: string, organization: string) => {
     const share = shares.get(by)!
     share.places--
     if (share.places > 0) taken--
@@ -143,12 +143,10 @@ function createFairQueue () {
       }
       ofOrganizations.set(organization, (ofOrganizations.get(organization) ?? 0) + 1)
     },
-    release: free,
+    release,
     post (by: string, organization: string, mail: PostedMail) {
       const { waiting } = shares.get(by)!
-      const mails = waiting.get(organization)
-      if (mails === undefined) waiting.set(organization, [mail])
-      else mails.push(mail)
+      waiting.set(organization, [...waiting.get(organization) ?? [], mail])
     },
     next (): PostedMail | undefined {
       for (const [by, share] of shares) {
@@ -161,7 +159,7 @@ function createFairQueue () {
         if (mails.length > 0) share.waiting.set(organization, mails)
         shares.delete(by)
         shares.set(by, share)
-        free(by, organization)
+        release(by, organization)
         return mail
       }
       return undefined

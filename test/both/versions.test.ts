@@ -260,11 +260,11 @@ t.test('the retention lock goes by the plan, the clock of the database and nothi
     t.equal(await plain(at, caller), 'A=4', 'the current document is never locked')
     if (days === null) continue
 
-    await test.sql(`UPDATE organizations SET plan = 'self-hosted' WHERE id = '${caller.organization}'`)
+    await test.sql(`UPDATE organization_counters SET plan = 'self-hosted' WHERE organization_id = '${caller.organization}'`)
     t.equal((await fetch('1', caller)).status, 200, 'a longer window opens it again')
     t.equal((await restore('1', {}, caller)).status, 200)
     t.equal(await plain(at, caller), 'A=1')
-    await test.sql(`UPDATE organizations SET plan = '${plan}' WHERE id = '${caller.organization}'`)
+    await test.sql(`UPDATE organization_counters SET plan = '${plan}' WHERE organization_id = '${caller.organization}'`)
     t.equal((await fetch('5', caller)).status, 200, 'what was restored is a new version')
     t.equal((await erase('1', {}, caller)).status, 204, 'a locked version can be deleted')
     t.same((await purge({ ...at, confirmed: true }, caller)).body.data, { purged_count: 4 }, 'and purged')

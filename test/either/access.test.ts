@@ -88,8 +88,9 @@ t.test('TI-03: an organization’s ULID is taken in either letter case and in no
   const id = '01ARZ3NDEKTSV4RRFFQ69G5F10'
   const caller = await limited.organization({ slug: 'nimbus' })
   await limited.sql(
-    `INSERT INTO organizations (id, name, slug, plan, storage_key) SELECT '${id}', name, 'cirrus', plan, storage_key FROM organizations`
+    `INSERT INTO organizations (id, name, slug, storage_key) SELECT '${id}', name, 'cirrus', storage_key FROM organizations`
   )
+  await limited.sql(`INSERT INTO organization_counters (organization_id, plan) VALUES ('${id}', 'self-hosted')`)
   const own = await limited.token(id, ['organization:read'])
   const left = async (spelling: string) =>
     Number((await own.call('GET', `/organizations/${spelling}`)).headers['x-ratelimit-remaining'])

@@ -70,7 +70,7 @@ t.test('periods, shares, money and numbers of cards are what they should be', as
 
 t.test('the catalogue of plans is for anybody with a token, also of an organization that is not active', async (t) => {
   const caller = await service.organization({ abilities: ['secret:read'] })
-  await service.sql(`UPDATE organizations SET status = 'locked' WHERE id = '${caller.organization}'`)
+  await service.sql(`UPDATE organization_counters SET status = 'locked' WHERE organization_id = '${caller.organization}'`)
   const { status, body } = await caller.call('GET', '/plans')
   t.equal(status, 200)
   t.strictSame(body.data.map(({ id }: { id: string }) => id), ['free', 'pro', 'team', 'enterprise', 'self-hosted'])
@@ -158,7 +158,7 @@ t.test('an invoice comes as an HTML page in every script, also when the organiza
   await bill(caller, 'POST', 'payment-methods', { kind: 'manual', label: 'Wire', reference: 'Ж-2026/114' })
   const billing_details = { name: 'Łódź Żółw 株式会社さくら 주식회사', address: 'ул. Ленина 1\nشركة התחברה', tax_id: 'PL-5' }
   await subscribe(caller, { plan: 'pro', billing_details })
-  await own.sql(`UPDATE organizations SET status = 'suspended' WHERE id = '${caller.organization}'`)
+  await own.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${caller.organization}'`)
   const [invoice] = await invoicesOf(caller)
   const { number } = invoice!.attributes
   const response = await download(own, caller, invoice!.id)

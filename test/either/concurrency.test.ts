@@ -288,6 +288,40 @@ t.test('a rotation judges its caller under the counter: a token that is revoked 
   ])
 })
 
+t.test('a change obeys the status and the plan that its organization has when it commits', {
+  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+}, async (t) => {
+  const { send, service, organization } = await startInstances(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  await store(send, level!, 'A=1')
+  await service.sql("INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('full', 100000, 1)")
+  const changes = {
+    store: () => send('POST', '/secrets/store', { ...level, plaintext: 'A=2' }),
+    'store with a stored response': () =>
+      send('POST', '/secrets/store', { ...level, plaintext: 'A=3' }, { 'idempotency-key': 'K1' }),
+    rename: () => send('PATCH', '/orbit', { name: 'Other' })
+  }
+  const during = async (change: () => Promise<Reply>, set: string) => {
+    let answer: Promise<Reply> | undefined
+    await service.database.db.transaction(async (db) => {
+      await db.execute(sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
+      const asks = nextStatement(/FROM organization_counters[^]*FOR NO KEY UPDATE/)
+      answer = change()
+      await asks
+      await db.execute(sql`UPDATE organization_counters SET ${sql.raw(set)} WHERE organization_id = ${organization}`)
+    })
+    return answer!
+  }
+  for (const [name, change] of Object.entries(changes)) {
+    const { status, body } = await during(change, "status = 'suspended'")
+    t.match({ status, body }, { status: 403, body: { error: 'organization_inactive', details: { status: 'suspended' } } }, name)
+    await service.sql(`UPDATE organization_counters SET status = 'active' WHERE organization_id = '${organization}'`)
+  }
+  const { status, body } = await during(changes.store, "plan = 'full'")
+  t.match({ status, body }, { status: 422, body: { error: 'plan_limit_reached', details: { limit: 1, plan: 'full' } } })
+  t.same(await service.sql(`SELECT revision FROM secrets WHERE organization_id = '${organization}'`), [{ revision: 1 }])
+})
+
 t.test('while a project is locked, a write that may not be made is refused at once, and a token for another project learns nothing', {
   skip: !ON_POSTGRES && 'one session: nobody waits for another'
 }, async (t) => {

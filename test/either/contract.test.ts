@@ -690,7 +690,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   }
 
   // An organization that is not active: what it may still do is on the rows.
-  await service.sql(`UPDATE organizations SET status = 'suspended' WHERE id = '${theirs.ids.organization}'`)
+  await service.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${theirs.ids.organization}'`)
   for (const [id, row] of Object.entries(OPERATIONS)) {
     if (row.access === 'public') continue
     const answer = await send(service, row, theirs.ids, theirs.caller.token)

@@ -504,9 +504,9 @@ t.test('a project is brought back whole or not at all: without room, confirmatio
   for (const level of [project!, environment!]) await put(level, 'B=1', caller)
   const its = `organization_id = '${caller.organization}'`
   await test.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) SELECT 'tight', 100, stored_bytes + 3000 FROM organization_counters WHERE ${its}`)
-  await test.sql(`UPDATE organizations SET plan = 'tight' WHERE id = '${caller.organization}'`)
+  await test.sql(`UPDATE organization_counters SET plan = 'tight' WHERE organization_id = '${caller.organization}'`)
   await refused(t, at, () => restoreTo(at.project, moment, caller), { error: 'plan_limit_reached', details: { plan: 'tight' } }, caller)
-  await test.sql(`UPDATE organizations SET plan = 'self-hosted' WHERE id = '${caller.organization}'`)
+  await test.sql(`UPDATE organization_counters SET plan = 'self-hosted' WHERE organization_id = '${caller.organization}'`)
 
   const future = { error: 'validation_failed', errors: { at: [/future/] } }
   await refused(t, at, () => restoreTo(at.project, shift(moment, HOUR), caller), future, caller)

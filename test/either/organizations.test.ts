@@ -126,8 +126,8 @@ t.test('nobody owns more organizations than the limit, also when two are created
   const person = await personWith(['organization:create'])
   await service.sql(`
     WITH made AS (
-      INSERT INTO organizations (id, name, slug, plan, storage_key)
-      SELECT '01' || lpad(n::text, 24, '0'), 'Many', 'many-' || n, 'self-hosted', '' FROM generate_series(1, ${MOST_OWNED - 1}) n
+      INSERT INTO organizations (id, name, slug, storage_key)
+      SELECT '01' || lpad(n::text, 24, '0'), 'Many', 'many-' || n, '' FROM generate_series(1, ${MOST_OWNED - 1}) n
       RETURNING id
     ) INSERT INTO members (organization_id, user_id, role) SELECT id, ${person.id}, 'owner' FROM made`)
   const answers = await Promise.all(['One', 'Other'].map((name) => person.call('POST', '/organizations', { name })))
@@ -245,7 +245,7 @@ t.test('TI-17, AU-11: a deleted organization ends at once for everybody, on ever
   const [counter] = await service.sql(head)
   t.equal(Number(counter!.next_event), before.length + 2)
   await t.rejects(
-    service.sql(`INSERT INTO organization_counters (organization_id) VALUES ('${o}')`), { cause: { code: '23505' } },
+    service.sql(`INSERT INTO organization_counters (organization_id, plan) VALUES ('${o}', 'self-hosted')`), { cause: { code: '23505' } },
     'and no other one gets its id'
   )
   t.notMatch(service.logs.join(''), /"level":[56]0/)

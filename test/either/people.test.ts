@@ -1103,7 +1103,8 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
   ]
   const [a, b] = [two.organization, one.organization]
   await service.sql(`UPDATE organizations SET name = 'A' WHERE id = '${a}'`)
-  await service.sql(`UPDATE organizations SET name = 'B', status = 'suspended' WHERE id = '${b}'`)
+  await service.sql(`UPDATE organizations SET name = 'B' WHERE id = '${b}'`)
+  await service.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${b}'`)
   const person = await makePerson(service, { [b]: 'member', [a]: 'api_user', [invited.organization]: 'owner' })
   await service.write(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited.organization}'`)
   const caller = await callerFor(person, a, [])
@@ -1381,13 +1382,13 @@ t.test('in a suspended organization a user can look at it and nothing else, and 
   const o = nimbus.organization
   const caller = await callerFor(await makePerson(service, { [o]: 'owner', [other.organization]: 'owner' }), o)
   for (const status of ['suspended', 'locked', 'cancelled']) {
-    await service.sql(`UPDATE organizations SET status = '${status}' WHERE id = '${o}'`)
+    await service.sql(`UPDATE organization_counters SET status = '${status}' WHERE organization_id = '${o}'`)
     const refused = await caller.call('GET', `/${o}/projects`)
     t.strictSame([refused.status, refused.body.error, refused.body.details], [403, 'organization_inactive', { status }])
     t.equal((await caller.call('GET', `/organizations/${o}`)).body.data.status, status)
     t.equal((await caller.call('GET', `/${other.organization}/projects`)).status, 200)
     t.equal((await caller.call('GET', '/user')).body.included.length, 2)
   }
-  await service.sql(`UPDATE organizations SET status = 'active' WHERE id = '${o}'`)
+  await service.sql(`UPDATE organization_counters SET status = 'active' WHERE organization_id = '${o}'`)
   t.equal((await caller.call('GET', `/${o}/projects`)).status, 200)
 })

@@ -368,7 +368,8 @@ t.test('tokens know who made them, and what a person made ends with the grant or
     const elsewhere = await make(other, `Elsewhere of ${how}`)
     t.strictSame((await list()).get(`Of ${how}`), { type: 'user', id: rosa.id, name: rosa.name })
     t.match((await list()).get(`Second of ${how}`), { type: 'api_token', name: `Of ${how}` })
-    const shown = await describeTokens(service.database, rosa.email)
+    const shown: string[] = []
+    for await (const line of describeTokens(service.database, rosa.email)) shown.push(line)
     t.equal(shown.filter((line) => line.includes(how)).length, 3, 'the operator is shown each, whichever token made it')
     const visit = visitor(address)
     const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)

@@ -20,7 +20,7 @@ const usedBy = async (caller: Caller) => (await bytesOf(caller)).used
 async function limit ({ organization }: Caller, max_bytes: number | null) {
   await service.sql(`INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('${organization}', 100, ${max_bytes})
     ON CONFLICT (name) DO UPDATE SET max_bytes = excluded.max_bytes`)
-  await service.sql(`UPDATE organizations SET plan = '${organization}' WHERE id = '${organization}'`)
+  await service.sql(`UPDATE organization_counters SET plan = '${organization}' WHERE organization_id = '${organization}'`)
 }
 
 const store = (caller: Caller, at: object, plaintext: string, more: object = {}) =>
@@ -172,7 +172,7 @@ t.test('of forty who write at once, exactly as many succeed as the plan has room
   const size = 64 + OVERHEAD
   const bytes = async () => (await send('GET', `//api/v1/organizations/${organization}/usage`)).body.data.attributes.bytes
   await sql(`INSERT INTO plans (name, api_per_minute) VALUES ('${organization}', 100)`)
-  await sql(`UPDATE organizations SET plan = '${organization}' WHERE id = '${organization}'`)
+  await sql(`UPDATE organization_counters SET plan = '${organization}' WHERE organization_id = '${organization}'`)
   const race = async (at: readonly Level[], room: number) => {
     const limit = (await bytes()).used + room
     await sql(`UPDATE plans SET max_bytes = ${limit} WHERE name = '${organization}'`)

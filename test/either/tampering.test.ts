@@ -1287,7 +1287,8 @@ t.test('nothing that was added to the database counts', async (t) => {
         `INSERT INTO password_links (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`
       ],
     page(`/account/set-password/${secret}`), ({ status }) => status === 404],
-    ['a membership', (mac) => [`INSERT INTO organizations SELECT '01ARZ3NDEKTSV4RRFFQ69G5FAV', 'X', 'x-org', 'active', plan, storage_key FROM organizations WHERE id = '${o}'`,
+    ['a membership', (mac) => [`INSERT INTO organizations SELECT '01ARZ3NDEKTSV4RRFFQ69G5FAV', 'X', 'x-org', storage_key FROM organizations WHERE id = '${o}'`,
+      "INSERT INTO organization_counters (organization_id, plan) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', 'self-hosted')",
       `INSERT INTO members (organization_id, user_id, role, mac) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', ${rosa.id}, 'owner', ${mac})`],
     bearer(mine.access, '/api/v1/x-org/projects'), ({ status }) => status === 404],
     ['an account', (mac) =>

@@ -1,5 +1,4 @@
-import { deriveDataKey, makeProof } from '../../src/crypto/key-proof.ts'
-import { generateSalt } from '../../src/crypto/keys.ts'
+import { deriveDataKey, generateSalt, makeProof } from '../../src/crypto/key-proof.ts'
 
 export type ClientKey = Awaited<ReturnType<typeof clientKey>>
 

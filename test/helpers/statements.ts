@@ -105,7 +105,7 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   },
   { what: /^select organization_id from organization_removals where .* order by/, why: 'what the background worker has to remove' },
   {
-    what: /^select .*organization_id from subscriptions inner join organizations .*subscriptions\.period_end <= now\(\)/,
+    what: /^select .*organization_id from subscriptions inner join organization_counters .*subscriptions\.period_end <= now\(\)/,
     why: 'the subscriptions that the background worker has to renew'
   },
   {

@@ -130,7 +130,7 @@ function transactionBreaches (path: string, source: string): string[] {
     if (expression.getText() === 'transaction' && /^src\/(?:plugins|http)\//.test(path) && node.arguments.length < 3) {
       breaches.push(`${path} begins a transaction without its request, which has one deadline`)
     }
-    if (!ts.isIdentifier(expression) || !/^(?:transaction|inProject|inLevel)$/.test(expression.text)) return
+    if (!ts.isIdentifier(expression) || !/^(?:transaction|inOrganization|inProject|inLevel)$/.test(expression.text)) return
     for (const callback of node.arguments.filter((argument) =>
       ts.isArrowFunction(argument) || ts.isFunctionExpression(argument))) {
       if (callback.parameters[0]?.name.getText() !== 'db') {

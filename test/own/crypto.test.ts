@@ -8,13 +8,12 @@ import { isBlobText, MAX_BLOB_BYTES, openBlob, sealBlob } from '../../src/crypto
 import { createGate, createGates, WorkOverloaded } from '../../src/crypto/bounded.ts'
 import { makeEtag } from '../../src/crypto/etag.ts'
 import {
-  decodeProof, deriveDataKey, KeyWorkOverloaded, makeProof, proofMatches, proofOpens
+  decodeProof, deriveDataKey, generateKeyString, generateSalt, KeyWorkOverloaded, makeProof, proofMatches, proofOpens
 } from '../../src/crypto/key-proof.ts'
 import {
   createKeyring, generateMasterKey, makeCanary, MasterKeyMissing, openCanary, parseMasterKey
 } from '../../src/crypto/keyring.ts'
 import { COSTS } from '../../src/crypto/costs.ts'
-import { generateKeyString, generateSalt } from '../../src/crypto/keys.ts'
 import { generatePassword, hashPassword, PasswordWorkOverloaded, verifyPassword } from '../../src/crypto/passwords.ts'
 import {
   decodeBase64, deriveKey, encodeContext, expandKey, hmac, hmacMatches, open, random, sameBytes, seal, secretKey, sha256

@@ -1,5 +1,5 @@
 import { StringDecoder } from 'node:string_decoder'
-import type { Config } from '../../config.ts'
+import { loadConfig, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
@@ -12,9 +12,12 @@ import {
   exportMac, FIRST_CHAIN_KEY, openChainKey, openFirstKey, rotateChainKey, type ExportedChain
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
-import { readPieces } from '../common/input.ts'
-import { lineOf, open, openKeyring, StartError, type Opened } from '../common/open.ts'
+import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
+import { lineOf, refuse } from '../common/errors.ts'
+import { open, openKeyring, type Opened } from '../common/open.ts'
 import { retryDatabase } from '../common/retry.ts'
+import { readChunks, warn, write } from '../common/stdio.ts'
+import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
 // Verifies and exports audit chains, and rotates their keys. An export is JSON Lines: a header with the wrapped first
 // chain key; for each organization its other chain keys, the state of its counter with a MAC, and its events; and a
@@ -25,61 +28,104 @@ const FORMAT = 'strongroom audit export 2'
 // Characters. An event has a few thousand at most, so a longer line was not written by an export.
 const MAX_LINE = 256 * 1024
 
+export const noun: Noun = {
+  help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
+                                          verify the audit log in the database, or in an export without a database
+  audit export [--organization ID] [--since TIME]
+                                          print the audit log as JSON Lines that can be verified offline
+  audit rotate-key --organization ID | --all
+                                          use a new chain key for later events
+`,
+
+  run: verbs('audit', {
+    verify: command({
+      organization: TEXT, since: TEXT, file: TEXT, anchors: TEXT, json: FLAG
+    }, async ({ since: text, json, ...filter }, env) => {
+      const since = timeOf('--since', text)
+      if (since !== undefined && filter.file !== undefined) {
+        fail('--since cannot be combined with --file: an export states its own start')
+      }
+      // Exit status 1 means a broken chain; errors that prevent the verification use 2.
+      try {
+        let status = 0
+        for await (const verified of verifyAudit(loadConfig(env), { ...filter, since })) {
+          if (verified.broken !== null) status = 1
+          await write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`)
+        }
+        return status
+      } catch (error) {
+        warn(lineOf(error))
+        return 2
+      }
+    }),
+
+    export: command({ organization: TEXT, since: TEXT }, async ({ organization, since: text }, env) => {
+      const since = timeOf('--since', text)
+      return withOpened(env, async (opened) => {
+        for await (const lines of exportEvents(opened, { organization, since })) await write(lines)
+      })
+    }),
+
+    'rotate-key': command({ organization: TEXT, all: FLAG }, async ({ organization, all }, env) => {
+      if ((organization === undefined) === (all !== true)) {
+        fail('audit rotate-key needs --organization ID, or --all')
+      }
+      return withOpened(env, async (opened) => {
+        let status = 0
+        for await (const { line, isDone } of rotateChainKeys(opened, organization)) {
+          if (isDone) await write(`${line}\n`)
+          else {
+            status = 1
+            warn(line)
+          }
+        }
+        return status
+      })
+    })
+  })
+}
+
 /** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
 
-/**
- * Verifies chains in the database or in an export and reports each. Returns the exit status: 0 when all are valid, 1
- * when one is broken. `since` applies to the database only: an export states its own start.
- */
-export async function verifyAudit (
+/** Verifies chains in the database or in an export. `since` applies to the database: an export states its own start. */
+export async function * verifyAudit (
   config: Config,
-  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
-  tell: (verified: Verified) => void | Promise<void>
-): Promise<number> {
+  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined }
+): AsyncGenerator<Verified> {
   const anchors = await readAnchors(log)
-  let status = 0
-  const tellAll = async (all: AsyncIterable<Verified>) => {
-    for await (const verified of all) {
-      if (verified.broken !== null) status = 1
-      await tell(verified)
-    }
-  }
   if (file !== undefined) {
-    await tellAll(verifyFile(await openKeyring(config), file, filter, anchors))
-    return status
+    yield * verifyFile(await openKeyring(config), file, filter, anchors)
+    return
   }
   const opened = await open(config)
   try {
-    await tellAll(verifyDatabase(opened, filter, anchors))
-    return status
+    yield * verifyDatabase(opened, filter, anchors)
   } finally {
     await opened.database.close()
   }
 }
 
-/** The result of a chain key rotation: a line for the operator, and whether the key was rotated. */
-export interface Rotated { line: string, isDone: boolean }
-
 /**
- * Rotates the chain key of one organization, or of all, and reports each. A failed rotation does not stop the others.
- * Events can be recorded meanwhile. After an interruption the command can be repeated.
+ * Rotates the chain key of one organization, or of all. Yields a line for the operator and whether the key was rotated.
+ * A failed rotation does not stop the others. Events can be recorded meanwhile. After an interruption the command can
+ * be repeated.
  */
 export async function * rotateChainKeys (
   { database: { db }, keyring }: Opened, organization: string | undefined
-): AsyncGenerator<Rotated> {
+): AsyncGenerator<{ line: string, isDone: boolean }> {
   for await (const id of organizationsOnce(db, organization)) {
     try {
       const key = await retryDatabase(() => rotateChainKey(db, keyring, id))
       if (key !== undefined) {
-        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}\n`, isDone: true }
+        yield { line: `${id}: events from ${key.from_seq} on use the key ${key.kid}`, isDone: true }
       } else if (organization !== undefined) {
-        yield { line: `${id}: the organization is deleted, so its chain is closed\n`, isDone: false }
+        yield { line: `${id}: the organization is deleted, so its chain is closed`, isDone: false }
       }
     } catch (error) {
       // A locked counter affects one organization; an unavailable database affects all of them.
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
-      yield { line: `${id}: ${lineOf(error)}\n`, isDone: false }
+      yield { line: `${id}: ${lineOf(error)}`, isDone: false }
     }
   }
 }
@@ -97,10 +143,10 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
     const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
-    return `${organization}: ${events} events verified, ${range}\n`
+    return `${organization}: ${events} events verified, ${range}`
   }
   const { sequence, reason, expected, actual } = broken
-  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})\n`
+  return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})`
 }
 
 /** Verifies the chains in the database one by one. With `since`, starts after the last event before that time. */
@@ -178,10 +224,10 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) throw new StartError(`${file} has trailing data after its last line`)
+    if (told !== undefined) refuse(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
-        throw new StartError(`${file} is not an audit export, or comes from an incompatible build`)
+        refuse(`${file} is not an audit export, or comes from an incompatible build`)
       }
       first = firstKey(keyring, Buffer.from(value.key, 'base64'))
       exported = { only: textOf(value.organization), since: textOf(value.since) }
@@ -211,8 +257,8 @@ export async function * verifyFile (
     }
   }
   yield * end()
-  if (first === undefined) throw new StartError(`${file} is empty`)
-  if (told === undefined) throw new StartError(`${file} is truncated: its last line is missing`)
+  if (first === undefined) refuse(`${file} is empty`)
+  if (told === undefined) refuse(`${file} is truncated: its last line is missing`)
   // An organization that has an anchor but is not in the export lacks all of its events.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
@@ -224,13 +270,11 @@ export async function * verifyFile (
     ).end()
   }
   if (wanted !== undefined && seen.size === 0) {
-    throw new StartError(`${file} has no events of the organization ${filter.organization}`)
+    refuse(`${file} has no events of the organization ${filter.organization}`)
   }
   // A broken chain already reports its missing events.
   if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
-    throw new StartError(
-      `${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`
-    )
+    refuse(`${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`)
   }
 }
 
@@ -259,19 +303,18 @@ async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anch
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
-  if (!all.includes(id)) throw new StartError(`There is no organization ${organization}`)
+  if (!all.includes(id)) refuse(`There is no organization ${organization}`)
   return [id]
 }
 
 async function wrappedKey (db: Db): Promise<Buffer> {
-  const key = await findServiceKey(db, FIRST_CHAIN_KEY)
-  if (key === undefined) throw new StartError('The audit chain key is missing')
-  return key.wrapped
+  const { wrapped } = await findServiceKey(db, FIRST_CHAIN_KEY) ?? refuse('The audit chain key is missing')
+  return wrapped
 }
 
 function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
-  const key = opened(() => openFirstKey(keyring, wrapped), () => true)
-  if (key === undefined) throw new StartError('The audit chain key cannot be unwrapped')
+  const key = opened(() => openFirstKey(keyring, wrapped), () => true) ??
+    refuse('The audit chain key cannot be unwrapped')
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
@@ -292,22 +335,18 @@ function keysOf (
  * is forged, and breaks only the chain of its organization. With a canary, the master key is merely missing here, for
  * example after a change since the start of this process: this throws a StartError.
  */
-async function keysIn (
-  db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]
-): Promise<ChainKeys> {
+async function keysIn (db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]): Promise<ChainKeys> {
   const canaries = rows.length === 0 ? [] : await listCanaries(db)
   return keysOf(keyring, first, rows, (id) => canaries.some(({ key_id }) => key_id === id))
 }
 
-function opened (
-  open: () => ChainKey['key'], isMasterKey: (id: string) => boolean
-): ChainKey['key'] | undefined {
+function opened (open: () => ChainKey['key'], isMasterKey: (id: string) => boolean): ChainKey['key'] | undefined {
   try {
     return open()
   } catch (error) {
     if (error instanceof MasterKeyMissing) {
       if (!isMasterKey(error.id)) return undefined
-      throw new StartError(`Master key ${error.id} is missing: it wraps an audit chain key`)
+      refuse(`Master key ${error.id} is missing: it wraps an audit chain key`)
     }
     if (error instanceof IntegrityError) return undefined
     throw error
@@ -319,7 +358,7 @@ async function * linesOf (file: string): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
   let isTooLong = false
-  for await (const piece of readPieces(file)) {
+  for await (const piece of readChunks(file)) {
     const lines = (rest + decoder.write(piece)).split('\n')
     rest = lines.pop()!
     if (isTooLong && lines.length > 0) {

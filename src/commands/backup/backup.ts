@@ -2,10 +2,10 @@ import { existsSync } from 'node:fs'
 import { stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
-import { readSecretFile, type Config } from '../../config.ts'
+import { loadConfig, readSecretFile, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
-import { AGE, decryptWith, encryptTo, RecipientError } from '../../crypto/recipients.ts'
+import { AGE, decryptWith, encryptTo, RecipientError, type Cipher } from '../../crypto/recipients.ts'
 import { freeBytes } from '../../db/embedded/copy-cluster.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
@@ -19,11 +19,39 @@ import {
   createCounter, DamagedBackup, decodeBackup, digestOf, encodeBackup, type Count, type Header, type Part, type Rows
 } from './backup-file.ts'
 import { writeStreamDurably } from '../common/durable.ts'
-import { nameOf, readPieces } from '../common/input.ts'
-import { checkKeys, lineOf, openToRead, openDatabase, openKeyring, StartError } from '../common/open.ts'
-import { write } from '../common/output.ts'
+import { fileCommand, type Noun } from '../common/noun.ts'
+import { lineOf, refuse, StartError } from '../common/errors.ts'
+import { checkKeys, openToRead, openDatabase, openKeyring } from '../common/open.ts'
+import { readChunks, shownName, warn, write } from '../common/stdio.ts'
+import { TEXT, TEXTS } from '../common/words.ts'
 
 // Backs up the whole database to a file, and restores it into an empty PostgreSQL or embedded database (decision 0046).
+
+export const backupNoun: Noun = {
+  help: `  backup FILE [--recipient AGE-RECIPIENT ...]
+                                          back up the database to a file, encrypted if a recipient is given
+`,
+
+  run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
+    const made = await backup(loadConfig(env), file, recipient)
+    const line = `Backed up ${describeSummary(made)}`
+    // Standard output may be the backup itself.
+    if (file === '-') warn(line)
+    else await write(`${line}\n`)
+    if (made.unknown !== undefined) {
+      warn(`The backup is not recorded in the metrics, because the database could not be updated: ${made.unknown}`)
+    }
+  })
+}
+
+export const restoreNoun: Noun = {
+  help: `  restore FILE [--identity FILE]          restore a backup into an empty database
+`,
+
+  run: fileCommand('restore', { identity: TEXT }, async (file, { identity }, env) => {
+    await write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}\n`)
+  })
+}
 
 /** The contents of a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
@@ -39,7 +67,7 @@ export interface Source { file: string, identity?: string | undefined }
  * is created atomically. The database records the time of the backup for the metrics.
  */
 export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
-  if (file !== '-' && existsSync(file)) throw new StartError(`${file} already exists`)
+  if (file !== '-' && existsSync(file)) refuse(`${file} already exists`)
   const encrypt = recipients.length === 0
     ? undefined
     : await explained(encryptTo(recipients), (reason) => `--recipient: ${reason}`)
@@ -54,7 +82,7 @@ export async function backup (config: Config, file: string, recipients: readonly
       } else {
         await writeStreamDurably(file, chunks.all, 0o600).catch((error: NodeJS.ErrnoException) => {
           if (error.syscall === undefined) throw error
-          throw new StartError(error.code === 'EEXIST'
+          refuse(error.code === 'EEXIST'
             ? `${file} already exists`
             : `${file} cannot be written (${error.code})`)
         })
@@ -77,18 +105,18 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   const migrations = await listMigrations(db)
   const tables = (await describeTables(db)).filter(({ name }) => !Object.hasOwn(LEFT_OUT, name))
   if (migrations.length > 0 && !canMakeSchema(migrations)) {
-    throw new StartError('The database has migrations that this build does not know: back it up with the build that made them')
+    refuse('The database has migrations that this build does not know: back it up with the build that made them')
   }
   // Usually a wrong database, which would otherwise be noticed only at a restore.
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
-    throw new StartError(`Nothing to back up: ${where} contains no organization`)
+    refuse(`Nothing to back up: ${where} contains no organization`)
   }
   const strange = await listUnknownTables(db)
   if (strange.length > 0) {
-    throw new StartError(`Tables unknown to this build would be missing from the backup: ${strange.slice(0, 10).join(', ')}`)
+    refuse(`Tables unknown to this build would be missing from the backup: ${strange.slice(0, 10).join(', ')}`)
   }
   if (!tables.every(({ name }) => known.some((table) => table.name === name))) {
-    throw new StartError('The schema is being migrated: run the command again')
+    refuse('The schema is being migrated: run the command again')
   }
   const id = ulid()
   const { next, wrapped } = beginChain(keyring, id)
@@ -141,7 +169,7 @@ export async function refuseWithoutRoom ({ file }: Source, directory: string): P
   // If stat fails, reading the file reports the error.
   const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
   const free = freeBytes(dir)
-  if (free < size) throw new StartError(`Not enough disk space in ${dir}: ${file} has ${size} bytes, but only ${free} are free`)
+  if (free < size) refuse(`Not enough disk space in ${dir}: ${file} has ${size} bytes, but only ${free} are free`)
 }
 
 /**
@@ -159,18 +187,18 @@ export async function openBackup (
       return openChain(keyring, header)
     } catch (error) {
       if (error instanceof MasterKeyMissing) {
-        throw new StartError(`Master key ${error.id} is missing: ${nameOf(file)} was made under it. ` +
+        refuse(`Master key ${error.id} is missing: ${shownName(file)} was made under it. ` +
           'Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
         // For a malformed wrapped key, this throws an IntegrityError too.
         const key = keyring.idOf(header.wrapped)
-        throw new StartError(`Master key ${key} is wrong: ${nameOf(file)} was made under a different key with this id`)
+        refuse(`Master key ${key} is wrong: ${shownName(file)} was made under a different key with this id`)
       }
       throw error
     }
   }
-  const read = () => decodeBackup(nameOf(file), opened(file, decrypt), begin)
+  const read = () => decodeBackup(shownName(file), opened(file, decrypt), begin)
   if (file !== '-') await drain(read())
   return read
 }
@@ -180,9 +208,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
   await disableTimeouts(db)
   await lockSchema(db)
   const content = await findContent(db)
-  if (content !== undefined) {
-    throw new StartError(`The database is not empty (found ${content}): restore into an empty database`)
-  }
+  if (content !== undefined) refuse(`The database is not empty (found ${content}): restore into an empty database`)
   let header: Header | undefined
   let tables: Table[] = []
   for await (const part of parts) {
@@ -199,7 +225,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
       const there = createCounter(tables)
       await drain(readAll(db, tables, there))
       if (digestOf(there.counts()) !== digestOf(counts)) {
-        throw new StartError('The restored rows differ from the backup')
+        refuse('The restored rows differ from the backup')
       }
       await analyze(db)
       return { made_at: header!.made_at, counts, bytes }
@@ -211,12 +237,10 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
 // A new embedded database has the schema of this build, usually the same as that of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
-  if (areUnreleased(migrations)) {
-    throw new StartError('This backup was made by an unreleased build of Strongroom and cannot be restored.')
-  }
+  if (areUnreleased(migrations)) refuse('This backup was made by an unreleased build of Strongroom and cannot be restored.')
   await dropTables(db)
   if (!await makeSchema(db, migrations)) {
-    throw new StartError('The backup was made by a newer or different build: restore it with that build')
+    refuse('The backup was made by a newer or different build: restore it with that build')
   }
 }
 
@@ -225,7 +249,7 @@ function tablesOf (header: Header, found: readonly Table[]): Table[] {
   return header.tables.map((table) => {
     const same = found.find(({ name }) => name === table.name)
     if (JSON.stringify(same) !== JSON.stringify(table)) {
-      throw new StartError(`The table ${JSON.stringify(table.name)} of the backup does not match the schema`)
+      refuse(`The table ${JSON.stringify(table.name)} of the backup does not match the schema`)
     }
     return same!
   })
@@ -242,24 +266,24 @@ export function describeSummary (summary: Summary): string {
     rowsIn(summary, name))
   const rows = counts.reduce((sum, count) => sum + count.rows, 0)
   return `${organizations} organizations, ${versions} versions, ${events} events; ` +
-    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}\n`
+    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}`
 }
 
 async function * opened (
-  file: string, decrypt: Awaited<ReturnType<typeof decryptWith>> | undefined
+  file: string, decrypt: Cipher | undefined
 ): AsyncGenerator<Uint8Array> {
-  const { first, all } = await begun(readPieces(file))
+  const { first, all } = await begun(readChunks(file))
   if (!first.equals(AGE)) {
     yield * all
     return
   }
-  if (decrypt === undefined) throw new StartError(`${nameOf(file)} is encrypted: pass its identity with --identity FILE`)
+  if (decrypt === undefined) refuse(`${shownName(file)} is encrypted: pass its identity with --identity FILE`)
   try {
     yield * await explained(decrypt(all), (reason) =>
-      `${nameOf(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
+      `${shownName(file)} cannot be decrypted with --identity: ${reason}; wrong identity or damaged file`)
   } catch (error) {
     if (error instanceof StartError) throw error
-    throw new DamagedBackup(`${nameOf(file)} is damaged: decryption failed`)
+    throw new DamagedBackup(`${shownName(file)} is damaged: decryption failed`)
   }
 }
 

@@ -1,7 +1,7 @@
 import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { Config } from '../../config.ts'
+import { loadConfig, type Config } from '../../config.ts'
 import { authorityOf, connect, DiskFull, setAuthority, type Database } from '../../db/database.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { openEverything } from '../../vault/jobs/restore-drill.ts'
@@ -9,20 +9,37 @@ import { openRows } from '../../vault/audit/row-authentication.ts'
 import { describeVerified, readAnchors, verifyDatabase } from '../audit/audit.ts'
 import { DamagedBackup } from './backup-file.ts'
 import { describeSummary, openBackup, refuseWithoutRoom, restoreInto, rowsIn, type Source } from './backup.ts'
-import { checkKeys, openKeyring, StartError } from '../common/open.ts'
+import { fileCommand, type Noun } from '../common/noun.ts'
+import { lineOf, StartError } from '../common/errors.ts'
+import { checkKeys, openKeyring } from '../common/open.ts'
 import { makeScratch } from '../common/scratch.ts'
+import { warn, write } from '../common/stdio.ts'
+import { TEXT } from '../common/words.ts'
+
+export const noun: Noun = {
+  help: `  drill FILE [--identity FILE] [--anchors LOG]
+                                          test-restore a backup: decrypt everything, verify the audit log
+`,
+
+  run: fileCommand('drill', { identity: TEXT, anchors: TEXT }, async (file, { identity, anchors }, env) => {
+    // Exit status 1 means a faulty backup; errors that prevent the drill use 2.
+    try {
+      return await drill(loadConfig(env), { file, identity }, anchors)
+    } catch (error) {
+      warn(lineOf(error))
+      return 2
+    }
+  })
+}
 
 /**
  * Restores a backup into a temporary embedded database, decrypts everything and verifies the audit log. Returns the
  * exit status: 0 without faults, otherwise 1.
  */
-export async function drill (
-  config: Config, { anchors: log, ...source }: Source & { anchors?: string | undefined },
-  { say, warn }: { say: (line: string) => Promise<void>, warn: (line: string) => void }
-): Promise<number> {
+async function drill (config: Config, source: Source, anchorLog: string | undefined): Promise<number> {
   await refuseWithoutRoom(source, tmpdir())
   const keyring = await openKeyring(config)
-  const anchors = await readAnchors(log)
+  const anchors = await readAnchors(anchorLog)
   let faults = 0
   const fault = (line: string) => {
     faults++
@@ -32,28 +49,28 @@ export async function drill (
     const read = await openBackup(keyring, source)
     await withScratch(async (database) => {
       const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
-      await say(`Restored ${describeSummary(brought)}`)
-      if (rowsIn(brought, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database\n')
+      await write(`Restored ${describeSummary(brought)}\n`)
+      if (rowsIn(brought, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)
       const { versions, documents, of_clients, removed, keys, rows } = await database.maintain(async (db) => {
         setAuthority(db, authorityOf(database.db))
-        return openEverything(db, keyring, (line) => { fault(`${line}\n`) })
+        return openEverything(db, keyring, fault)
       }, 'is opened')
-      await say(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
+      await write(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
         `(${of_clients} values remain client-encrypted); ` +
         `${removed} versions are queued for removal; ${rows} rows are authentic\n`)
       for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
-        if (verified.broken === null) await say(describeVerified(verified))
+        if (verified.broken === null) await write(`${describeVerified(verified)}\n`)
         else fault(describeVerified(verified))
       }
     })
   } catch (error) {
     if (!(error instanceof DamagedBackup)) throw error
-    fault(`${error.message}\n`)
+    fault(error.message)
   }
-  await say(`The drill found ${faults === 0 ? 'nothing wrong' : counted(faults, 'fault')}.\n`)
+  await write(`The drill found ${faults === 0 ? 'nothing wrong' : counted(faults, 'fault')}.\n`)
   return faults === 0 ? 0 : 1
 }
 

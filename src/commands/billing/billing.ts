@@ -1,6 +1,6 @@
-import type { Interval } from '../../../schemas/billing.ts'
+import { COUPON_PATTERN, MOST_AMOUNT, type Interval } from '../../../schemas/billing.ts'
 import { manual } from '../../billing/provider.ts'
-import { addRefund, checkRefund, concernOf, payBack, payInvoice, voidInvoice, type Note } from '../../billing/settlement.ts'
+import { addRefund, checkRefund, closeInvoiceByOperator, concernOf, settleRefundByOperator, type Note } from '../../billing/settlement.ts'
 import { readNow, transaction, type Database, type Db } from '../../db/database.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../../repositories/billing/billing.ts'
@@ -8,24 +8,121 @@ import { findOwner, listAllInvoices, listUndoneRefunds } from '../../repositorie
 import { updatePrice } from '../../repositories/billing/plans.ts'
 import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
 import { ApiError } from '../../rules/errors.ts'
-import { StartError } from '../common/open.ts'
+import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { refuse, StartError } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
+import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 
-/** Creates a coupon. Throws a StartError when its code exists, or its end is in the past. */
-export async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
+export const coupon: Noun = {
+  help: `  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
+                                          create a coupon; amounts are in minor units
+  coupon end --code CODE                  end a coupon, also for organizations that redeemed it
+  coupon list                             list every coupon: code, discount, redemptions, end
+`,
+
+  run: verbs('coupon', {
+    add: command({
+      code: TEXT, percent: TEXT, amount: TEXT, currency: TEXT, 'valid-until': TEXT, redemptions: TEXT
+    }, async (given, env) => {
+      const percent_off = numberOf('--percent', given.percent, 100)
+      const amount_off = numberOf('--amount', given.amount, MOST_AMOUNT)
+      if ((percent_off === null) === (amount_off === null)) {
+        fail('coupon add needs --percent, or --amount with --currency')
+      }
+      const currency = amount_off === null ? null : currencyOf(given.currency)
+      if (amount_off === null && given.currency !== undefined) fail('--currency requires --amount')
+      const valid_until = timeOf('--valid-until', given['valid-until']) ?? null
+      const max_redemptions = numberOf('--redemptions', given.redemptions, 1_000_000_000)
+      const code = couponOf(given.code)
+      return change(env, (database) =>
+        addCoupon(database, { code, percent_off, amount_off, currency, valid_until, max_redemptions }), 'Added.')
+    }),
+
+    end: command({ code: TEXT }, async ({ code: text }, env) => {
+      const code = couponOf(text)
+      return change(env, async ({ db }) => {
+        if (!await endCoupon(db, code)) refuse(`There is no coupon ${code}`)
+      })
+    }),
+
+    list: listing(describeCoupons)
+  })
+}
+
+export const invoice: Noun = {
+  help: `  invoice paid --id ID                    record that a wire transfer was received
+  invoice void --id ID                    void an invoice: it is no longer due
+  invoice export                          print all invoices and refunds as JSON Lines, also of deleted organizations
+`,
+
+  run: verbs('invoice', {
+    paid: noting('invoice', 'paid'),
+    void: noting('invoice', 'void'),
+    export: listing(exportInvoices)
+  })
+}
+
+export const refund: Noun = {
+  help: `  refund add --charge ID [--amount N]     refund a charge, or a part of it
+  refund paid --id ID                     record that a refund was paid
+  refund failed --id ID                   record that a refund failed: the amount is refundable again
+  refund list                             list refunds that are pending or need review
+  refund checked --id ID                  mark a refund as reviewed: it is no longer listed
+`,
+
+  run: verbs('refund', {
+    add: command({ charge: TEXT, amount: TEXT }, async ({ charge, amount: text }, env) => {
+      if (!charge) fail('refund add needs --charge ID')
+      const amount = numberOf('--amount', text, MOST_AMOUNT) ?? undefined
+      return change(env, async (database) => `Refund ${await refundCharge(database, charge.toUpperCase(), amount)}`)
+    }),
+
+    paid: noting('refund', 'paid'),
+    failed: noting('refund', 'failed'),
+    checked: noting('refund', 'checked'),
+    list: listing(describeRefunds)
+  })
+}
+
+export const plan: Noun = {
+  help: `  plan price --plan NAME --interval month|year --currency CODE --amount N
+                                          set the price of a plan, in minor units; 0 removes the price
+`,
+
+  run: verbs('plan', {
+    price: command({ plan: TEXT, interval: TEXT, currency: TEXT, amount: TEXT }, async (given, env) => {
+      const { plan, interval, amount: text } = given
+      if (!plan) fail('plan price needs --plan NAME')
+      if (interval !== 'month' && interval !== 'year') fail('--interval must be month or year')
+      const currency = currencyOf(given.currency)
+      if (text === undefined) fail('plan price needs --amount N')
+      const amount = text === '0' ? null : numberOf('--amount', text, MOST_AMOUNT)
+      return change(env, (database) => setPrice(database, { plan, interval, currency, amount }))
+    })
+  })
+}
+
+function couponOf (text: string | undefined): string {
+  return text !== undefined && new RegExp(COUPON_PATTERN).test(text)
+    ? text.toUpperCase()
+    : fail('--code has 1 to 64 letters, digits, "-" and "_"')
+}
+
+function noting<T extends keyof typeof NOTES> (of: T, as: NoteOf<T>) {
+  return command({ id: TEXT }, async ({ id }, env) => {
+    if (!id) fail(`${of} ${as} needs --id ID`)
+    return change(env, (database) => settle(database, of, as, id.toUpperCase()))
+  })
+}
+
+async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
   if (coupon.valid_until !== null && coupon.valid_until.getTime() <= await readNow(db)) {
-    throw new StartError('--valid-until is in the past; give a later time')
+    refuse('--valid-until is in the past; give a later time')
   }
-  if (!await createCoupon(db, coupon)) throw new StartError(`The coupon ${coupon.code} already exists`)
+  if (!await createCoupon(db, coupon)) refuse(`The coupon ${coupon.code} already exists`)
 }
 
-/** Ends a coupon, also for organizations that redeemed it: it no longer reduces future invoices. */
-export async function stopCoupon ({ db }: Database, code: string): Promise<void> {
-  if (!await endCoupon(db, code)) throw new StartError(`There is no coupon ${code}`)
-}
-
-/** Every coupon as one line: code, discount, redemptions and their limit, end. */
-export async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
+async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
   for await (const coupon of allRows((after) => listCoupons(db, after), '', ({ code }) => code)) {
     const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } = coupon
     yield [
@@ -68,8 +165,7 @@ export async function refundCharge (
 ): Promise<string> {
   try {
     return await transaction(handle, async (db) => {
-      const organization = await findOwner(db, 'charge', charge)
-      if (organization === undefined) throw new StartError(`There is no charge ${charge}`)
+      const organization = await findOwner(db, 'charge', charge) ?? refuse(`There is no charge ${charge}`)
       return (await addRefund(db, operatorOf(organization), charge, amount === undefined ? {} : { amount })).id
     })
   } catch (error) {
@@ -78,31 +174,30 @@ export async function refundCharge (
 }
 
 const NOTES = {
-  invoice: { paid: payInvoice, void: voidInvoice },
+  invoice: {
+    paid: (db: Db, actor: Actor, id: string) => closeInvoiceByOperator(db, actor, id, 'paid'),
+    void: (db: Db, actor: Actor, id: string) => closeInvoiceByOperator(db, actor, id, 'void')
+  },
   refund: {
-    paid: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'succeeded'),
-    failed: (db: Db, actor: Actor, id: string) => payBack(db, actor, id, 'failed'),
+    paid: (db: Db, actor: Actor, id: string) => settleRefundByOperator(db, actor, id, 'succeeded'),
+    failed: (db: Db, actor: Actor, id: string) => settleRefundByOperator(db, actor, id, 'failed'),
     checked: checkRefund
   }
 }
-
-const DONE = 'is already settled'
-const NOTHING_TO_DO = { paid: DONE, void: DONE, failed: DONE, checked: 'needs no review' }
+type NoteOf<T extends keyof typeof NOTES> = keyof (typeof NOTES)[T] & string
 
 /**
  * Records the outcome or the review of an invoice or a refund. Returns a message for the operator. Throws a StartError
  * when it does not exist, or is already settled or reviewed.
  */
 export async function settle<T extends keyof typeof NOTES> (
-  { db: handle }: Database, of: T, as: keyof (typeof NOTES)[T] & keyof typeof NOTHING_TO_DO, id: string
+  { db: handle }: Database, of: T, as: NoteOf<T>, id: string
 ): Promise<string> {
   const note = NOTES[of][as] as (db: Db, actor: Actor, id: string) => Promise<Note | undefined>
   const noted = await transaction(handle, async (db) => {
-    const organization = await findOwner(db, of, id)
-    if (organization === undefined) throw new StartError(`There is no ${of} ${id}`)
-    const noted = await note(db, operatorOf(organization), id)
-    if (noted === undefined) throw new StartError(`The ${of} ${id} ${NOTHING_TO_DO[as]}`)
-    return noted
+    const organization = await findOwner(db, of, id) ?? refuse(`There is no ${of} ${id}`)
+    return await note(db, operatorOf(organization), id) ??
+      refuse(`The ${of} ${id} ${as === 'checked' ? 'needs no review' : 'is already settled'}`)
   })
   if (noted.unanswered === null) return 'Changed.'
   return `Changed. Warning: ${noted.unanswered} was also requested to move this money and has not reported a result. ` +
@@ -114,5 +209,5 @@ export async function setPrice (
   { db }: Database, price: { plan: string, interval: Interval, currency: string, amount: number | null }
 ): Promise<void> {
   if (await updatePrice(db, price)) return
-  throw new StartError(price.amount === null ? 'There is no such price' : `There is no plan ${price.plan}`)
+  refuse(price.amount === null ? 'There is no such price' : `There is no plan ${price.plan}`)
 }

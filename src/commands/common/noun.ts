@@ -1,8 +1,10 @@
+import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
+import { UsageError } from './errors.ts'
 import { open, type Opened } from './open.ts'
-import { write } from './output.ts'
-import { parse, UsageError } from './words.ts'
+import { write } from './stdio.ts'
+import { fail } from './words.ts'
 
 /** The environment variables with the configuration. */
 export type Environment = NodeJS.ProcessEnv
@@ -13,49 +15,63 @@ export type Command = (args: string[], env: Environment) => Promise<number>
 /** The first word of a command line, with its help text. */
 export interface Noun { help: string, run: Command }
 
-/** Dispatches to a command by the second word. */
-export function verbs (thing: string, commands: Record<string, Command>): Command {
-  return async ([verb = '', ...args], env) => {
-    const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
-    if (command === undefined) throw new UsageError(`${thing} needs a command, one of: ${Object.keys(commands).join(', ')}`)
-    return command(args, env)
+type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
+type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
+type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
+type Values<O extends Options> = Parsed<O>['values']
+
+/** A command with these options, which rejects all other arguments. The default exit status is 0. */
+export const command = <const O extends Options>(
+  options: O, run: (values: Values<O>, env: Environment) => Promise<number | void>
+): Command => async (args, env) => await run(parse(args, options, false).values, env) ?? 0
+
+/** A command with options and one file, where `-` is standard input or output. */
+export const fileCommand = <const O extends Options>(
+  name: string, options: O, run: (file: string, values: Values<O>, env: Environment) => Promise<number | void>
+): Command => async (args, env) => {
+    const { values, positionals: [file, ...others] } = parse(args, options, true)
+    return !file || others.length > 0 ? fail(`${name} needs one FILE`) : await run(file, values, env) ?? 0
+  }
+
+function parse<O extends Options> (args: string[], options: O, allowPositionals: boolean): Parsed<O> {
+  try {
+    return parseArgs<Parsing<O>>({ args, options, strict: true, allowPositionals })
+  } catch (error) {
+    throw new UsageError((error as Error).message)
   }
 }
 
-/** Opens the database and the keys, runs `act`, and closes the database. */
+/** Dispatches to a command by the second word. */
+export function verbs (noun: string, commands: Record<string, Command>): Command {
+  return async ([verb = '', ...args], env) => {
+    const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
+    return command?.(args, env) ?? fail(`${noun} needs a command, one of: ${Object.keys(commands).join(', ')}`)
+  }
+}
+
+/** Opens the database and the keys, runs `act`, and closes the database. Returns the exit status, by default 0. */
 export async function withOpened (
-  env: Environment, act: (opened: Opened, config: Config) => Promise<void>
+  env: Environment, act: (opened: Opened, config: Config) => Promise<number | void>
 ): Promise<number> {
   const config = loadConfig(env)
   const opened = await open(config)
   try {
-    await act(opened, config)
-    return 0
+    return await act(opened, config) ?? 0
   } finally {
     await opened.database.close()
   }
 }
 
-/** Opens the database, runs `act`, and closes the database. */
-export const withDatabase = (env: Environment, act: (database: Database, config: Config) => Promise<void>) =>
-  withOpened(env, ({ database }, config) => act(database, config))
+/** Opens the database, runs a change and prints a confirmation, by default what the change returns. */
+export const change = (env: Environment, act: (database: Database) => Promise<string | void>, done = 'Changed.') =>
+  withOpened(env, async ({ database }) => write(`${await act(database) ?? done}\n`))
 
-/** Runs a change and prints a confirmation. */
-export const change = (env: Environment, act: (database: Database) => Promise<void>, done = 'Changed.') =>
-  withDatabase(env, async (database) => {
-    await act(database)
-    await write(`${done}\n`)
+/** Opens the database and prints lines. */
+export const print = (env: Environment, describe: (database: Database) => AsyncIterable<string>) =>
+  withOpened(env, async ({ database }) => {
+    for await (const line of describe(database)) await write(`${line}\n`)
   })
 
 /** A command without options that prints a list. */
-export const listing = (
-  describe: (database: Database) => AsyncIterable<string> | Promise<Iterable<string>>
-): Command => async (args, env) => {
-  parse(args, {})
-  return withDatabase(env, (database) => writeLines(describe(database)))
-}
-
-/** Prints lines. */
-export async function writeLines (lines: AsyncIterable<string> | Promise<Iterable<string>>): Promise<void> {
-  for await (const line of await lines) await write(`${line}\n`)
-}
+export const listing = (describe: (database: Database) => AsyncIterable<string>) =>
+  command({}, (_values, env) => print(env, describe))

@@ -5,8 +5,7 @@ import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory,
-  removeUnlocked, sendToOwner,
+  requestCopy, connect, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory, removeUnlocked, sendToOwner,
   type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
@@ -14,28 +13,11 @@ import { noteBackup, type Backup } from '../../repositories/operations/backups.t
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
 import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
+import { lineOf, refuse, StartEnded } from './errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
 import { retry } from './retry.ts'
 import { makeScratch } from './scratch.ts'
-
-/** An error that the operator can fix: one line, exit status 1. */
-export class StartError extends Error {
-  override name = 'StartError'
-}
-
-/** A signal ended the start while it waited for the unwrap command or for the database. */
-export class StartEnded extends Error {
-  override name = 'StartEnded'
-}
-
-/** Why a command failed, in one line for the operator. */
-export function lineOf (error: unknown): string {
-  const shown = databaseError(error)
-  const what = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError
-    ? 'The database cannot be used: '
-    : ''
-  return `${what}${shown.message.split('\n', 1)[0]}`
-}
+import { warn } from './stdio.ts'
 
 export interface Opened { database: Database, keyring: Keyring }
 
@@ -68,12 +50,18 @@ export async function open (
   // Without the keys, do not touch the database.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits })
-  try {
+  return orClose(database, async () => {
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
     await database.migrate(waits).catch((error) => { throw error === waits?.reason ? new StartEnded() : error })
     await openRows(database, keyring)
     return { database, keyring }
+  })
+}
+
+async function orClose<T> (database: Database, act: () => Promise<T>): Promise<T> {
+  try {
+    return await act()
   } catch (error) {
     await database.close()
     throw error
@@ -86,19 +74,9 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
     const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
     if (!isAway || performance.now() >= until) throw error
-    if (attempt === 1) say(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
+    if (attempt === 1) warn(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
     return Math.min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
   }, waits)
-}
-
-/** Migrates the schema. Needs no master key. */
-export async function migrate (config: Config): Promise<void> {
-  const database = await openDatabase(config)
-  try {
-    await database.migrate()
-  } finally {
-    await database.close()
-  }
 }
 
 // Prefix of the folder for a copy of the embedded database, and the subfolder with the copy.
@@ -114,7 +92,7 @@ export interface OpenedToRead extends Opened { note (backup: Backup): Promise<vo
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
   if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
-    throw new StartError(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
+    refuse(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
   }
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
@@ -124,15 +102,12 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
     note = (backup) => sendToOwner(directoryOf(config), backup)
     return openCopy(config, error)
   })
-  try {
+  return orClose(database, async () => {
     // A copy is checked here for the first time.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
-  } catch (error) {
-    await database.close()
-    throw error
-  }
+  })
 }
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
@@ -148,7 +123,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
     const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
     if (!await requestCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
-    const database = await connect({ dir: copy, pool: 1, durable: false, onWait: say })
+    const database = await connect({ dir: copy, pool: 1, durable: false, onWait: warn })
     return { ...database, where: resolve(directoryOf(config)), close: () => database.close().finally(clear) }
   } catch (error) {
     clear()
@@ -164,51 +139,42 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 export async function openDatabase (
   config: Config, { onFatal, waits }: Pick<Opening, 'onFatal' | 'waits'> = {}
 ): Promise<Database> {
-  const database = await connectAs(config, onFatal)
-  try {
+  const database = await connectTo(config, onFatal)
+  return orClose(database, async () => {
     if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
     await refuseUnreleased(database.db)
     return database
-  } catch (error) {
-    await database.close()
-    throw error
-  }
+  })
 }
 
-async function connectAs (config: Config, onFatal?: (error: Error) => void): Promise<Database> {
-  if (config.databaseUrl !== undefined) {
-    return connect({ url: config.databaseUrl, pool: config.databasePool, onFatal, onWait: say })
+async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<Database> {
+  const { databaseUrl: url, dataDir, databasePool } = config
+  if (url !== undefined) return connect({ url, pool: databasePool, onFatal, onWait: warn })
+  if (!existsSync(dataDir)) {
+    makeDirectoryDurably(dataDir, 0o700)
+    chmodSync(dataDir, 0o700)
   }
-  makeDataDirectory(config)
-  await removeUnlocked(config.dataDir, COPY, COPIED)
+  await removeUnlocked(dataDir, COPY, COPIED)
   const database: Database = await connect({
     dir: directoryOf(config),
     pool: 1,
     onFatal,
-    onWait: say,
-    onMessage: (told) => noteBackup(database.db, JSON.parse(told) as Backup)
+    onWait: warn,
+    onMessage: (message) => noteBackup(database.db, JSON.parse(message) as Backup)
   })
   return database
 }
 
 /** Opens the master keys without a database. */
-export async function openKeyring (config: Config): Promise<Keyring> {
-  const keyring = await readKeyring(config)
-  if (keyring === undefined) throw new StartError('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
-  return keyring
-}
-
-// The log does not exist yet.
-function say (line: string): void {
-  process.stderr.write(`${line}\n`)
-}
+export const openKeyring = async (config: Config): Promise<Keyring> =>
+  await readKeyring(config) ?? refuse('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
 
 /** The keyring of the configured keys; undefined when the first key does not exist yet. */
 async function readKeyring (config: Config, provider?: KeyProvider): Promise<Keyring | undefined> {
   const newest = readMasterKey(config)
   if (newest !== undefined) return makeKeyring(config, newest, provider)
   if (config.keyCommands === undefined) return undefined
-  throw new StartError(`${keyFileOf(config)} is missing. Run \`key new\` to create a wrapped key`)
+  return refuse(`${keyFileOf(config)} is missing. Run \`key new\` to create a wrapped key`)
 }
 
 async function makeKeyring (
@@ -236,8 +202,7 @@ function readMasterKey (config: Config): string | undefined {
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
   const text = readKeyFile(file, 'The key file')
-  // The file may not be on disk yet, if its creation was interrupted or an operator wrote it. Sync it before its first
-  // use.
+  // The file may not be on disk yet, if its creation was interrupted or an operator wrote it.
   syncWithName(file)
   return text
 }
@@ -245,9 +210,7 @@ function readMasterKey (config: Config): string | undefined {
 // Created only for a database without wrapped keys: in any other database, a new key could not unwrap anything.
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
-  if (!await wrapsNothing(db)) {
-    throw new StartError(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
-  }
+  if (!await wrapsNothing(db)) refuse(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
   writeDurably(file, `${generateMasterKey().text}\n`, 0o600)
   return readKeyFile(file, 'The key file')
 }
@@ -256,19 +219,13 @@ const keyFileOf = ({ dataDir }: Config) => join(dataDir, 'master.key')
 
 const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
 
-function makeDataDirectory ({ dataDir }: Config): void {
-  if (existsSync(dataDir)) return
-  makeDirectoryDurably(dataDir, 0o700)
-  chmodSync(dataDir, 0o700)
-}
-
 /** Throws a StartError when a master key that the database uses is missing or wrong. */
 export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
     try {
       openCanary(keyring, canary)
     } catch (error) {
-      throw new StartError(error instanceof MasterKeyMissing
+      refuse(error instanceof MasterKeyMissing
         ? `Master key ${key_id} is missing: it wraps keys in the database. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS`
         : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id`)
     }

@@ -2,16 +2,27 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import {
-  countWrapped, deleteCanary, lockChainKeys, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys,
-  updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
-} from '../../repositories/keys/master-keys.ts'
+import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../repositories/keys/master-keys.ts'
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
 import { counted } from '../../rules/formats/words.ts'
+import { command, withOpened, type Noun } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
 import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
+import { warn, write } from '../common/stdio.ts'
+
+export const noun: Noun = {
+  help: `  rewrap                                  re-wrap every stored key with the newest master key
+`,
+
+  run: command({}, (_values, env) => withOpened(env, async (opened) => {
+    const outcome = await rewrap(opened)
+    outcome.failures.forEach(warn)
+    await write(report(outcome, opened.keyring.currentId))
+    return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
+  }))
+}
 
 const BATCH = 200
 
@@ -28,27 +39,11 @@ export interface Outcome {
   older: { id: string, values: number }[]
 }
 
-interface Table<Id, Row> {
-  name: string
-  /** Sorts before every id. */
-  first: Id
-  lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
-  rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
-  update: (db: Db, rows: readonly Row[]) => Promise<void>
-}
-
-const SERVICE_KEYS = {
-  name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys
-}
-const STORAGE_KEYS = {
-  name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys
-}
-const KEYS = { name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }
-
-const CHAIN_KEYS = {
-  name: 'chain_keys', first: '', lock: lockChainKeys, rewrap: rewrapChainKey, update: updateChainKeys
-}
-const FACTORS = { name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors }
+const TABLES = [
+  passOver(WRAPPED.serviceKeys, rewrapServiceKey), passOver(WRAPPED.chainKeys, rewrapChainKey),
+  passOver(WRAPPED.storageKeys, rewrapStorageKey), passOver(WRAPPED.projectKeys, rewrapKey),
+  passOver(WRAPPED.factors, rewrapFactor)
+]
 
 /**
  * Re-wraps every value with the newest master key, and deletes the canaries of unused master keys. Works in small
@@ -61,11 +56,8 @@ export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABAS
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
-    let moved = await passOver(database.db, keyring, SERVICE_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, CHAIN_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, STORAGE_KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, KEYS, failures, timeoutMs)
-    moved += await passOver(database.db, keyring, FACTORS, failures, timeoutMs)
+    let moved = 0
+    for (const pass of TABLES) moved += await pass(database.db, keyring, failures, timeoutMs)
     rewrapped += moved
     if (moved === 0) break
   }
@@ -91,35 +83,37 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
   ].map((line) => `${line}\n`).join('')
 }
 
-async function passOver<Id, Row extends { id: Id }> (
-  handle: Db, keyring: Keyring, table: Table<Id, Row>, failures: string[], timeoutMs: number
-): Promise<number> {
-  let moved = 0
-  for (let after = table.first; ;) {
-    let started = 0
-    const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
-      started = performance.now()
-      await lockCurrentCanary(db, keyring)
-      const rows = await table.lock(db, keyring.currentId, after, BATCH)
-      const broken: string[] = []
-      const done = rows.flatMap((row) => {
-        try {
-          return [table.rewrap(keyring, row)]
-        } catch (error) {
-          broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
-          return []
-        }
-      })
-      if (done.length > 0) await table.update(db, done.map(({ row }) => row))
-      return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
-    }), timeoutMs)
-    moved += values
-    failures.push(...broken)
-    const last = rows.at(-1)
-    if (last === undefined || rows.length < BATCH) return moved
-    after = last.id
-    // Pause for the duration of the last transaction, so that the service gets half of the time.
-    await sleep(performance.now() - started)
+function passOver<Row extends { id: string | number }> (
+  table: WrappedTable<Row>, rewrapRow: (keyring: Keyring, row: Row) => Rewrapped<Row>
+) {
+  return async (handle: Db, keyring: Keyring, failures: string[], timeoutMs: number): Promise<number> => {
+    let moved = 0
+    for (let after: Row['id'] = table.first; ;) {
+      let started = 0
+      const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
+        started = performance.now()
+        await lockCurrentCanary(db, keyring)
+        const rows = await table.lock(db, keyring.currentId, after, BATCH)
+        const broken: string[] = []
+        const done = rows.flatMap((row) => {
+          try {
+            return [rewrapRow(keyring, row)]
+          } catch (error) {
+            broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
+            return []
+          }
+        })
+        if (done.length > 0) await table.update(db, done.map(({ row }) => row))
+        return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
+      }), timeoutMs)
+      moved += values
+      failures.push(...broken)
+      const last = rows.at(-1)
+      if (last === undefined || rows.length < BATCH) return moved
+      after = last.id
+      // Pause for the duration of the last transaction, so that the service gets half of the time.
+      await sleep(performance.now() - started)
+    }
   }
 }
 

@@ -2,16 +2,54 @@ import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf } from '../../db/callers/grants.ts'
 import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
-import { StartError } from '../common/open.ts'
+import { isRegistrable } from '../../rules/redirects.ts'
+import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { refuse } from '../common/errors.ts'
+import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
-/** The format of the id of an OAuth client. */
-export const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
+const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
+
+export const noun: Noun = {
+  help: `  client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
+                                          register an OAuth client
+  client disable --id ID                  disable a client and revoke its grants
+  client enable --id ID                   enable a client again
+  client list                             list every client: id, state, name, redirect URIs
+`,
+
+  run: verbs('client', {
+    add: command({ id: TEXT, name: TEXT, 'redirect-uri': TEXTS }, async (given, env) => {
+      const { id, 'redirect-uri': uris = [] } = given
+      if (id === undefined || !CLIENT_ID.test(id)) {
+        fail('client add needs --id ID: 1 to 64 of a-z, 0-9, ".", "_" and "-", beginning with a letter or digit')
+      }
+      const name = nameOf('client add needs --name', given.name)
+      if (uris.length === 0) fail('client add needs --redirect-uri URI')
+      const wrong = uris.find((uri) => !isRegistrable(uri))
+      if (wrong !== undefined) {
+        fail(`${JSON.stringify(wrong)} cannot be a redirect URI; allowed: https://…, http:// with 127.0.0.1, [::1] or localhost, or an app scheme as in com.example.app:/callback; ` +
+          'without wildcard, fragment or user')
+      }
+      return change(env, (database) => addClient(database, { id, name, redirect_uris: [...new Set(uris)] }), 'Added.')
+    }),
+    disable: switching('disable'),
+    enable: switching('enable'),
+    list: listing(describeClients)
+  })
+}
+
+function switching (verb: 'disable' | 'enable') {
+  return command({ id: TEXT }, async ({ id }, env) => {
+    if (!id) fail(`client ${verb} needs --id ID`)
+    return change(env, (database) => switchClient(database, id, verb === 'disable'))
+  })
+}
 
 /** Registers an OAuth client. Throws a StartError when the id is taken. */
 export async function addClient (
   { db }: Database, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<void> {
-  if (!await createClient(db, client)) throw new StartError(`The client ${client.id} already exists`)
+  if (!await createClient(db, client)) refuse(`The client ${client.id} already exists`)
 }
 
 /**
@@ -20,21 +58,17 @@ export async function addClient (
  */
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
   // Disable the client first, in its own transaction: revoking its grants may need several transactions.
-  if (disabled) await transaction(handle, (db) => mark(db, id, disabled))
-  await untilNone(() => transaction(handle, (db) => revokeSome(db, id)))
+  if (disabled) await transaction(handle, (db) => setDisabled(db, id, disabled))
+  while (await transaction(handle, (db) => revokeSome(db, id)) > 0);
   if (disabled) return
   await transaction(handle, async (db) => {
-    await mark(db, id, disabled)
-    await untilNone(() => revokeSome(db, id))
+    await setDisabled(db, id, disabled)
+    while (await revokeSome(db, id) > 0);
   })
 }
 
-async function untilNone (take: () => Promise<number>): Promise<void> {
-  while (await take() > 0);
-}
-
-async function mark (db: Db, id: string, disabled: boolean): Promise<void> {
-  if (!await setClientDisabled(db, id, disabled)) throw new StartError(`There is no client ${id}`)
+async function setDisabled (db: Db, id: string, disabled: boolean): Promise<void> {
+  if (!await setClientDisabled(db, id, disabled)) refuse(`There is no client ${id}`)
 }
 
 async function revokeSome (db: Db, id: string): Promise<number> {
@@ -48,8 +82,8 @@ async function revokeSome (db: Db, id: string): Promise<number> {
   return revoked
 }
 
-/** Every client as one line: id, state, name, and its redirect URIs. */
-export async function describeClients ({ db }: Database): Promise<string[]> {
-  return (await listClients(db)).map(({ id, name, redirect_uris, disabled_at }) =>
-    [id, disabled_at === null ? 'active' : 'disabled', name, redirect_uris.join(' ')].join('\t'))
+async function * describeClients ({ db }: Database): AsyncGenerator<string> {
+  for (const { id, name, redirect_uris, disabled_at } of await listClients(db)) {
+    yield [id, disabled_at === null ? 'active' : 'disabled', name, redirect_uris.join(' ')].join('\t')
+  }
 }

@@ -1,14 +1,46 @@
+import { readFileSync } from 'node:fs'
 import { ulid } from 'ulidx'
-import { hashToken, mintApiToken, tokenPrefix } from '../../crypto/bearer.ts'
+import { PASSWORD } from '../../../schemas/users.ts'
 import { generatePassword, hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
 import { countOrganizations, lockOrganizations } from '../../repositories/levels/organizations.ts'
-import { createToken } from '../../repositories/people/tokens.ts'
 import { createUser } from '../../repositories/people/users.ts'
+import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
-import { StartError, type Opened } from '../common/open.ts'
+import { command, withOpened, type Noun } from '../common/noun.ts'
+import { refuse } from '../common/errors.ts'
+import type { Opened } from '../common/open.ts'
+import { write } from '../common/stdio.ts'
+import { fail, FLAG, nameOf, TEXT } from '../common/words.ts'
+import { mintToken } from './tokens.ts'
+
+export const noun: Noun = {
+  help: `  init --organization NAME --email ADDRESS [--password-stdin] [--json]
+                                          create the first organization, its owner and a token
+`,
+
+  run: command({ organization: TEXT, email: TEXT, 'password-stdin': FLAG, json: FLAG }, async (given, env) => {
+    const organization = nameOf('init needs --organization', given.organization)
+    const { email, json } = given
+    if (!isEmail(email)) fail('init needs --email ADDRESS')
+    const password = given['password-stdin'] ? readFileSync(0, 'utf8').replace(/\r?\n$/, '') : undefined
+    if (password !== undefined &&
+      ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
+      fail(`The password must have at least ${PASSWORD.minCharacters} characters and at most ${PASSWORD.maxBytes} bytes`)
+    }
+    return withOpened(env, async (opened, { defaultPlan: plan }) => {
+      const made = await initialize(opened, { organization, email, password, plan }) ??
+        refuse('The database is not empty: it already has an organization')
+      const { organization: { id, slug }, user, token } = made
+      await write(json
+        ? `${JSON.stringify(made)}\n`
+        : `Organization ${id} (${slug})\nOwner ${user.email}\n` +
+          (user.password === undefined ? '' : `Password ${user.password}\n`) + `Token ${token}\n`)
+    })
+  })
+}
 
 export interface Initialized {
   organization: { id: string, slug: string }
@@ -17,7 +49,7 @@ export interface Initialized {
   token: string
 }
 
-export interface First { organization: string, email: string, password?: string | undefined, plan: string }
+interface First { organization: string, email: string, password?: string | undefined, plan: string }
 
 /**
  * Creates the first organization, its owner and a `*` token in one transaction. Returns undefined when the database has
@@ -29,32 +61,21 @@ export async function initialize ({ database, keyring }: Opened, first: First): 
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)
   const id = ulid()
-  const token = mintApiToken(id)
-  const made = await transaction(database.db, async (db) => {
+  return transaction(database.db, async (db) => {
     await lockOrganizations(db)
     if (await countOrganizations(db) > 0) return undefined
     const user = await createUser(
       db, { email: first.email, name: first.email.split('@')[0] ?? first.email, password_hash }
     )
-    if (user === undefined) throw new StartError(`An account with ${first.email} already exists`)
+    if (user === undefined) refuse(`An account with ${first.email} already exists`)
     const slug = await chooseSlug(db, 'organization', undefined, { name: first.organization })
     await foundOrganization(db, keyring, { id, name: first.organization, slug, plan: first.plan }, user)
-    await createToken(db, {
-      organization_id: id,
-      name: 'First token',
-      token_hash: hashToken(token),
-      token_prefix: tokenPrefix(token),
-      abilities: ['*'],
-      slices: [],
-      expires_at: null
-    })
+    const { token } = await mintToken(db, id, 'First token', ['*'])
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id))
-    return { user, slug }
+    return {
+      organization: { id, slug },
+      user: { id: String(user), email: first.email, ...(first.password === undefined && { password }) },
+      token
+    }
   })
-  if (made === undefined) return undefined
-  return {
-    organization: { id, slug: made.slug },
-    user: { id: String(made.user), email: first.email, ...(first.password === undefined && { password }) },
-    token
-  }
 }

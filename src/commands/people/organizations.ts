@@ -1,5 +1,5 @@
 import { ulid } from 'ulidx'
-import type { OrganizationStatus } from '../../../schemas/organizations.ts'
+import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES } from '../../../schemas/organizations.ts'
 import { transaction, type Database } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
@@ -7,9 +7,59 @@ import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../
 import { findStatus, lockPlan } from '../../repositories/billing/plans.ts'
 import { restartPeriods } from '../../repositories/billing/subscriptions.ts'
 import { findUserByEmail } from '../../repositories/people/users.ts'
+import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
-import { StartError, type Opened } from '../common/open.ts'
+import { change, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
+import { refuse } from '../common/errors.ts'
+import type { Opened } from '../common/open.ts'
+import { write } from '../common/stdio.ts'
+import { fail, nameOf, TEXT } from '../common/words.ts'
 import { everyOrganization } from './tokens.ts'
+
+export const noun: Noun = {
+  help: `  organization add --name NAME [--owner EMAIL] [--plan NAME]
+                                          create an organization; the owner must have an account
+  organization list                       list every organization: id, slug, status, plan, name
+  organization set --id ID [--plan NAME] [--status STATUS] [--require-second-factor yes|no]
+                                          change an organization, by its id or slug
+  organization release-slug --slug SLUG   release the former slug of an organization before ${FORMER_SLUG_DAYS} days
+`,
+
+  run: verbs('organization', {
+    add: command({ name: TEXT, owner: TEXT, plan: TEXT }, async ({ name: text, owner, plan }, env) => {
+      const name = nameOf('organization add needs --name', text)
+      if (owner !== undefined && !isEmail(owner)) fail('--owner must be an e-mail address')
+      return withOpened(env, async (opened, config) => {
+        const made = await addOrganization(opened, { name, owner, plan: plan ?? config.defaultPlan })
+        await write(`Organization ${made.id} (${made.slug})\n`)
+      })
+    }),
+
+    list: listing(describeOrganizations),
+
+    set: command({ id: TEXT, plan: TEXT, status: TEXT, 'require-second-factor': TEXT }, async (given, env) => {
+      const { id, plan, 'require-second-factor': required } = given
+      if (!id) fail('organization set needs --id ID')
+      if (plan === undefined && given.status === undefined && required === undefined) {
+        fail('organization set needs --plan, --status or --require-second-factor')
+      }
+      if (required !== undefined && required !== 'yes' && required !== 'no') {
+        fail('--require-second-factor must be yes or no')
+      }
+      const require_second_factor = required === undefined ? undefined : required === 'yes'
+      const status = given.status === undefined
+        ? undefined
+        : ORGANIZATION_STATUSES.find((known) => known === given.status) ??
+          fail(`--status must be one of ${ORGANIZATION_STATUSES.join(', ')}`)
+      return change(env, (database) => setOrganization(database, id, { plan, status, require_second_factor }))
+    }),
+
+    'release-slug': command({ slug: TEXT }, async ({ slug }, env) => {
+      if (!slug) fail('organization release-slug needs --slug SLUG')
+      return change(env, (database) => releaseFormerSlug(database, slug), 'Released.')
+    })
+  })
+}
 
 /**
  * Creates an organization, optionally with an owner. Throws a StartError, and creates nothing, when the account or the
@@ -20,12 +70,13 @@ export async function addOrganization (
 ): Promise<{ id: string, slug: string }> {
   const id = ulid()
   return transaction(database.db, async (db) => {
-    if (await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-    const user = owner === undefined ? undefined : (await findUserByEmail(db, owner))?.id
-    if (owner !== undefined && user === undefined) throw new StartError(`There is no account with ${owner}. Create it with \`user add\``)
+    await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+    const user = owner === undefined
+      ? undefined
+      : await findUserByEmail(db, owner) ?? refuse(`There is no account with ${owner}. Create it with \`user add\``)
     const slug = await chooseSlug(db, 'organization', undefined, { name })
-    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user)
-    if (limit !== undefined) throw new StartError(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
+    const limit = await foundOrganization(db, keyring, { id, name, slug, plan }, user?.id)
+    if (limit !== undefined) refuse(`${owner} has reached the limit of ${limit} organizations as a member or owner`)
     await recordEvent(db, operatorOf(id), eventOf('organization.create', id, { slug, plan }))
     return { id, slug }
   })
@@ -36,25 +87,17 @@ export async function addOrganization (
  * organization or the plan does not exist.
  */
 export async function setOrganization (
-  { db: handle }: Database, idOrSlug: string, changes: {
-    plan?: string | undefined
-    status?: OrganizationStatus | undefined
-    require_second_factor?: boolean | undefined
-  }
+  { db: handle }: Database, idOrSlug: string,
+  changes: Pick<Parameters<typeof updateOrganization>[2], 'plan' | 'status' | 'require_second_factor'>
 ): Promise<void> {
-  const { plan, status, require_second_factor } = changes
+  const { plan, status } = changes
   await transaction(handle, async (db) => {
-    if (plan !== undefined && await findPlan(db, plan) === undefined) throw new StartError(`There is no plan ${plan}`)
-    const id = (await findOrganization(db, idOrSlug))?.id
-    if (id === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
+    if (plan !== undefined) await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
+    const { id } = await findOrganization(db, idOrSlug) ?? refuse(`There is no organization ${idOrSlug}`)
     await lockPlan(db, id)
     if (status === 'active' && await findStatus(db, id) !== 'active') await restartPeriods(db, id)
     await updateOrganization(db, id, changes)
-    const details = {
-      ...(plan && { plan }),
-      ...(status && { status }),
-      ...(require_second_factor !== undefined && { require_second_factor })
-    }
+    const details = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined))
     await recordEvent(db, operatorOf(id), eventOf('organization.update', id, details))
   })
 }
@@ -65,14 +108,12 @@ export async function setOrganization (
  */
 export async function releaseFormerSlug ({ db: handle }: Database, slug: string): Promise<void> {
   await transaction(handle, async (db) => {
-    const id = await releaseSlug(db, slug)
-    if (id === undefined) throw new StartError(`The slug ${slug} is not reserved`)
+    const id = await releaseSlug(db, slug) ?? refuse(`The slug ${slug} is not reserved`)
     await recordEvent(db, operatorOf(id), eventOf('organization.update', id, { released_slug: slug }))
   })
 }
 
-/** Every organization as one line: id, slug, status, plan, name. */
-export async function * describeOrganizations ({ db }: Database): AsyncGenerator<string> {
+async function * describeOrganizations ({ db }: Database): AsyncGenerator<string> {
   for await (const { id, slug, status, plan, name } of everyOrganization(db)) {
     yield [id, slug, status, plan.name, name].join('\t')
   }

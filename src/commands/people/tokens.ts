@@ -1,13 +1,45 @@
-import type { Ability } from '../../../schemas/scopes.ts'
+import { canonicalAbilities, type Ability } from '../../../schemas/scopes.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../../crypto/bearer.ts'
-import { transaction, type Database } from '../../db/database.ts'
+import { transaction, type Database, type Db } from '../../db/database.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
-import { findOrganization, listAllOrganizations } from '../../repositories/levels/organizations.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
+import { findOrganization, listAllOrganizations } from '../../repositories/levels/organizations.ts'
 import {
-  createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit
+  createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit,
+  type OwnToken
 } from '../../repositories/people/tokens.ts'
-import { StartError } from '../common/open.ts'
+import { parseId } from '../../rules/formats/ids.ts'
+import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
+import { refuse } from '../common/errors.ts'
+import { allRows } from '../common/pages.ts'
+import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
+
+export const noun: Noun = {
+  help: `  token add --organization ID --name NAME [--ability SCOPE ...]
+                                          create an API token and print it once; without a scope, it has all scopes
+  token list                              list the API tokens of all organizations, without their values
+  token revoke --id ID                    revoke an API token immediately
+`,
+
+  run: verbs('token', {
+    add: command({ organization: TEXT, name: TEXT, ability: TEXTS }, async (given, env) => {
+      const { organization, ability: spellings = ['*'] } = given
+      if (!organization) fail('token add needs --organization ID')
+      const name = nameOf('token add needs --name', given.name)
+      const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ??
+        fail(`--ability must be a scope such as secret:read, or *; ${JSON.stringify(spelling)} is not`)))]
+      const held = abilities.includes('*') ? ['*' as const] : abilities
+      return change(env, (database) => addToken(database, { organization, name, abilities: held }))
+    }),
+
+    list: listing(describeTokens),
+
+    revoke: command({ id: TEXT }, async ({ id: text = '' }, env) => {
+      const id = parseId(text) ?? fail('token revoke needs --id ID')
+      return change(env, (database) => revokeToken(database, id), 'Revoked.')
+    })
+  })
+}
 
 /** Creates an API token of an organization (id or slug), without an owner. Returns its value. */
 export async function addToken (
@@ -18,68 +50,69 @@ export async function addToken (
   }
 ): Promise<string> {
   return transaction(handle, async (db) => {
-    const { id } = await findOrganization(db, organization) ?? missing(`There is no organization ${organization}`)
+    const none = `There is no organization ${organization}`
+    const { id } = await findOrganization(db, organization) ?? refuse(none)
     // Lock the organization: a concurrent deletion would leave the token behind.
-    await lockPlan(db, id) ?? missing(`There is no organization ${organization}`)
+    await lockPlan(db, id) ?? refuse(none)
     const limit = await findReachedTokenLimit(db, id, null)
-    if (limit !== undefined) throw new StartError(`The organization has reached its limit of ${limit} tokens: revoke one first`)
-    const token = mintApiToken(id)
-    const made = await createToken(db, {
-      organization_id: id,
-      name,
-      token_hash: hashToken(token),
-      token_prefix: tokenPrefix(token),
-      abilities,
-      slices: [],
-      expires_at: null
-    })
+    if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
+    const made = await mintToken(db, id, name, abilities)
     await recordEvent(db, operatorOf(id), eventOf('api-token.create', made.id, { abilities: abilities.join(' ') }))
-    return token
+    return made.token
   })
 }
 
-/** Every API token as one line: id, organization, prefix, name, abilities, creation, last use, expiry. */
-export async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
+/** Creates a token without an owner, restrictions and expiry. The caller locks the organization. */
+export async function mintToken (
+  db: Db, organization_id: string, name: string, abilities: Ability[]
+): Promise<{ id: string, token: string }> {
+  const token = mintApiToken(organization_id)
+  const { id } = await createToken(db, {
+    organization_id,
+    name,
+    token_hash: hashToken(token),
+    token_prefix: tokenPrefix(token),
+    abilities,
+    slices: [],
+    expires_at: null
+  })
+  return { id, token }
+}
+
+async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
   for await (const { id, slug } of everyOrganization(db)) {
     for (let page = 1, isLast = false; !isLast; page++) {
       const { rows, total } = await listTokens(db, id, [], { page, per_page: PER_PAGE })
       isLast = page * PER_PAGE >= total
-      for (const { id, token_prefix, name, abilities, created_at, last_used_at, expires_at } of rows) {
-        yield [
-          id, slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at), day(expires_at)
-        ].join('\t')
-      }
+      yield * rows.map((token) => lineOfToken(slug, token))
     }
   }
+}
+
+/** An API token as one line: id, organization, prefix, name, abilities, creation, last use, expiry. */
+export function lineOfToken (
+  slug: string, token: Omit<OwnToken, 'id' | 'organization'> & { id: string | number }
+): string {
+  const days = [token.created_at, token.last_used_at, token.expires_at].map((moment) =>
+    moment?.toISOString().slice(0, 10) ?? 'never')
+  return [token.id, slug, token.token_prefix, token.name, token.abilities.join(','), ...days].join('\t')
 }
 
 /** Revokes an API token with all of its values. Throws a StartError when the token does not exist. */
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
   await transaction(handle, async (db) => {
     const none = `There is no token ${id}`
-    const organization = await findOrganizationOfToken(db, id) ?? missing(none)
-    await lockPlan(db, organization) ?? missing(none)
+    const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
+    await lockPlan(db, organization) ?? refuse(none)
     // Also finds a token that was changed outside the service. A concurrent revocation records its own event.
-    await findSlices(db, organization, id) ?? missing(none)
+    await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
   })
 }
 
 /** Every organization, ordered by id. */
-export async function * everyOrganization (db: Database['db']) {
-  for (let after = ''; ;) {
-    const some = await listAllOrganizations(db, after)
-    yield * some
-    const last = some.at(-1)
-    if (last === undefined) return
-    after = last.id
-  }
-}
+export const everyOrganization = (db: Db) =>
+  allRows((after: string) => listAllOrganizations(db, after), '', ({ id }) => id)
 
 const PER_PAGE = 100
-const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
-
-function missing (line: string): never {
-  throw new StartError(line)
-}

@@ -1,5 +1,6 @@
-import type { Role } from '../../../schemas/users.ts'
-import { httpAddress, type Config } from '../../config.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { ROLES, type Role } from '../../../schemas/users.ts'
+import { httpAddress, loadConfig, type Config } from '../../config.ts'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
@@ -18,8 +19,97 @@ import {
   setDisabled,
   type User
 } from '../../repositories/people/users.ts'
-import { StartError } from '../common/open.ts'
+import { isEmail } from '../../rules/formats/emails.ts'
+import { canonicalRole } from '../../rules/roles.ts'
+import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
+import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
+import { warn, write } from '../common/stdio.ts'
+import { fail, FLAG, isName, TEXT } from '../common/words.ts'
+import { lineOfToken } from './tokens.ts'
+
+export const noun: Noun = {
+  help: `  user add --email ADDRESS [--name NAME] [--organization ID --role ROLE] [--json]
+                                          create an account and a link to set its password
+  user password --email ADDRESS [--json]  create a new link to set the password
+  user disable --email ADDRESS            disable an account and revoke its sessions, tokens and links
+  user enable --email ADDRESS             enable an account again
+  user reset-second-factor --email ADDRESS
+                                          remove a lost second factor and end all sessions of the user
+  user tokens --email ADDRESS             list the API tokens that a user created, in all organizations
+  user list                               list every account: id, address, state, roles
+`,
+
+  run: verbs('user', {
+    add: command({ email: TEXT, name: TEXT, organization: TEXT, role: TEXT, json: FLAG }, async (given, env) => {
+      const email = emailOf('user add', given.email)
+      if (given.name !== undefined && !isName(given.name)) {
+        fail(`--name must have 1 to ${NAME_LENGTH} characters, without control characters`)
+      }
+      const name = given.name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH)
+      const { organization, role: text } = given
+      const role = text === undefined
+        ? undefined
+        : ROLES.find((known) => known === canonicalRole(text)) ?? fail(`--role must be one of ${ROLES.join(', ')}`)
+      if ((organization === undefined) !== (role === undefined)) {
+        fail('--organization and --role must be given together')
+      }
+      const membership = organization === undefined || role === undefined ? undefined : { organization, role }
+      return handOver(env, given.json, (database, service) => addUser(database, service, { email, name, membership }))
+    }),
+
+    password: command({ email: TEXT, json: FLAG }, async ({ email: text, json }, env) => {
+      const email = emailOf('user password', text)
+      return handOver(env, json, (database, service) => renewLink(database, service, email))
+    }),
+
+    disable: switching('disable'),
+    enable: switching('enable'),
+
+    'reset-second-factor': command({ email: TEXT }, async ({ email: text }, env) => {
+      const email = emailOf('user reset-second-factor', text)
+      return change(env, (database) => resetSecondFactor(database, email))
+    }),
+
+    tokens: command({ email: TEXT }, async ({ email: text }, env) => {
+      const email = emailOf('user tokens', text)
+      return print(env, (database) => describeTokens(database, email))
+    }),
+
+    list: listing(describeUsers)
+  })
+}
+
+const emailOf = (command: string, text: string | undefined) =>
+  isEmail(text) ? text : fail(`${command} needs --email ADDRESS`)
+
+// Prints the link before sending the e-mail, so that the operator has it even if the mail server fails.
+async function handOver (
+  env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
+): Promise<number> {
+  const service = serviceAddress(loadConfig(env))
+  return withOpened(env, async ({ database }, config) => {
+    const made = await make(database, service)
+    const { user: { id, email }, link } = made
+    await write(json
+      ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
+      : `User ${id} (${email})\nLink ${link}\n`)
+    const isMailed = await mailLink(config, made, warn)
+    if (isMailed && !json) await write('The link was sent by e-mail.\n')
+  })
+}
+
+function switching (verb: 'disable' | 'enable') {
+  return command({ email: TEXT }, async ({ email: text }, env) => {
+    const email = emailOf(`user ${verb}`, text)
+    return change(env, async (database) => {
+      const ownerless = await switchUser(database, email, verb === 'disable')
+      return ['Changed.', ...ownerless.map((slug) =>
+        `${slug} has no active owner now. Enable the account again, or add another owner: ` +
+        `user add --email ADDRESS --organization ${slug} --role owner`)].join('\n')
+    })
+  })
+}
 
 /** A user with a one-time link to set the password (valid for three days), and the e-mail with the link. */
 export interface Linked { user: { id: number, email: string }, link: string, message: Message }
@@ -31,7 +121,7 @@ export interface NewUser { email: string, name: string, membership?: { organizat
  */
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
-  if (port === 0) throw new StartError('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
+  if (port === 0) refuse('PORT is 0, so the address for the link is unknown: set PUBLIC_URL')
   return httpAddress(host, port)
 }
 
@@ -46,8 +136,8 @@ export async function addUser (
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const organization = membership && await takeSeat(db, membership.organization)
-    const id = await createUser(db, { email, name, password_hash: null })
-    if (id === undefined) throw new StartError(`An account with ${email} already exists`)
+    const id = await createUser(db, { email, name, password_hash: null }) ??
+      refuse(`An account with ${email} already exists`)
     if (organization && membership) {
       await createMember(db, { organization_id: organization.id, user_id: id, role: membership.role })
       const details = { role: membership.role, status: 'active' }
@@ -69,7 +159,7 @@ export async function renewLink ({ db: handle }: Database, service: string, emai
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
     const user = await userOf(db, email)
-    if (user.disabled_at !== null) throw new StartError(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
+    if (user.disabled_at !== null) refuse(`The account with ${user.email} is disabled: enable it with \`user enable\` first`)
     await createPasswordLink(db, hashToken(secret), user.id)
     await recordForOperator(db, user.id, 'user.password')
     return {
@@ -93,12 +183,9 @@ export async function mailLink (
  */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
   const id = await transaction(handle, async (db) => {
-    const id = await findAccount(db, email)
-    if (id === undefined) throw new StartError(`There is no account with ${email}`)
-    const ended = await setDisabled(db, id, disabled)
-    if (ended === undefined) {
-      throw new StartError(`The account with ${email} was changed outside the service: restore it from a backup`)
-    }
+    const id = await findAccount(db, email) ?? refuse(`There is no account with ${email}`)
+    const ended = await setDisabled(db, id, disabled) ??
+      refuse(`The account with ${email} was changed outside the service: restore it from a backup`)
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
@@ -115,51 +202,40 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
     const { id } = await userOf(db, email)
     await lockUser(db, id)
     const { email: address, second_factor_id } = await userOf(db, email)
-    if (second_factor_id === null) throw new StartError(`The account with ${address} has no second factor`)
-    if (!await deleteFactor(db, id)) throw new StartError(`The account with ${address} was changed outside the service`)
+    if (second_factor_id === null) refuse(`The account with ${address} has no second factor`)
+    if (!await deleteFactor(db, id)) refuse(`The account with ${address} was changed outside the service`)
     await deleteSessions(db, id)
     await recordForOperator(db, id, 'second-factor.disable')
   })
 }
 
-/** Every account as one line: id, address, state, and the role in each organization. */
+/** Every account as a line. */
 export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
   for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
     const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
-    yield [user.id, user.email, stateOf(user), roles.join(' ') || '-'].join('\t')
+    const state = user.disabled_at !== null ? 'disabled' : user.has_password ? 'active' : 'invited'
+    yield [user.id, user.email, state, roles.join(' ') || '-'].join('\t')
   }
 }
 
-/**
- * Every API token that a user, or one of the user's tokens, created, as one line: id, organization, prefix, name,
- * abilities, creation, last use, expiry.
- */
-export async function describeTokens ({ db }: Database, email: string): Promise<string[]> {
+/** Every API token that a user, or one of the user's tokens, created, as lines. */
+export async function * describeTokens ({ db }: Database, email: string): AsyncGenerator<string> {
   const { id } = await userOf(db, email)
-  const day = (moment: Date | null) => moment?.toISOString().slice(0, 10) ?? 'never'
-  const lines: string[] = []
   for (let page = 1, isLast = false; !isLast; page++) {
     const held = await listTokensOfPerson(db, id, page)
+    yield * held.rows.map((token) => lineOfToken(token.organization.slug, token))
     isLast = held.isLast
-    lines.push(...held.rows.map(({
-      id, organization, token_prefix, name, abilities, created_at, last_used_at, expires_at
-    }) =>
-      [
-        id, organization.slug, token_prefix, name, abilities.join(','), day(created_at), day(last_used_at),
-        day(expires_at)
-      ].join('\t')))
   }
-  return lines
 }
 
 // Locks the organization first, so that concurrent transactions cannot exceed its member limit.
 async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
-  const organization = await findOrganization(db, idOrSlug)
-  const plan = organization && await lockPlan(db, organization.id)
-  if (plan === undefined) throw new StartError(`There is no organization ${idOrSlug}`)
-  const full = await findFull(db, organization!.id, plan, 'members')
-  if (full === undefined) return organization!
-  throw new StartError(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
+  const none = `There is no organization ${idOrSlug}`
+  const organization = await findOrganization(db, idOrSlug) ?? refuse(none)
+  const plan = await lockPlan(db, organization.id) ?? refuse(none)
+  const full = await findFull(db, organization.id, plan, 'members')
+  if (full === undefined) return organization
+  return refuse(`The plan ${full.plan} of ${idOrSlug} is limited to ${full.limit} members: change it with \`organization set --plan\``)
 }
 
 async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
@@ -172,16 +248,8 @@ async function findSoleOwnerships (db: Db, userId: number): Promise<string[]> {
 
 const linkOf = (service: string, secret: string) => `${service}/account/set-password/${secret}`
 
-function stateOf ({ disabled_at, has_password }: User & { has_password: boolean }): string {
-  if (disabled_at !== null) return 'disabled'
-  return has_password ? 'active' : 'invited'
-}
-
-async function userOf (db: Db, email: string): Promise<User> {
-  const user = await findUserByEmail(db, email)
-  if (user === undefined) throw new StartError(`There is no account with ${email}`)
-  return user
-}
+const userOf = async (db: Db, email: string): Promise<User> =>
+  await findUserByEmail(db, email) ?? refuse(`There is no account with ${email}`)
 
 async function recordForOperator (
   db: Db, userId: number,

@@ -1,19 +1,16 @@
-import { write } from '../common/output.ts'
 import { writeFileSync } from 'node:fs'
-import type { Noun } from '../common/noun.ts'
-import { FLAG, parse } from '../common/words.ts'
+import { command, type Noun } from '../common/noun.ts'
+import { write } from '../common/stdio.ts'
+import { FLAG } from '../common/words.ts'
 
-/** `openapi` command. */
 export const noun: Noun = {
   help: `  openapi [--stdout]                      write openapi.yaml and docs/scopes.md from the schemas
 `,
 
-  run: async (args) => {
-    const { stdout } = parse(args, { stdout: FLAG })
-    const { renderDocuments } = await import('./openapi.ts')
-    const documents = await renderDocuments()
+  run: command({ stdout: FLAG }, async ({ stdout }) => {
+    // Imports the application, which the help must not load.
+    const documents = await (await import('./openapi.ts')).renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])
     else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
-    return 0
-  }
+  })
 }

@@ -2,7 +2,7 @@ import cluster, { type Worker } from 'node:cluster'
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
-import type { Config } from '../../config.ts'
+import { loadConfig, type Config } from '../../config.ts'
 import { databaseError, tlsOf } from '../../db/database.ts'
 import { joinCommonCounters, measureAlone, type OwnCounters } from '../../http/limits/counters.ts'
 import { standardLog } from '../../http/observability/log.ts'
@@ -12,14 +12,23 @@ import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
 import { greet } from './greeting.ts'
 import { remoteProvider } from '../common/key-provider-ipc.ts'
 import type { KeyProvider } from '../common/key-provider.ts'
-import { lineOf, open, StartEnded, StartError, type Opened } from '../common/open.ts'
-import { PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
+import { command, type Noun } from '../common/noun.ts'
+import { lineOf, StartEnded, StartError } from '../common/errors.ts'
+import { open, type Opened } from '../common/open.ts'
+import { exitOnUncaughtErrors, PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const SWEEP = 200
 const GRACE = 8_000
 
+export const noun: Noun = {
+  help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
+`,
+
+  run: command({}, (_values, env) => serve(loadConfig(env)))
+}
+
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
-export async function serve (config: Config): Promise<number> {
+async function serve (config: Config): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
   try {
     return await (config.workers > 1 ? supervise(config) : serveAlone(config))
@@ -116,46 +125,34 @@ interface Way {
 }
 
 async function run (
-  config: Config, {
-    counters, metrics, readMetrics, provider, interrupted = new AbortController().signal, ready, end
-  }: Way
+  config: Config,
+  { provider, interrupted: waits = new AbortController().signal, ready, end, ...metering }: Way
 ): Promise<number> {
   let leaving = false
   let stopping = false
   let app: FastifyInstance | undefined
   // Only serving processes load the application, while they wait for the database.
   const service = import('../../app.ts')
-  const opened = await open(config, {
-    onFatal: (error) => die('database failed; restart required', error), provider, waits: interrupted
-  })
+  const onFatal = (error: Error) => die('database failed; restart required', error)
+  const opened = await open(config, { onFatal, provider, waits })
   try {
     const { buildApp } = await service
     app = await buildApp({
       ...opened,
+      ...metering,
       config,
-      counters,
-      metrics,
-      readMetrics,
       logStream: standardLog(cluster.isWorker),
       isLeaving: () => leaving,
       isStopping: () => stopping
     })
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness && cluster.isPrimary) app.log.warn(weakness)
-    // The state after an uncaught error is undefined, so the process exits.
-    for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
-      process.on(event, (error) => die(event, error))
-    }
+    exitOnUncaughtErrors(die)
 
     // Open the port before the initialization: otherwise a used port would lose the printed credentials.
     const port = await listen(app, config)
     await ready(opened, port)
-    app.histories.start()
-    app.removals.start()
-    app.lateEvents.start()
-    app.anchors.start()
-    app.billing.start()
-    app.calls.start()
+    for (const job of ['histories', 'removals', 'lateEvents', 'anchors', 'billing', 'calls'] as const) app[job].start()
 
     await end(app)
     leaving = true

@@ -13,7 +13,8 @@ import { greet } from './greeting.ts'
 import { handOver } from './hand-over.ts'
 import { keyHandlers } from '../common/key-provider-ipc.ts'
 import { execProvider, rememberingProvider, type KeyProvider } from '../common/key-provider.ts'
-import { open, StartEnded, StartError } from '../common/open.ts'
+import { StartEnded, StartError } from '../common/errors.ts'
+import { open } from '../common/open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 /** Milliseconds after which a stopping process exits despite requests in progress. */
@@ -45,6 +46,13 @@ export function untilSignal (): { interrupted: AbortSignal, signal: Promise<stri
   return { interrupted: interruption.signal, signal }
 }
 
+/** Exits on an uncaught error, because the state of the process is undefined afterwards. */
+export function exitOnUncaughtErrors (exit: (reason: string, error: unknown) => never): void {
+  for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
+    process.on(event, (error: unknown) => exit(event, error))
+  }
+}
+
 /**
  * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates, creates the first organization,
  * prints the greeting and counts the rate limits. It handles no requests, so that no request can crash it.
@@ -71,12 +79,10 @@ export async function supervise (config: Config): Promise<number> {
   } finally {
     await opened.database.close()
   }
-  for (const event of ['uncaughtException', 'unhandledRejection'] as const) {
-    process.on(event, (error: unknown) => {
-      log.fatal({ err: databaseError(error) }, event)
-      process.exit(1)
-    })
-  }
+  exitOnUncaughtErrors((reason, error) => {
+    log.fatal({ err: databaseError(error) }, reason)
+    process.exit(1)
+  })
   log.info({ signal: await Promise.race([signal, crew.lost]) }, 'stopping')
   for (const name of SIGNALS) {
     process.once(name, () => {
@@ -112,12 +118,10 @@ function createCrew (
     async start (): Promise<number> {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
       // A worker that cannot listen, or ends before all are listening, fails the start.
-      port = await new Promise<number>((resolve, reject) => {
-        const listening = Array.from({ length: size }, async (_, i) => new Promise<number>((resolve) => {
-          keep(String(i + 1), resolve, reject).catch(reject)
-        }))
-        Promise.all(listening).then(([first]) => resolve(first!), reject)
-      })
+      const ports = await Promise.all(Array.from({ length: size }, (_, i) => new Promise<number>((resolve, reject) => {
+        keep(String(i + 1), resolve, reject).catch(reject)
+      })))
+      port = ports[0]!
       return port
     },
     /** Workers finish their requests; after the timeout they are killed. */

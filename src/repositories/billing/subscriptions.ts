@@ -1,18 +1,20 @@
 import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
-import { organizations, subscriptions } from '../../db/tables.ts'
+import { organization_counters, subscriptions } from '../../db/tables.ts'
 
 export type Subscription = typeof subscriptions.$inferSelect
-export type NewSubscription = Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
 
 const its = (organizationId: string) => eq(subscriptions.organization_id, organizationId)
+const itsEnded = (organizationId: string) => and(its(organizationId), lte(subscriptions.period_end, sql`now()`))
 
 export async function findSubscription (db: Db, organizationId: string): Promise<Subscription | undefined> {
   const [row] = await db.select().from(subscriptions).where(its(organizationId))
   return row
 }
 
-export async function createSubscription (db: Db, subscription: NewSubscription): Promise<Subscription> {
+export async function createSubscription (
+  db: Db, subscription: Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
+): Promise<Subscription> {
   const [row] = await db.insert(subscriptions).values(subscription).returning()
   return row!
 }
@@ -38,18 +40,17 @@ const AT_ONCE = 100
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
-  const rows = await db.select({ id }).from(subscriptions).innerJoin(organizations, eq(organizations.id, id))
+  const rows = await db.select({ id }).from(subscriptions).innerJoin(organization_counters, eq(organization_counters.organization_id, id))
     .where(and(
       lte(period_end, sql`now()`), gt(id, after),
-      or(cancel_at_period_end, inArray(organizations.status, ['active', 'cancelled']))
+      or(cancel_at_period_end, inArray(organization_counters.status, ['active', 'cancelled']))
     )).orderBy(asc(id)).limit(AT_ONCE)
   return rows.map((row) => row.id)
 }
 
 /** The subscription of an organization whose period has ended by the database's clock. */
 export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
-  const [row] = await db.select().from(subscriptions)
-    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+  const [row] = await db.select().from(subscriptions).where(itsEnded(organizationId))
   return row
 }
 
@@ -59,6 +60,7 @@ export async function findDue (db: Db, organizationId: string): Promise<Subscrip
  */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
   // The current period is number 1 after the anchor, so the ended period counts as number 0.
-  await db.update(subscriptions).set({ anchor: sql`now()`, periods: -1, period_end: sql`now()`, updated_at: sql`now()` })
-    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+  const now = sql`now()`
+  await db.update(subscriptions).set({ anchor: now, periods: -1, period_end: now, updated_at: now })
+    .where(itsEnded(organizationId))
 }

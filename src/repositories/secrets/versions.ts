@@ -1,42 +1,40 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
 import type { Level } from '../../../schemas/secrets.ts'
-import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
+import { numberOf } from '../../db/rows/query.ts'
+import {
+  columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
+} from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-export interface VersionRow {
-  id: number
-  action: VersionAction
-  revision: number
-  key_version: number
+const shown = columnsOf(
+  secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
+  'created_by_name', 'created_at'
+)
+
+export interface VersionRow extends Pick<typeof secret_versions.$inferSelect, keyof typeof shown> {
   managed: Managed
-  size_bytes: number
-  restored_from: number | null
-  created_by_id: number | null
-  created_by_name: string | null
-  created_at: Date
   level: Level
   /** Outside the plan's retention window, by the database's clock. */
   locked: boolean
 }
 
 const columns = {
-  ...columnsOf(
-    secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
-    'created_by_name', 'created_at'
-  ),
+  ...shown,
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => queries.retention_days), false)`
+    // By the plan that the organization has now.
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => (
+      SELECT p.retention_days FROM ${organization_counters} c JOIN ${plans} p ON p.name = c.plan
+      WHERE c.organization_id = queries.organization_id)), false)`
 }
 
 const { organization_id, history_id } = secret_versions
@@ -155,13 +153,12 @@ export async function listVersions (
     rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
     if (from === 'oldest') rows.reverse()
   }
-  const number = (text: string | null) => text === null ? null : Number(text)
   const found = rows.map((row) => ({
     ...row,
     id: Number(row.id),
     revision: Number(row.revision),
-    restored_from: number(row.restored_from),
-    created_by_id: number(row.created_by_id),
+    restored_from: numberOf(row.restored_from),
+    created_by_id: numberOf(row.created_by_id),
     created_at: new Date(row.created_at),
     level: secret.level
   }))
@@ -169,20 +166,14 @@ export async function listVersions (
 }
 
 /** A version with its place. */
-export interface FoundVersion {
-  version: VersionRow
-  secret: Place & { id: string, level_id: string }
-}
+export interface FoundVersion { version: VersionRow, secret: Place & { id: string, level_id: string } }
 
 /** A version with its sealed content, its key and its place. */
-export interface FullVersion extends FoundVersion {
-  sealed: Buffer
-  key: KeyRow
-}
+export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
 // Each row is looked up by its key, as by `lookUp`.
 const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
-  AS queries (query_index int, organization_id char(26), id bigint, retention_days int)`
+  AS queries (query_index int, organization_id char(26), id bigint)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
   eq(secret_versions.organization_id, sql`queries.organization_id`), eq(secret_versions.id, sql`queries.id`)
 )).limit(1).as('secret_versions')
@@ -203,7 +194,7 @@ const fullByIds = prepared('full_versions_by_id', (db) => db
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 
-interface VersionQuery { organization_id: string, id: number, retention_days: number | null }
+interface VersionQuery { organization_id: string, id: number }
 
 const rowsBy = <R extends { query_index: number }>(find: (db: Db, values: { queries: string }) => Promise<R[]>) =>
   async (db: Db, batch: readonly VersionQuery[]) => {
@@ -231,22 +222,18 @@ function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefin
   return { ...found, sealed, key: key ?? tampered() }
 }
 
-const keyOf = ({ organization_id, id, retention_days }: VersionQuery) => `${organization_id} ${id} ${retention_days}`
+const keyOf = ({ organization_id, id }: VersionQuery) => `${organization_id} ${id}`
 const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
 const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** A version of the organization, through the secret that has it. */
-export async function findVersion (
-  db: Db, organizationId: string, id: number, retentionDays: number | null
-): Promise<FoundVersion | undefined> {
-  return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+export async function findVersion (db: Db, organizationId: string, id: number): Promise<FoundVersion | undefined> {
+  return findVersions(db, { organization_id: organizationId, id })
 }
 
 /** The same with its sealed content and its key. */
-export async function findFullVersion (
-  db: Db, organizationId: string, id: number, retentionDays: number | null
-): Promise<FullVersion | undefined> {
-  return findFullVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
+  return findFullVersions(db, { organization_id: organizationId, id })
 }
 
 /**
@@ -254,15 +241,14 @@ export async function findFullVersion (
  * returns undefined when the organization has no such version.
  */
 export async function findVersionsTogether (
-  db: Db, some: readonly { organization_id: string, id: number, retention_days: number | null }[]
+  db: Db, some: readonly VersionQuery[]
 ): Promise<(() => FullVersion | undefined)[]> {
   return (await fullRowsOf(db, some)).map((found) => () => toFullVersion(db, found))
 }
 
 /**
  * Deletes one version; returns its bytes. Returns `protected`, unless `force` is given, when it is the newest version
- * of a deleted secret, which a restore needs. The caller has locked the project's row, so there is no concurrent write
- * or deletion.
+ * of a deleted secret, which a restore needs. The caller has locked the project's row.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean

@@ -1,0 +1,26 @@
+import { databaseError, DatabaseError, DatabaseUnavailable } from '../../db/database.ts'
+
+/** Wrong usage: exit 2. */
+export class UsageError extends Error {}
+
+/** An error that the operator can fix: one line, exit status 1. */
+export class StartError extends Error {
+  override name = 'StartError'
+}
+
+/** A signal ended the start while it waited for the unwrap command or for the database. */
+export class StartEnded extends Error {
+  override name = 'StartEnded'
+}
+
+/** Throws a StartError; usable as an expression. */
+export function refuse (line: string): never {
+  throw new StartError(line)
+}
+
+/** Why a command failed, in one line for the operator. */
+export function lineOf (error: unknown): string {
+  const shown = databaseError(error)
+  const isDatabase = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError
+  return `${isDatabase ? 'The database cannot be used: ' : ''}${shown.message.split('\n', 1)[0]}`
+}

@@ -1,0 +1,39 @@
+import { createReadStream } from 'node:fs'
+import { refuse } from './errors.ts'
+
+const CHUNK_BYTES = 256 * 1024
+
+/** The name of a file, or of standard input (`-`), in messages. */
+export const shownName = (file: string): string => file === '-' ? 'Standard input' : file
+
+/** The chunks of a file, or of standard input (`-`). Throws a StartError on a read error. */
+export async function * readChunks (file: string): AsyncGenerator<Buffer> {
+  const source = file === '-' ? process.stdin : createReadStream(file, { highWaterMark: CHUNK_BYTES })
+  try {
+    yield * source as AsyncIterable<Buffer>
+  } catch (error) {
+    refuse(`${shownName(file)} cannot be read (${(error as NodeJS.ErrnoException).code})`)
+  }
+}
+
+let hasListener = false
+
+/**
+ * Writes to standard output and waits until the chunk is written, so that memory stays bounded and no output is lost at
+ * exit. Throws a StartError on a write error, such as a closed pipe or a full disk.
+ */
+export async function write (chunk: string | Uint8Array): Promise<void> {
+  const { stdout } = process
+  // The write callback reports errors. An unhandled `error` event would end the process before its cleanup.
+  if (!hasListener) stdout.on('error', () => {})
+  hasListener = true
+  const failed = await new Promise<NodeJS.ErrnoException | null | undefined>((resolve) => {
+    stdout.write(chunk, resolve)
+  })
+  if (failed) refuse(`Standard output cannot be written (${failed.code})`)
+}
+
+/** Writes a line to standard error. */
+export function warn (line: string): void {
+  process.stderr.write(`${line}\n`)
+}
