@@ -1,4 +1,4 @@
-// duration: 25 s
+// duration: 30 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
