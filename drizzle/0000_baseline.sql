@@ -63,24 +63,24 @@ CREATE TABLE organizations (
   id char(26) PRIMARY KEY,
   name varchar(255) NOT NULL,
   slug varchar(64) NOT NULL,
-  status varchar(16) NOT NULL DEFAULT 'active',
-  plan varchar(64) NOT NULL,
   storage_key bytea NOT NULL,
   require_second_factor boolean NOT NULL DEFAULT false,
   created_at timestamptz(3) NOT NULL DEFAULT now(),
   updated_at timestamptz(3) NOT NULL DEFAULT now(),
-  CONSTRAINT organizations_slug_unique UNIQUE (slug),
-  CONSTRAINT organizations_plan_plans_name_fk FOREIGN KEY (plan) REFERENCES plans (name)
+  CONSTRAINT organizations_slug_unique UNIQUE (slug)
 );
 
 CREATE TABLE organization_counters (
   organization_id char(26) PRIMARY KEY,
+  status varchar(16) NOT NULL DEFAULT 'active',
+  plan varchar(64) NOT NULL,
   next_version bigint NOT NULL DEFAULT 1,
   next_event bigint NOT NULL DEFAULT 1,
   event_head bytea,
   chain_kid char(26),
   stored_bytes bigint NOT NULL DEFAULT 0,
-  is_closed boolean NOT NULL DEFAULT false
+  is_closed boolean NOT NULL DEFAULT false,
+  CONSTRAINT organization_counters_plan_plans_name_fk FOREIGN KEY (plan) REFERENCES plans (name)
 );
 
 CREATE TABLE long_operations (

@@ -1,6 +1,6 @@
 -- Places a migrated, empty database on a cluster of Citus 12 or newer: run once, on the coordinator, after
 -- `strongroom migrate` and before the first start. docs/scaling.md says what this gives and what it does not;
--- test/tenants.test.ts holds the schema to it.
+-- test/either/tenants.test.ts holds the schema to it.
 
 -- Triggers on distributed tables are refused unless one says that they are safe: these look at their own row alone. In
 -- postgresql.conf of every machine, too.

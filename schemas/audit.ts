@@ -1,10 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { EVENTS } from './events.ts'
-import { Moment, Nullable, OneOf, Page, PerPage, Resource, Timestamp } from './shapes.ts'
+import { Answer, Example, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Resource, Timestamp } from './shapes.ts'
 
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
-
-export const ACTOR_TYPES = ['api_token', 'user', 'operator', 'system'] as const
 
 /** With a filter, `page` reaches this number of the newest events; use `before` for older events. */
 export const MOST_COUNTED = 10_000
@@ -35,7 +33,7 @@ export const AuditQuery = Type.Object({
 export type AuditQuery = Static<typeof AuditQuery>
 
 const ActorOfEvent = Type.Object({
-  type: OneOf(ACTOR_TYPES),
+  type: OneOf(['api_token', 'user', 'operator', 'system']),
   id: Nullable(Type.Integer())
 }, { title: 'ActorOfEvent', description: 'the actor; `id` is null for `operator` and `system`' })
 
@@ -51,29 +49,15 @@ const Details = Type.Unsafe<Record<string, string | number | boolean | null> | n
     '`late` identifies an event whose number was assigned later; it is unique in the organization'
 })
 
-export const AuditEvents = Resource('audit-events', Type.Object({
-  sequence: Type.Integer({ description: 'the number of the event in its organization, without gaps' }),
+const AuditEvent = Resource('audit-events', { title: 'AuditEvent', id: '42' }, {
+  sequence: Example(Type.Integer({ description: 'the number of the event in its organization, without gaps' }), 42),
   occurred_at: Timestamp,
-  action: EventWord,
-  actor: ActorOfEvent,
-  resource: ResourceOfEvent,
-  request_id: Nullable(Type.String({ description: '`X-Request-Id` of the request' })),
-  ip: Nullable(Type.String({ description: 'the address of the client, as in the access log' })),
-  user_agent: Nullable(Type.String()),
-  details: Details
-}, { title: 'AuditEventAttributes' }), {
-  title: 'AuditEvent',
-  id: '42',
-  isPaged: true,
-  example: {
-    sequence: 42,
-    occurred_at: '2026-03-01T12:00:00.000Z',
-    action: 'organization.create',
-    actor: { type: 'operator', id: null },
-    resource: { type: 'organization', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' },
-    request_id: null,
-    ip: null,
-    user_agent: null,
-    details: null
-  }
+  action: Example(EventWord, 'organization.create'),
+  actor: Example(ActorOfEvent, { type: 'operator', id: null }),
+  resource: Example(ResourceOfEvent, { type: 'organization', id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC' }),
+  request_id: Example(Nullable(Type.String({ description: '`X-Request-Id` of the request' })), null),
+  ip: Example(Nullable(Type.String({ description: 'the address of the client, as in the access log' })), null),
+  user_agent: Example(Nullable(Type.String()), null),
+  details: Example(Details, null)
 })
+export const AuditEventList = Answer('AuditEventList', { data: Type.Array(AuditEvent.item), meta: PagedMeta })

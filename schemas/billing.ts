@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath, Plan } from './organizations.ts'
-import { Body, Described, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
+import { Answer, Body, Described, Example, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
 
 /** The length of a billing period. */
 export const INTERVALS = ['month', 'year'] as const
@@ -82,11 +82,11 @@ export const PaymentMethodParams = Type.Object({ ...ORGANIZATION, payment_method
 export const ChargeParams = Type.Object({ ...ORGANIZATION, charge: IdInPath })
 export const InvoiceParams = Type.Object({ ...ORGANIZATION, invoice: IdInPath })
 
-const at = '2026-03-01T12:00:00.000Z'
-const later = '2026-04-01T12:00:00.000Z'
-const invoiceId = '01JQZ7D3K5M7P9R1T3V5X7Z9B1'
-const chargeId = '01JQZ7D3K5M7P9R1T3V5X7Z9B2'
-const methodId = '01JQZ7D3K5M7P9R1T3V5X7Z9B3'
+const INVOICE_ID = '01JQZ7D3K5M7P9R1T3V5X7Z9B1'
+const CHARGE_ID = '01JQZ7D3K5M7P9R1T3V5X7Z9B2'
+const METHOD_ID = '01JQZ7D3K5M7P9R1T3V5X7Z9B3'
+const BUYER = { name: 'Nimbus GmbH', address: 'Ringstraße 1\n1010 Wien\nAustria', tax_id: 'ATU12345678' }
+const InEuros = Example(Type.String(), 'EUR')
 
 export const PlanPrice = Type.Object({ interval: IntervalName, currency: Type.String(), amount: Money }, {
   title: 'PlanPrice'
@@ -94,65 +94,40 @@ export const PlanPrice = Type.Object({ interval: IntervalName, currency: Type.St
 export type PlanPrice = Static<typeof PlanPrice>
 
 /** A plan of the catalogue. A plan without prices is free and needs no subscription. */
-export const CataloguePlan = Resource('plans', Type.Object({
-  ...Plan.properties, prices: Type.Array(PlanPrice)
-}, { title: 'PlanAttributes' }), {
-  title: 'CataloguePlan',
-  id: 'pro',
-  example: {
-    name: 'pro',
-    retention_days: 30,
-    api_per_minute: 100,
-    max_projects: 50,
-    max_members: 25,
-    max_bytes: 1_073_741_824,
-    prices: [{ interval: 'month', currency: 'EUR', amount: 2900 }]
-  }
+const CataloguePlan = Resource('plans', { title: 'CataloguePlan', id: 'pro', attributesTitle: 'PlanAttributes' }, {
+  name: Example(Plan.properties.name, 'pro'),
+  retention_days: Example(Plan.properties.retention_days, 30),
+  api_per_minute: Example(Plan.properties.api_per_minute, 100),
+  max_projects: Example(Plan.properties.max_projects, 50),
+  max_members: Example(Plan.properties.max_members, 25),
+  max_bytes: Example(Plan.properties.max_bytes, 1_073_741_824),
+  prices: Example(Type.Array(PlanPrice), [{ interval: 'month', currency: 'EUR', amount: 2900 }])
 })
-export const PlanList = Type.Object({ data: Type.Array(CataloguePlan.item) }, {
-  title: 'PlanList', examples: [{ data: CataloguePlan.one.examples.map(({ data }: { data: object }) => data) }]
-})
+export const PlanList = Answer('PlanList', { data: Type.Array(CataloguePlan.item) })
 
-const SubscriptionAttributes = Type.Object({
-  plan: Type.String(),
-  interval: IntervalName,
-  currency: Type.String(),
-  amount: Money,
-  status: OneOf(['active', 'ending'], { description: '`ending`: cancelled, ends with the current period' }),
-  cancel_at_period_end: Type.Boolean(),
+export const Subscription = Resource('subscriptions', { title: 'Subscription', id: '01JQZ7D3K5M7P9R1T3V5X7Z9B0' }, {
+  plan: Example(Type.String(), 'pro'),
+  interval: Example(IntervalName, 'month'),
+  currency: InEuros,
+  amount: Example(Money, 2900),
+  status: Example(OneOf(['active', 'ending'], {
+    description: '`ending`: cancelled, ends with the current period'
+  }), 'active'),
+  cancel_at_period_end: Example(Type.Boolean(), false),
   current_period_start: Timestamp,
-  current_period_end: Timestamp,
-  billing_details: Party,
+  current_period_end: Example(Timestamp, '2026-04-01T12:00:00.000Z'),
+  billing_details: Example(Party, BUYER),
   created_at: Timestamp,
   updated_at: Timestamp
-}, { title: 'SubscriptionAttributes' })
-export type SubscriptionAttributes = Static<typeof SubscriptionAttributes>
-
-const buyer = { name: 'Nimbus GmbH', address: 'Ringstraße 1\n1010 Wien\nAustria', tax_id: 'ATU12345678' }
-export const Subscription = Resource('subscriptions', SubscriptionAttributes, {
-  title: 'Subscription',
-  id: '01JQZ7D3K5M7P9R1T3V5X7Z9B0',
-  example: {
-    plan: 'pro',
-    interval: 'month',
-    currency: 'EUR',
-    amount: 2900,
-    status: 'active',
-    cancel_at_period_end: false,
-    current_period_start: at,
-    current_period_end: later,
-    billing_details: buyer,
-    created_at: at,
-    updated_at: at
-  }
 })
+export type SubscriptionAttributes = Static<typeof Subscription.attributes>
 
-/** Whom invoices are for. What is left out stays; without a name it is that of the organization. */
+/** The buyer on invoices. Omitted fields stay unchanged; without a name, invoices name the organization. */
 const BillingDetails = Type.Object({
   name: Type.Optional(Type.String({ maxLength: NAME_LENGTH, pattern: LINE })),
   address: Type.Optional(Type.String({ maxLength: ADDRESS_LENGTH, pattern: LINES, description: 'at most ten lines' })),
   tax_id: Type.Optional(Type.String({ maxLength: TAX_ID_LENGTH, pattern: LINE }))
-}, { additionalProperties: false, title: 'BillingDetails', examples: [buyer] })
+}, { additionalProperties: false, title: 'BillingDetails', examples: [BUYER] })
 export type BillingDetails = Static<typeof BillingDetails>
 
 const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
@@ -161,7 +136,7 @@ export const CreateSubscriptionBody = Body({
   interval: Type.Optional(Described(IntervalName, { description: 'default: `month`' })),
   currency: Type.Optional(Currency),
   billing_details: Type.Optional(BillingDetails)
-}, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: buyer }] })
+}, { title: 'CreateSubscriptionBody', examples: [{ plan: 'pro', interval: 'month', currency: 'EUR', billing_details: BUYER }] })
 
 export const UpdateSubscriptionBody = Body({
   plan: Type.Optional(PlanName),
@@ -172,48 +147,29 @@ export const UpdateSubscriptionBody = Body({
 export const EmptyBody = Body({}, { title: 'EmptyBody', examples: [{}] })
 
 const Used = Type.Object({ used: Type.Integer(), limit: Nullable(Type.Integer()) }, { title: 'Used' })
-export const Usage = Resource('usage', Type.Object({
-  plan: Type.String(),
-  period_start: Timestamp,
-  period_end: Timestamp,
-  api_calls: Type.Object({
+export const Usage = Resource('usage', { title: 'Usage', id: '2026-03' }, {
+  plan: Example(Type.String(), 'self-hosted'),
+  period_start: Example(Timestamp, '2026-03-01T00:00:00.000Z'),
+  period_end: Example(Timestamp, '2026-04-01T00:00:00.000Z'),
+  api_calls: Example(Type.Object({
     used: Type.Integer({ description: 'may lag by up to ten seconds' }),
     limit_per_minute: Nullable(Type.Integer({ description: 'the effective limit; null: unlimited' }))
-  }),
-  projects: Used,
-  members: Used,
-  bytes: Described(Used, {
+  }), { used: 1201, limit_per_minute: null }),
+  projects: Example(Used, { used: 1, limit: null }),
+  members: Example(Used, { used: 1, limit: null }),
+  bytes: Example(Described(Used, {
     description: 'stored bytes: the sum of `size_bytes` of all current documents and all versions'
-  })
-}, { title: 'UsageAttributes' }), {
-  title: 'Usage',
-  id: '2026-03',
-  example: {
-    plan: 'self-hosted',
-    period_start: '2026-03-01T00:00:00.000Z',
-    period_end: '2026-04-01T00:00:00.000Z',
-    api_calls: { used: 1201, limit_per_minute: null },
-    projects: { used: 1, limit: null },
-    members: { used: 1, limit: null },
-    bytes: { used: 0, limit: null }
-  }
+  }), { used: 0, limit: null })
 })
 
-const PaymentMethodAttributes = Type.Object({
-  kind: OneOf(PAYMENT_METHOD_KINDS),
-  label: Type.String(),
-  reference: Nullable(Type.String()),
-  is_default: Type.Boolean(),
+export const PaymentMethod = Resource('payment-methods', { title: 'PaymentMethod', id: METHOD_ID }, {
+  kind: Example(OneOf(PAYMENT_METHOD_KINDS), 'manual'),
+  label: Example(Type.String(), 'Wire transfer'),
+  reference: Example(Nullable(Type.String()), 'PO 2026-114'),
+  is_default: Example(Type.Boolean(), true),
   created_at: Timestamp
-}, { title: 'PaymentMethodAttributes' })
-export type PaymentMethodAttributes = Static<typeof PaymentMethodAttributes>
-export const PaymentMethod = Resource('payment-methods', PaymentMethodAttributes, {
-  title: 'PaymentMethod',
-  id: methodId,
-  example: {
-    kind: 'manual', label: 'Wire transfer', reference: 'PO 2026-114', is_default: true, created_at: at
-  }
 })
+export type PaymentMethodAttributes = Static<typeof PaymentMethod.attributes>
 
 export const CreatePaymentMethodBody = Body({
   kind: OneOf(PAYMENT_METHOD_KINDS, { description: '`manual`: a wire transfer that the operator records' }),
@@ -227,28 +183,14 @@ export const CreatePaymentMethodBody = Body({
   title: 'CreatePaymentMethodBody', examples: [{ kind: 'manual', label: 'Wire transfer', reference: 'PO 2026-114' }]
 })
 
-const ChargeAttributes = Type.Object({
-  amount: Money,
-  currency: Type.String(),
-  status: StatusOfPayment,
-  refunded: Money,
-  invoice_id: Type.String(),
-  payment_method_id: Nullable(Type.String()),
+export const Charge = Resource('charges', { title: 'Charge', id: CHARGE_ID }, {
+  amount: Example(Money, 12000),
+  currency: InEuros,
+  status: Example(StatusOfPayment, 'pending'),
+  refunded: Example(Money, 0),
+  invoice_id: Example(Type.String(), INVOICE_ID),
+  payment_method_id: Example(Nullable(Type.String()), METHOD_ID),
   created_at: Timestamp
-}, { title: 'ChargeAttributes' })
-export type ChargeAttributes = Static<typeof ChargeAttributes>
-export const Charge = Resource('charges', ChargeAttributes, {
-  title: 'Charge',
-  id: chargeId,
-  example: {
-    amount: 12000,
-    currency: 'EUR',
-    status: 'pending',
-    refunded: 0,
-    invoice_id: invoiceId,
-    payment_method_id: methodId,
-    created_at: at
-  }
 })
 
 export const CreateChargeBody = Body({
@@ -260,21 +202,13 @@ export const CreateChargeBody = Body({
   }))
 }, { title: 'CreateChargeBody', examples: [{ amount: 12000, currency: 'EUR', description: 'Onboarding, one day' }] })
 
-const RefundAttributes = Type.Object({
-  charge_id: Type.String(),
-  amount: Money,
-  currency: Type.String(),
-  status: StatusOfPayment,
-  reason: Nullable(Type.String()),
+export const Refund = Resource('refunds', { title: 'Refund', id: '01JQZ7D3K5M7P9R1T3V5X7Z9B4' }, {
+  charge_id: Example(Type.String(), CHARGE_ID),
+  amount: Example(Money, 6000),
+  currency: InEuros,
+  status: Example(StatusOfPayment, 'pending'),
+  reason: Example(Nullable(Type.String()), 'Half a day'),
   created_at: Timestamp
-}, { title: 'RefundAttributes' })
-export type RefundAttributes = Static<typeof RefundAttributes>
-export const Refund = Resource('refunds', RefundAttributes, {
-  title: 'Refund',
-  id: '01JQZ7D3K5M7P9R1T3V5X7Z9B4',
-  example: {
-    charge_id: chargeId, amount: 6000, currency: 'EUR', status: 'pending', reason: 'Half a day', created_at: at
-  }
 })
 
 export const CreateRefundBody = Body({
@@ -282,17 +216,11 @@ export const CreateRefundBody = Body({
   reason: Type.Optional(Label)
 }, { title: 'CreateRefundBody', examples: [{ amount: 6000, reason: 'Half a day' }] })
 
-const CouponAttributes = Type.Object({
-  percent_off: Nullable(Type.Integer()),
-  amount_off: Nullable(Type.Integer()),
-  currency: Nullable(Type.String()),
-  valid_until: Nullable(Timestamp)
-}, { title: 'CouponAttributes' })
-export type CouponAttributes = Static<typeof CouponAttributes>
-export const Coupon = Resource('coupons', CouponAttributes, {
-  title: 'Coupon',
-  id: 'WELCOME-10',
-  example: { percent_off: 10, amount_off: null, currency: null, valid_until: null }
+export const Coupon = Resource('coupons', { title: 'Coupon', id: 'WELCOME-10' }, {
+  percent_off: Example(Nullable(Type.Integer()), 10),
+  amount_off: Example(Nullable(Type.Integer()), null),
+  currency: Example(Nullable(Type.String()), null),
+  valid_until: Example(Nullable(Timestamp), null)
 })
 
 export const RedeemCouponBody = Body({
@@ -300,62 +228,39 @@ export const RedeemCouponBody = Body({
 }, { title: 'RedeemCouponBody', examples: [{ code: 'WELCOME-10' }] })
 
 const summary = {
-  number: Type.String({ description: 'consecutive in the organization, without gaps' }),
-  status: StatusOfInvoice,
-  currency: Type.String(),
-  subtotal: Money,
-  discount: Money,
-  credit: Money,
-  total: Money,
+  number: Example(Type.String({ description: 'consecutive in the organization, without gaps' }), 'R3W5X1Y0BC-000001'),
+  status: Example(StatusOfInvoice, 'open'),
+  currency: InEuros,
+  subtotal: Example(Money, 2900),
+  discount: Example(Money, 0),
+  credit: Example(Money, 0),
+  total: Example(Money, 2900),
   issued_at: Timestamp,
-  due_at: Timestamp,
-  paid_at: Nullable(Timestamp),
-  charge_id: Nullable(Type.String()),
-  refunded: Money
+  due_at: Example(Timestamp, '2026-03-15T12:00:00.000Z'),
+  paid_at: Example(Nullable(Timestamp), null),
+  charge_id: Example(Nullable(Type.String()), CHARGE_ID),
+  refunded: Example(Money, 0)
 }
-const detail = {
-  lines: Type.Array(InvoiceLine),
-  seller: Party,
-  buyer: Party,
-  reference: Nullable(Type.String({ description: 'the reference of the payment method when the invoice was created' })),
-  note: Type.String({ description: 'the note of the operator when the invoice was created; may be empty' })
-}
-const InvoiceSummary = Type.Object(summary, { title: 'InvoiceSummary' })
-export type InvoiceSummary = Static<typeof InvoiceSummary>
-const InvoiceAttributes = Type.Object({ ...summary, ...detail }, { title: 'InvoiceAttributes' })
-export type InvoiceAttributes = Static<typeof InvoiceAttributes>
-const example = {
-  number: 'R3W5X1Y0BC-000001',
-  status: 'open',
-  currency: 'EUR',
-  subtotal: 2900,
-  discount: 0,
-  credit: 0,
-  total: 2900,
-  issued_at: at,
-  due_at: '2026-03-15T12:00:00.000Z',
-  paid_at: null,
-  charge_id: chargeId,
-  refunded: 0
-}
-export const Invoice = Resource('invoices', InvoiceAttributes, {
-  title: 'Invoice',
-  id: invoiceId,
-  example: {
-    ...example,
-    subtotal: 12000,
-    total: 12000,
-    refunded: 6000,
-    lines: [{ description: 'Onboarding, one day', amount: 12000, period_start: null, period_end: null }],
-    seller: { name: 'Strongroom Ltd', address: '1 Harbour Road\nDublin', tax_id: 'IE1234567FA' },
-    buyer,
-    reference: 'PO 2026-114',
-    note: 'Reverse charge: VAT is due by the recipient.'
-  }
+export const InvoiceItem = Resource(
+  'invoices', { title: 'InvoiceItem', id: INVOICE_ID, attributesTitle: 'InvoiceSummary' }, summary
+)
+export const Invoice = Resource('invoices', { title: 'Invoice', id: INVOICE_ID }, {
+  ...summary,
+  subtotal: Example(Money, 12000),
+  total: Example(Money, 12000),
+  refunded: Example(Money, 6000),
+  lines: Example(Type.Array(InvoiceLine), [
+    { description: 'Onboarding, one day', amount: 12000, period_start: null, period_end: null }
+  ]),
+  seller: Example(Party, { name: 'Strongroom Ltd', address: '1 Harbour Road\nDublin', tax_id: 'IE1234567FA' }),
+  buyer: Example(Party, BUYER),
+  reference: Example(Nullable(Type.String({
+    description: 'the reference of the payment method when the invoice was created'
+  })), 'PO 2026-114'),
+  note: Example(Type.String({
+    description: 'the note of the operator when the invoice was created; may be empty'
+  }), 'Reverse charge: VAT is due by the recipient.')
 })
 /** An invoice as a printable HTML page. */
 export const InvoiceFile = { content: { 'text/html': { schema: Type.String() } } }
-export const InvoiceItem = Resource('invoices', InvoiceSummary, { title: 'InvoiceItem', id: invoiceId, example })
-export const LatestInvoices = Type.Object({ data: Type.Array(InvoiceItem.item), meta: PageMeta }, {
-  title: 'LatestInvoices', examples: InvoiceItem.list.examples
-})
+export const LatestInvoices = Answer('LatestInvoices', { data: Type.Array(InvoiceItem.item), meta: PageMeta })

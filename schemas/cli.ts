@@ -1,6 +1,5 @@
 import { Type } from '@sinclair/typebox'
+import { Answer, Example } from './shapes.ts'
 
 /** The response to usage telemetry of command-line tools. The telemetry is discarded. */
-export const TelemetryAnswer = Type.Object({ success: Type.Boolean() }, {
-  title: 'TelemetryAnswer', examples: [{ success: true }]
-})
+export const TelemetryAnswer = Answer('TelemetryAnswer', { success: Example(Type.Boolean(), true) })

@@ -1,65 +1,48 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { Custody, HistoryPolicyName, keyCheckFields } from './projects.ts'
-import { Blob, Body, Described, KeyProof, Nullable, OneOf, PageMeta, Timestamp } from './shapes.ts'
+import {
+  Answer, Blob, Body, Described, Example, KeyProof, Nullable, OneOf, PageMeta, Timestamp, exampleOf
+} from './shapes.ts'
 
+/** Describes the key of a version, so that a client can identify it. Contains no key material of the server. */
 const descriptor = {
-  version: Type.String(),
-  managed: Custody,
-  is_active: Type.Boolean(),
+  version: Example(Type.String(), '1'),
+  managed: Example(Custody, 'server'),
+  is_active: Example(Type.Boolean(), true),
   created_at: Timestamp,
-  rotated_at: Nullable(Timestamp),
+  rotated_at: Example(Nullable(Timestamp), null),
   key_check_salt: Type.Optional(Type.String()),
   key_check_iterations: Type.Optional(Type.Integer()),
   key_check: Type.Optional(Type.String(
     { description: 'only for retired client-managed keys: the check of the active key would serve as its proof' }
   ))
 }
-
-/** Describes the key of a version, so that a client can identify it. Contains no key material of the server. */
-export const KeyDescriptor = Type.Object(descriptor, {
-  title: 'KeyDescriptor',
-  examples: [{
-    version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
-  }]
-})
+export const KeyDescriptor = Answer('KeyDescriptor', descriptor)
 export type KeyDescriptor = Static<typeof KeyDescriptor>
 
 const ReEncryption = Type.Object({
-  state: OneOf(['running', 'done']),
-  total: Type.Integer({ description: 'versions to be re-encrypted with the active key' }),
-  moved: Type.Integer(),
-  remaining: Type.Integer({ description: 'versions still encrypted with an older key' }),
+  state: Example(OneOf(['running', 'done']), 'running'),
+  total: Example(Type.Integer({ description: 'versions to be re-encrypted with the active key' }), 40),
+  moved: Example(Type.Integer(), 25),
+  remaining: Example(Type.Integer({ description: 'versions still encrypted with an older key' }), 15),
   started_at: Timestamp,
-  finished_at: Nullable(Timestamp)
+  finished_at: Example(Nullable(Timestamp), null)
 }, { title: 'ReEncryption' })
 
-export const KeyHistoryAnswer = Type.Object({
-  data: Type.Array(KeyDescriptor),
+export const KeyHistoryAnswer = Answer('KeyHistoryAnswer', {
+  data: Example(Type.Array(KeyDescriptor), [{ ...exampleOf(descriptor), version: '2' }]),
   meta: PageMeta,
-  re_encryption: Type.Unsafe<Static<typeof ReEncryption> | null>({
+  re_encryption: Example(Type.Unsafe<Static<typeof ReEncryption> | null>({
     ...ReEncryption,
     type: ['object', 'null'],
     description: 'the last requested re-encryption of the history; null if there was none'
-  })
-}, {
-  title: 'KeyHistoryAnswer',
-  examples: [{
-    data: [{
-      version: '2', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
-    }],
-    meta: PageMeta.examples[0],
-    re_encryption: {
-      state: 'running', total: 40, moved: 25, remaining: 15, started_at: '2026-03-01T12:00:00.000Z', finished_at: null
-    }
-  }]
+  }), exampleOf(ReEncryption.properties))
 })
 
-const keyFields = {
-  managed: Custody,
-  key: Type.Optional(Type.String({ description: 'the key string; server-managed only' })),
-  version: Type.Integer(),
-  key_check_salt: Type.String(),
-  key_check_iterations: Type.Integer(),
+const KEY_STRING = '9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046'
+const checkFields = {
+  key_check_salt: Example(Type.String(), 'AAECAwQFBgcICQoLDA0ODw=='),
+  key_check_iterations: Example(Type.Integer(), 600000),
   created_at: Timestamp
 }
 
@@ -68,37 +51,19 @@ const keyFields = {
  */
 export const EncryptionKey = Type.Object({
   type: Type.Literal('encryption-keys'),
-  id: Type.String(),
+  id: Example(Type.String(), '5'),
   attributes: Type.Object({
     format: Type.Literal('json'),
-    encrypted: Type.Boolean(),
-    content: Type.String(),
-    ...keyFields,
-    is_active: Type.Boolean()
+    encrypted: Example(Type.Boolean(), false),
+    content: Example(Type.String(), `{"key":{"managed":"server","key":"${KEY_STRING}","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}`),
+    managed: Example(Custody, 'server'),
+    key: Type.Optional(Example(Type.String({ description: 'the key string; server-managed only' }), KEY_STRING)),
+    version: Example(Type.Integer(), 1),
+    ...checkFields,
+    is_active: Example(Type.Boolean(), true)
   }, { title: 'EncryptionKeyAttributes' })
 }, { title: 'EncryptionKey' })
-export const EncryptionKeyAnswer = Type.Object({ data: EncryptionKey }, {
-  title: 'EncryptionKeyAnswer',
-  examples: [{
-    data: {
-      type: 'encryption-keys',
-      id: '5',
-      attributes: {
-        format: 'json',
-        encrypted: false,
-        content:
-          '{"key":{"managed":"server","key":"9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046","version":1,"key_check_salt":"AAECAwQFBgcICQoLDA0ODw==","key_check_iterations":600000,"created_at":"2026-03-01T12:00:00.000Z"}}',
-        managed: 'server',
-        key: '9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046',
-        version: 1,
-        key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
-        key_check_iterations: 600000,
-        created_at: '2026-03-01T12:00:00.000Z',
-        is_active: true
-      }
-    }
-  }]
-})
+export const EncryptionKeyAnswer = Answer('EncryptionKeyAnswer', { data: EncryptionKey })
 export type EncryptionKeyAnswer = Static<typeof EncryptionKeyAnswer>
 
 const HistoryPolicy = Type.Optional(Described(HistoryPolicyName, {
@@ -111,43 +76,30 @@ export const RotateBody = Body(
 )
 
 /** The new key of the server. */
-export const RotateAnswer = Type.Object({
-  message: Type.String(),
+export const RotateAnswer = Answer('RotateAnswer', {
+  message: Example(
+    Type.String(),
+    'Rotated to key version 2 with 1 document. 2 versions of the history are being re-encrypted.'
+  ),
   data: Type.Object({
     key: Type.Object({
       type: Type.Literal('encryption-keys'),
-      id: Type.String(),
+      id: Example(Type.String(), '6'),
       attributes: Type.Object({
-        id: Type.Integer(), ...keyFields, key: Type.String(), version: Type.String(), is_active: Type.Boolean()
+        id: Example(Type.Integer(), 6),
+        managed: Example(Custody, 'server'),
+        key: Example(Type.String(), KEY_STRING),
+        version: Example(Type.String(), '2'),
+        ...checkFields,
+        is_active: Example(Type.Boolean(), true)
       }, { title: 'NewKeyAttributes' })
     }, { title: 'NewKey' })
   })
-}, {
-  title: 'RotateAnswer',
-  examples: [{
-    message: 'Rotated to key version 2 with 1 document. 2 versions of the history are being re-encrypted.',
-    data: {
-      key: {
-        type: 'encryption-keys',
-        id: '6',
-        attributes: {
-          id: 6,
-          key: '9f3c5a0e7b1d4286c4f8a2e6d0b3957181f2c6e4a8d0b7359c1e5f7a3b8d2046',
-          version: '2',
-          managed: 'server',
-          is_active: true,
-          key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
-          key_check_iterations: 600000,
-          created_at: '2026-03-01T12:00:00.000Z'
-        }
-      }
-    }
-  }]
 })
 
 /** Maximum number of documents or versions in one request. */
-export const MOST_DOCUMENTS = 10_000
-export const MOST_VERSIONS = 500
+const MOST_DOCUMENTS = 10_000
+const MOST_VERSIONS = 500
 
 export const RotateClientKeysBody = Body({
   secrets: Type.Array(Body({
@@ -169,20 +121,17 @@ export const RotateClientKeysBody = Body({
 }, {
   title: 'RotateClientKeysBody',
   examples: [{
-    secrets: [{
-      id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E='
-    }],
-    key_check: 'Ky6v4WQhYV5SeZQBXs6dO4s+JghJb/9GV7I9EHGj7dk=',
+    secrets: [{ id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', content: Blob.examples[0] }],
+    key_check: KeyProof.examples[0],
     key_check_salt: 'AAECAwQFBgcICQoLDA0ODw==',
     key_check_iterations: 600000
   }]
 })
 
-export const RotateClientKeysAnswer = Type.Object({
-  success: Type.Boolean(), message: Type.String(), data: Type.Object({ count: Type.Integer() })
-}, {
-  title: 'RotateClientKeysAnswer',
-  examples: [{ success: true, message: 'Rotated to key version 2 with 1 document.', data: { count: 1 } }]
+export const RotateClientKeysAnswer = Answer('RotateClientKeysAnswer', {
+  success: Example(Type.Boolean(), true),
+  message: Example(Type.String(), 'Rotated to key version 2 with 1 document.'),
+  data: Type.Object({ count: Example(Type.Integer(), 1) })
 })
 
 export const PendingBody = Body({
@@ -197,17 +146,15 @@ export const PendingBody = Body({
   title: 'PendingBody', default: {}, examples: [{ limit: 50 }]
 })
 
-export const PendingAnswer = Type.Object({
-  data: Type.Array(Type.Object(
-    { id: Type.Integer(), content: Type.String(), key_version: Type.String() }, { title: 'PendingVersion' }
-  )),
-  meta: Type.Object({ remaining: Type.Integer({ description: 'all pending versions, including the returned versions' }) })
-}, {
-  title: 'PendingAnswer',
-  examples: [{
-    data: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=', key_version: '1' }],
-    meta: { remaining: 1 }
-  }]
+export const PendingAnswer = Answer('PendingAnswer', {
+  data: Type.Array(Type.Object({
+    id: Example(Type.Integer(), 42),
+    content: Example(Type.String(), Blob.examples[0]),
+    key_version: Example(Type.String(), '1')
+  }, { title: 'PendingVersion' })),
+  meta: Type.Object({
+    remaining: Example(Type.Integer({ description: 'all pending versions, including the returned versions' }), 1)
+  })
 })
 
 export const ReEncryptBody = Body({
@@ -219,14 +166,11 @@ export const ReEncryptBody = Body({
 }, {
   title: 'ReEncryptBody',
   examples: [{
-    versions: [{ id: 42, content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=' }],
+    versions: [{ id: 42, content: Blob.examples[0] }],
     key_proof: KeyProof.examples[0]
   }]
 })
 
-export const ReEncryptAnswer = Type.Object({
-  data: Type.Object({ updated: Type.Integer(), remaining: Type.Integer() })
-}, {
-  title: 'ReEncryptAnswer',
-  examples: [{ data: { updated: 1, remaining: 0 } }]
+export const ReEncryptAnswer = Answer('ReEncryptAnswer', {
+  data: Type.Object({ updated: Example(Type.Integer(), 1), remaining: Example(Type.Integer(), 0) })
 })

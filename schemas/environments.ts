@@ -1,45 +1,30 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, EnvironmentInPath, Name, NewSlug, NullableDescription, ProjectInPath, Resource, SLUG_LENGTH,
-  SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
+  Body, EnvironmentInPath, Example, Name, NewSlug, NewDescription, NullableDescription, ProjectInPath, Resource,
+  SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** Path segments of the API, which environments cannot have as their slug. */
 export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const
 
-export const EnvironmentParams = Type.Object({
+/** The names of an organization and of a level in paths. */
+export const LevelParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath, environment: EnvironmentInPath
 })
 
-const EnvironmentAttributes = Type.Object({
-  project_id: Ulid,
-  target_id: Ulid,
-  name: Type.String(),
-  slug: Slug,
+export const Environment = Resource('environments', { title: 'Environment', id: '01JQZ6VD1Q4R7S0T3V6W9X2Y5Z' }, {
+  project_id: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
+  target_id: Example(Ulid, '01JQZ6VC8D3F6G9H2J5K7M0N4P'),
+  name: Example(Type.String(), 'Live'),
+  slug: Example(Slug, 'live'),
   description: NullableDescription,
-  status: Type.String(),
-  is_production: Type.Boolean(),
+  status: Example(Type.String(), 'production'),
+  is_production: Example(Type.Boolean(), true),
   created_at: Timestamp,
   updated_at: Timestamp
-}, { title: 'EnvironmentAttributes' })
-export type EnvironmentAttributes = Static<typeof EnvironmentAttributes>
-
-export const Environment = Resource('environments', EnvironmentAttributes, {
-  title: 'Environment',
-  id: '01JQZ6VD1Q4R7S0T3V6W9X2Y5Z',
-  example: {
-    project_id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
-    target_id: '01JQZ6VC8D3F6G9H2J5K7M0N4P',
-    name: 'Live',
-    slug: 'live',
-    description: null,
-    status: 'production',
-    is_production: true,
-    created_at: '2026-03-01T12:00:00.000Z',
-    updated_at: '2026-03-01T12:00:00.000Z'
-  }
 })
+export type EnvironmentAttributes = Static<typeof Environment.attributes>
 
 const status = (options: { default?: string } = {}) => Type.String({
   minLength: 1,
@@ -59,7 +44,7 @@ export const CreateEnvironmentBody = Body({
   is_production: Type.Optional(Type.Boolean({
     ...IsProduction, description: `${IsProduction.description!}; default: true if \`status\` is \`production\``
   })),
-  description: Type.Optional(Type.Union([Description, Type.Null()]))
+  description: NewDescription
 }, { title: 'CreateEnvironmentBody', examples: [{ name: 'Live', status: 'production' }] })
 export type CreateEnvironmentBody = Static<typeof CreateEnvironmentBody>
 
@@ -68,6 +53,6 @@ export const UpdateEnvironmentBody = Body({
   slug: Type.Optional(Slug),
   status: Type.Optional(status()),
   is_production: Type.Optional(IsProduction),
-  description: Type.Optional(Type.Union([Description, Type.Null()]))
+  description: NewDescription
 }, { title: 'UpdateEnvironmentBody', examples: [{ is_production: true }] })
 export type UpdateEnvironmentBody = Static<typeof UpdateEnvironmentBody>

@@ -1,175 +1,147 @@
-import { Type, type Static, type TProperties, type TSchema } from '@sinclair/typebox'
+import { Type, type Static, type TObject, type TProperties, type TSchema } from '@sinclair/typebox'
 import { AbilityName } from './scopes.ts'
 import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 
-interface ErrorSpec { status: number, message: string, details?: TSchema, as?: string }
+interface ErrorSpec { status: number, message: string, details?: TSchema, example?: object, as?: string }
+
+function error<S extends number> (status: S, message: string): { status: S, message: string }
+/** An error with the fields of its `details`, and an example of them. */
+function error<S extends number, D extends TProperties> (
+  status: S, message: string, details: D, example: Record<keyof D, unknown>
+): { status: S, message: string, details: TObject<D>, example: object }
+function error (status: number, message: string, details?: TProperties, example?: object): ErrorSpec {
+  return { status, message, ...(details && { details: Type.Object(details), example }) }
+}
 
 /**
  * The error catalogue of the API: code, status, message and the schema of `details`. With `as`, responses carry that
  * code instead; this allows one public code with two statuses.
  */
 export const ERRORS = {
-  malformed_json: { status: 400, message: 'The body is not valid JSON in UTF-8.' },
-  malformed_request: { status: 400, message: 'The request is not valid HTTP.' },
-  unsupported_api_version: {
-    status: 400,
-    message: 'Only version 1 of the API is supported.',
-    details: Type.Object({ supported: Type.Array(Type.String()) })
-  },
+  malformed_json: error(400, 'The body is not valid JSON in UTF-8.'),
+  malformed_request: error(400, 'The request is not valid HTTP.'),
+  unsupported_api_version: error(
+    400, 'Only version 1 of the API is supported.', { supported: Type.Array(Type.String()) }, { supported: ['1'] }
+  ),
   client_managed_key: {
-    status: 400,
-    as: 'client_managed_encryption',
-    message: 'The project is client-managed: only a client can rotate its key.'
+    ...error(400, 'The project is client-managed: only a client can rotate its key.'), as: 'client_managed_encryption'
   },
-  server_managed_encryption: { status: 400, message: 'The project is server-managed: only the server can do this.' },
-  unauthenticated: { status: 401, message: 'The bearer token is missing, malformed, unknown, expired or revoked.' },
-  insufficient_permissions: {
-    status: 403,
-    message: 'The token lacks the required scope.',
-    details: Type.Object({ required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) })
-  },
-  organization_inactive: {
-    status: 403, message: 'The organization is not active.', details: Type.Object({ status: Type.String() })
-  },
-  second_factor_required: {
-    status: 403,
-    message: 'A second factor is required. Set it up on your account page.',
-    details: Type.Object({ enroll_url: Type.String() })
-  },
-  version_locked: {
-    status: 403,
-    message: 'The version is outside the retention window of the plan.',
-    details: Type.Object({ retention_days: Type.Integer(), version_created_at: Timestamp })
-  },
-  not_found: { status: 404, message: 'There is no such resource.' },
-  method_not_allowed: { status: 405, message: 'This path does not support the method.' },
-  conflict: { status: 409, message: 'Another request changed the same resource. Try again.' },
-  idempotent_secret_unavailable: {
-    status: 409,
-    message: 'The first request with this Idempotency-Key succeeded. The secret was returned only once, in its response.',
-    details: Type.Object({ id: Type.String() })
-  },
+  server_managed_encryption: error(400, 'The project is server-managed: only the server can do this.'),
+  unauthenticated: error(401, 'The bearer token is missing, malformed, unknown, expired or revoked.'),
+  insufficient_permissions: error(
+    403, 'The token lacks the required scope.',
+    { required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) },
+    { required_scope: 'secret:purge', granted_scopes: ['secret:read'] }
+  ),
+  organization_inactive: error(
+    403, 'The organization is not active.', { status: Type.String() }, { status: 'suspended' }
+  ),
+  second_factor_required: error(
+    403, 'A second factor is required. Set it up on your account page.',
+    { enroll_url: Type.String() }, { enroll_url: 'https://strongroom.example/account' }
+  ),
+  version_locked: error(
+    403, 'The version is outside the retention window of the plan.',
+    { retention_days: Type.Integer(), version_created_at: Timestamp },
+    { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' }
+  ),
+  not_found: error(404, 'There is no such resource.'),
+  method_not_allowed: error(405, 'This path does not support the method.'),
+  conflict: error(409, 'Another request changed the same resource. Try again.'),
+  idempotent_secret_unavailable: error(
+    409, 'The first request with this Idempotency-Key succeeded. The secret was returned only once, in its response.',
+    { id: Type.String() }, { id: '3' }
+  ),
   rotation_in_progress: {
-    status: 409,
-    as: 'key_version_conflict',
-    message: 'Another request is changing the key of the project. Try again.'
+    ...error(409, 'Another request is changing the key of the project. Try again.'), as: 'key_version_conflict'
   },
-  precondition_failed: { status: 412, message: 'The resource has changed since this ETag. Read it again.' },
-  payload_too_large: { status: 413, message: 'The body is larger than the limit.' },
-  uri_too_long: { status: 414, message: 'The request target is too long.' },
-  unsupported_media_type: {
-    status: 415, message: 'Send JSON: Content-Type application/json in UTF-8, not compressed.'
-  },
-  validation_failed: { status: 422, message: 'The request does not match its schema.' },
-  slug_taken: { status: 422, message: 'The slug is taken.' },
-  plan_limit_reached: {
-    status: 422,
-    message: 'The plan limit of the organization is reached.',
-    details: Type.Object({ limit: Type.Integer(), used: Type.Integer(), plan: Type.String() })
-  },
-  limit_reached: {
-    status: 422, message: 'Limit reached.', details: Type.Object({ limit: Type.Integer() })
-  },
-  role_not_held: {
-    status: 422,
-    message: 'You cannot manage a role with more permissions than yours.',
-    details: Type.Object({ role: Type.String() })
-  },
-  last_owner: { status: 422, message: 'An organization needs an owner. Make another member owner first.' },
-  already_member: {
-    status: 422, message: 'This address belongs to a member or has an open invitation.', details: Type.Object({ status: Type.String() })
-  },
-  plan_not_offered: { status: 422, message: 'No such plan is offered in this interval and currency.' },
-  no_subscription: { status: 404, message: 'The organization has no subscription.' },
-  subscription_exists: { status: 422, message: 'The organization already has a subscription. Change it instead.' },
-  payment_method_in_use: {
-    status: 422, message: 'This is the default payment method of a subscription. Set another default first.'
-  },
-  card_number_refused: {
-    status: 422, message: 'This looks like a payment card number. Card numbers must not be stored here.'
-  },
-  charge_not_settled: { status: 422, message: 'The charge is not settled, so it cannot be refunded.' },
-  refund_exceeds_charge: {
-    status: 422,
-    message: 'Refunds cannot exceed the remaining amount of the charge.',
-    details: Type.Object({ left: Type.Integer() })
-  },
-  coupon_unknown: { status: 422, message: 'There is no such coupon.' },
-  coupon_expired: { status: 422, message: 'The coupon has expired.' },
-  coupon_used_up: { status: 422, message: 'The coupon has reached its redemption limit.' },
-  coupon_redeemed: { status: 422, message: 'The organization has already redeemed this coupon.' },
-  coupon_taken: { status: 422, message: 'The organization already has a coupon. Remove it first.' },
-  idempotency_key_reused: { status: 422, message: 'This Idempotency-Key was already used for another request. Send a new key.' },
-  confirmation_required: { status: 422, message: 'This cannot be undone. Send "confirmed": true.' },
-  invalid_parameter_combination: { status: 422, message: 'These parameters cannot be combined.' },
-  client_managed_encryption: {
-    status: 422, message: 'The project is client-managed: the server cannot read or encrypt its documents.'
-  },
-  document_unreadable: {
-    status: 422,
-    message: 'A document does not parse in the format of the project.',
-    details: Type.Object({ level: Type.String() })
-  },
-  version_gone: {
-    status: 422,
-    message: 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
-    details: Type.Object({ level: Type.String() })
-  },
-  content_not_decryptable: { status: 422, message: 'The content cannot be decrypted with the current key of the project.' },
-  key_proof_required: { status: 422, message: 'The project has no key proof to compare with.' },
-  key_proof_mismatch: { status: 422, message: 'The key proof is missing or does not match the current key.' },
-  key_proof_reveals_key: {
-    status: 422,
-    message:
-      'This proof decrypts the content, so it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
-  },
-  content_required_for_old_key: {
-    status: 422, message: 'The version is under an old key. Send its content re-encrypted under the current key.'
-  },
-  key_version_conflict: {
-    status: 422,
-    message:
-      'The key was rotated meanwhile, or a version is not pending. Nothing was changed. List the pending versions again.'
-  },
-  secrets_incomplete: {
-    status: 422,
-    message: 'Send every current document of the project and no others. Nothing was changed.',
-    details: Type.Object({ missing: Type.Array(Type.String()), unknown: Type.Array(Type.String()) })
-  },
-  history_under_old_keys: {
-    status: 422,
-    message:
-      'Versions are still encrypted with older server keys, which would be lost. Rotate with history_policy re_encrypt or purge these versions first.',
-    details: Type.Object({ remaining: Type.Integer() })
-  },
-  version_protected: {
-    status: 422, message: 'This is the only restore snapshot of a deleted secret. Send "force": true to delete it.'
-  },
-  abilities_are_fixed: { status: 422, message: 'The abilities of a token cannot be changed. Create a new token.' },
-  restrictions_are_fixed: { status: 422, message: 'The restrictions of a token cannot be changed. Create a new token.' },
-  user_required: { status: 422, message: 'Only a user can do this. Use the access token of an application instead of an API token.' },
-  memberships_full: {
-    status: 422, message: 'The user has reached the limit of organizations they can belong to or own.'
-  },
-  organization_full: {
-    status: 422, message: 'The plan of the organization has no free seat. Ask the inviter to free a seat.'
-  },
-  organization_limit_reached: {
-    status: 422,
-    message: 'You have reached the limit of organizations you can belong to or own.',
-    details: Type.Object({ limit: Type.Integer() })
-  },
-  organization_required: { status: 422, message: 'Put the organization into the path.' },
-  rate_limit_exceeded: {
-    status: 429, message: 'Too many requests.', details: Type.Object({ retry_after: Type.Integer() })
-  },
-  header_fields_too_large: { status: 431, message: 'The request headers are too large.' },
-  internal_error: { status: 500, message: 'Internal error. Try again later.' },
-  integrity_error: { status: 500, message: 'A stored record was changed outside the service and was rejected. Contact the operator.' },
-  service_unavailable: { status: 503, message: 'The service is temporarily unavailable. Try again.' },
-  invoicing_unavailable: {
-    status: 503, message: 'Invoices are unavailable: the operator must configure the seller first.'
-  }
+  precondition_failed: error(412, 'The resource has changed since this ETag. Read it again.'),
+  payload_too_large: error(413, 'The body is larger than the limit.'),
+  uri_too_long: error(414, 'The request target is too long.'),
+  unsupported_media_type: error(415, 'Send JSON: Content-Type application/json in UTF-8, not compressed.'),
+  validation_failed: error(422, 'The request does not match its schema.'),
+  slug_taken: error(422, 'The slug is taken.'),
+  plan_limit_reached: error(
+    422, 'The plan limit of the organization is reached.',
+    { limit: Type.Integer(), used: Type.Integer(), plan: Type.String() }, { limit: 5, used: 5, plan: 'free' }
+  ),
+  limit_reached: error(422, 'Limit reached.', { limit: Type.Integer() }, { limit: 20 }),
+  role_not_held: error(
+    422, 'You cannot manage a role with more permissions than yours.', { role: Type.String() }, { role: 'owner' }
+  ),
+  last_owner: error(422, 'An organization needs an owner. Make another member owner first.'),
+  already_member: error(
+    422, 'This address belongs to a member or has an open invitation.', { status: Type.String() }, { status: 'invited' }
+  ),
+  plan_not_offered: error(422, 'No such plan is offered in this interval and currency.'),
+  no_subscription: error(404, 'The organization has no subscription.'),
+  subscription_exists: error(422, 'The organization already has a subscription. Change it instead.'),
+  payment_method_in_use: error(422, 'This is the default payment method of a subscription. Set another default first.'),
+  card_number_refused: error(422, 'This looks like a payment card number. Card numbers must not be stored here.'),
+  charge_not_settled: error(422, 'The charge is not settled, so it cannot be refunded.'),
+  refund_exceeds_charge: error(
+    422, 'Refunds cannot exceed the remaining amount of the charge.', { left: Type.Integer() }, { left: 6000 }
+  ),
+  coupon_unknown: error(422, 'There is no such coupon.'),
+  coupon_expired: error(422, 'The coupon has expired.'),
+  coupon_used_up: error(422, 'The coupon has reached its redemption limit.'),
+  coupon_redeemed: error(422, 'The organization has already redeemed this coupon.'),
+  coupon_taken: error(422, 'The organization already has a coupon. Remove it first.'),
+  idempotency_key_reused: error(422, 'This Idempotency-Key was already used for another request. Send a new key.'),
+  confirmation_required: error(422, 'This cannot be undone. Send "confirmed": true.'),
+  invalid_parameter_combination: error(422, 'These parameters cannot be combined.'),
+  client_managed_encryption: error(
+    422, 'The project is client-managed: the server cannot read or encrypt its documents.'
+  ),
+  document_unreadable: error(
+    422, 'A document does not parse in the format of the project.', { level: Type.String() }, { level: 'environment' }
+  ),
+  version_gone: error(
+    422, 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
+    { level: Type.String() }, { level: 'orbit/backend/live' }
+  ),
+  content_not_decryptable: error(422, 'The content cannot be decrypted with the current key of the project.'),
+  key_proof_required: error(422, 'The project has no key proof to compare with.'),
+  key_proof_mismatch: error(422, 'The key proof is missing or does not match the current key.'),
+  key_proof_reveals_key: error(
+    422, 'This proof decrypts the content, so it is the data key. Use a key string that is not exactly 32 bytes long. Nothing was stored.'
+  ),
+  content_required_for_old_key: error(
+    422, 'The version is under an old key. Send its content re-encrypted under the current key.'
+  ),
+  key_version_conflict: error(
+    422, 'The key was rotated meanwhile, or a version is not pending. Nothing was changed. List the pending versions again.'
+  ),
+  secrets_incomplete: error(
+    422, 'Send every current document of the project and no others. Nothing was changed.',
+    { missing: Type.Array(Type.String()), unknown: Type.Array(Type.String()) },
+    { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] }
+  ),
+  history_under_old_keys: error(
+    422, 'Versions are still encrypted with older server keys, which would be lost. Rotate with history_policy re_encrypt or purge these versions first.',
+    { remaining: Type.Integer() }, { remaining: 12 }
+  ),
+  version_protected: error(
+    422, 'This is the only restore snapshot of a deleted secret. Send "force": true to delete it.'
+  ),
+  abilities_are_fixed: error(422, 'The abilities of a token cannot be changed. Create a new token.'),
+  restrictions_are_fixed: error(422, 'The restrictions of a token cannot be changed. Create a new token.'),
+  user_required: error(422, 'Only a user can do this. Use the access token of an application instead of an API token.'),
+  memberships_full: error(422, 'The user has reached the limit of organizations they can belong to or own.'),
+  organization_full: error(422, 'The plan of the organization has no free seat. Ask the inviter to free a seat.'),
+  organization_limit_reached: error(
+    422, 'You have reached the limit of organizations you can belong to or own.',
+    { limit: Type.Integer() }, { limit: 100 }
+  ),
+  organization_required: error(422, 'Put the organization into the path.'),
+  rate_limit_exceeded: error(429, 'Too many requests.', { retry_after: Type.Integer() }, { retry_after: 42 }),
+  header_fields_too_large: error(431, 'The request headers are too large.'),
+  internal_error: error(500, 'Internal error. Try again later.'),
+  integrity_error: error(
+    500, 'A stored record was changed outside the service and was rejected. Contact the operator.'
+  ),
+  service_unavailable: error(503, 'The service is temporarily unavailable. Try again.'),
+  invoicing_unavailable: error(503, 'Invoices are unavailable: the operator must configure the seller first.')
 } as const satisfies Record<string, ErrorSpec>
 
 export type ErrorCode = keyof typeof ERRORS
@@ -178,26 +150,6 @@ type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
 } ? Static<S> : never
 /** The arguments after the code: `details` if the catalogue defines a schema for them. */
 export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? [] : [details: DetailsOf<C>]
-
-const DETAIL_EXAMPLES: Partial<Record<ErrorCode, object>> = {
-  unsupported_api_version: { supported: ['1'] },
-  insufficient_permissions: { required_scope: 'secret:purge', granted_scopes: ['secret:read'] },
-  organization_inactive: { status: 'suspended' },
-  second_factor_required: { enroll_url: 'https://strongroom.example/account' },
-  version_locked: { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' },
-  version_gone: { level: 'orbit/backend/live' },
-  limit_reached: { limit: 20 },
-  idempotent_secret_unavailable: { id: '3' },
-  role_not_held: { role: 'owner' },
-  already_member: { status: 'invited' },
-  plan_limit_reached: { limit: 5, used: 5, plan: 'free' },
-  organization_limit_reached: { limit: 100 },
-  refund_exceeds_charge: { left: 6000 },
-  secrets_incomplete: { missing: ['01JQZ6VE6B9C2D5F8G1H4J7K0M'], unknown: [] },
-  history_under_old_keys: { remaining: 12 },
-  document_unreadable: { level: 'environment' },
-  rate_limit_exceeded: { retry_after: 42 }
-}
 
 /** The public code, as in responses. */
 export function codeOf (code: ErrorCode): string {
@@ -220,12 +172,15 @@ function moreOf (code: ErrorCode): TProperties {
   }
 }
 
-const exampleOf = (code: ErrorCode) => ({
-  error: codeOf(code),
-  message: ERRORS[code].message,
-  ...(DETAIL_EXAMPLES[code] && { details: DETAIL_EXAMPLES[code] }),
-  ...(WITH_ERRORS.has(code) && { errors: { name: ['Expected string'] } })
-})
+function exampleOf (code: ErrorCode) {
+  const { message, example }: ErrorSpec = ERRORS[code]
+  return {
+    error: codeOf(code),
+    message,
+    ...(example && { details: example }),
+    ...(WITH_ERRORS.has(code) && { errors: { name: ['Expected string'] } })
+  }
+}
 
 /**
  * The schema of all errors with a status: a union with the discriminator `error`. Codes with the same body share one

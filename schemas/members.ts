@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
-import { Body, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
+import { Body, Example, OneOf, PublishedAs, Resource, Timestamp } from './shapes.ts'
 import { EMAIL_LENGTH, MEMBER_STATUSES, RoleName, ROLES } from './users.ts'
 
 /** The user id of a member, in a path. */
@@ -10,25 +10,15 @@ export const MemberParams = Type.Object({ organization: OrganizationInPath, memb
 /** A role in a request; `admin` is accepted as `administrator`. */
 export const RoleInBody = PublishedAs(OneOf([...ROLES, 'admin']), RoleName)
 
-const MemberAttributes = Type.Object({
-  user_id: Type.Integer(),
-  email: Type.String(),
-  name: Type.String(),
-  role: RoleName,
-  status: OneOf(MEMBER_STATUSES),
+export const Member = Resource('members', { title: 'Member', id: '17' }, {
+  user_id: Example(Type.Integer(), 17),
+  email: Example(Type.String(), 'rosa@nimbus.example'),
+  name: Example(Type.String(), 'Rosa Quill'),
+  role: Example(RoleName, 'developer'),
+  status: Example(OneOf(MEMBER_STATUSES), 'active'),
   joined_at: Timestamp
-}, { title: 'MemberAttributes' })
-export type MemberAttributes = Static<typeof MemberAttributes>
-
-const example = {
-  user_id: 17,
-  email: 'rosa@nimbus.example',
-  name: 'Rosa Quill',
-  role: 'developer',
-  status: 'active',
-  joined_at: '2026-03-01T12:00:00.000Z'
-}
-export const Member = Resource('members', MemberAttributes, { title: 'Member', id: '17', example })
+})
+export type MemberAttributes = Static<typeof Member.attributes>
 
 export const InviteMemberBody = Body({
   email: Type.String({ maxLength: EMAIL_LENGTH, examples: ['rosa@nimbus.example'] }),

@@ -1,5 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { OneOf } from './shapes.ts'
+import { Answer, Example, OneOf } from './shapes.ts'
 
 // Names and lengths come from RFC 6749, 7636, 8414, 9207 and 9728.
 
@@ -76,21 +76,12 @@ export const TokenBody = Type.Object({
 })
 
 /** RFC 6749, 5.1. */
-export const TokenAnswer = Type.Object({
-  access_token: Type.String(),
+export const TokenAnswer = Answer('TokenAnswer', {
+  access_token: Example(Type.String(), 'dotenv_at_…'),
   token_type: Type.Literal('Bearer'),
-  expires_in: Type.Integer(),
-  refresh_token: Type.String(),
-  scope: Type.String()
-}, {
-  title: 'TokenAnswer',
-  examples: [{
-    access_token: 'dotenv_at_…',
-    token_type: 'Bearer',
-    expires_in: 3600,
-    refresh_token: 'dotenv_rt_…',
-    scope: 'secret:read project:read'
-  }]
+  expires_in: Example(Type.Integer(), LIFETIMES.access),
+  refresh_token: Example(Type.String(), 'dotenv_rt_…'),
+  scope: Example(Type.String(), 'secret:read project:read')
 })
 export type TokenAnswer = Static<typeof TokenAnswer>
 
@@ -101,58 +92,35 @@ export const RevokeBody = Type.Object({
   token_type_hint: Type.Optional(Type.String())
 }, { title: 'RevokeBody', examples: [{ token: 'dotenv_rt_…', client_id: 'dotenv-cli' }] })
 
-export const RevokeAnswer = Type.Object({}, { title: 'RevokeAnswer', examples: [{}] })
+export const RevokeAnswer = Answer('RevokeAnswer', {})
+
+const ISSUER = 'https://secrets.example.com'
+const Url = (path = '') => Example(Type.String(), `${ISSUER}${path}`)
+const Words = (...words: string[]) => Example(Type.Array(Type.String()), words)
 
 /** RFC 8414, 2. */
-export const ServerMetadata = Type.Object({
-  issuer: Type.String(),
-  authorization_endpoint: Type.String(),
-  token_endpoint: Type.String(),
-  revocation_endpoint: Type.String(),
-  response_types_supported: Type.Array(Type.String()),
-  response_modes_supported: Type.Array(Type.String()),
-  grant_types_supported: Type.Array(Type.String()),
-  code_challenge_methods_supported: Type.Array(Type.String()),
-  token_endpoint_auth_methods_supported: Type.Array(Type.String()),
-  revocation_endpoint_auth_methods_supported: Type.Array(Type.String()),
-  authorization_response_iss_parameter_supported: Type.Boolean(),
-  scopes_supported: Type.Array(Type.String()),
-  service_documentation: Type.String()
-}, {
-  title: 'AuthorizationServerMetadata',
-  examples: [{
-    issuer: 'https://secrets.example.com',
-    authorization_endpoint: 'https://secrets.example.com/oauth/authorize',
-    token_endpoint: 'https://secrets.example.com/api/oauth/token',
-    revocation_endpoint: 'https://secrets.example.com/api/oauth/revoke',
-    response_types_supported: ['code'],
-    response_modes_supported: ['query'],
-    grant_types_supported: ['authorization_code', 'refresh_token'],
-    code_challenge_methods_supported: ['S256'],
-    token_endpoint_auth_methods_supported: ['none'],
-    revocation_endpoint_auth_methods_supported: ['none'],
-    authorization_response_iss_parameter_supported: true,
-    scopes_supported: ['secret:read'],
-    service_documentation: 'https://secrets.example.com/docs'
-  }]
+export const ServerMetadata = Answer('AuthorizationServerMetadata', {
+  issuer: Url(),
+  authorization_endpoint: Url('/oauth/authorize'),
+  token_endpoint: Url('/api/oauth/token'),
+  revocation_endpoint: Url('/api/oauth/revoke'),
+  response_types_supported: Words('code'),
+  response_modes_supported: Words('query'),
+  grant_types_supported: Words('authorization_code', 'refresh_token'),
+  code_challenge_methods_supported: Words('S256'),
+  token_endpoint_auth_methods_supported: Words('none'),
+  revocation_endpoint_auth_methods_supported: Words('none'),
+  authorization_response_iss_parameter_supported: Example(Type.Boolean(), true),
+  scopes_supported: Words('secret:read'),
+  service_documentation: Url('/docs')
 })
 
 /** RFC 9728, 2. */
-export const ResourceMetadata = Type.Object({
-  resource: Type.String(),
-  authorization_servers: Type.Array(Type.String()),
-  bearer_methods_supported: Type.Array(Type.String()),
-  scopes_supported: Type.Array(Type.String()),
-  resource_name: Type.String(),
-  resource_documentation: Type.String()
-}, {
-  title: 'ProtectedResourceMetadata',
-  examples: [{
-    resource: 'https://secrets.example.com',
-    authorization_servers: ['https://secrets.example.com'],
-    bearer_methods_supported: ['header'],
-    scopes_supported: ['secret:read'],
-    resource_name: 'Strongroom',
-    resource_documentation: 'https://secrets.example.com/docs'
-  }]
+export const ResourceMetadata = Answer('ProtectedResourceMetadata', {
+  resource: Url(),
+  authorization_servers: Words(ISSUER),
+  bearer_methods_supported: Words('header'),
+  scopes_supported: Words('secret:read'),
+  resource_name: Example(Type.String(), 'Strongroom'),
+  resource_documentation: Url('/docs')
 })

@@ -1,5 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { Body, Described, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid } from './shapes.ts'
+import {
+  Answer, Body, Described, Example, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid
+} from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
 export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
@@ -12,53 +14,30 @@ export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organizat
 
 /** An organization in a path: its ULID in either letter case, or its slug. */
 export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST_ORGANIZATION.slug] })
-export const OrganizationParams = Type.Object({ organization: OrganizationInPath })
 
 const StatusOfOrganization = OneOf(ORGANIZATION_STATUSES, { title: 'OrganizationStatus' })
 
-const attributes = {
+/** `name`, `slug` and `status` are also at the top level: existing clients read them there. */
+const fields = {
+  name: Example(Type.String(), FIRST_ORGANIZATION.name),
+  slug: Example(Slug, FIRST_ORGANIZATION.slug),
+  status: Example(StatusOfOrganization, 'active')
+}
+const OrganizationAttributes = Answer('OrganizationAttributes', {
   ulid: Ulid,
-  name: Type.String(),
-  slug: Slug,
-  status: StatusOfOrganization,
-  plan_name: Type.String(),
-  require_second_factor: Type.Boolean(),
+  ...fields,
+  plan_name: Example(Type.String(), 'self-hosted'),
+  require_second_factor: Example(Type.Boolean(), false),
   created_at: Timestamp,
   updated_at: Timestamp
-}
-const example = {
-  ulid: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
-  ...FIRST_ORGANIZATION,
-  status: 'active',
-  plan_name: 'self-hosted',
-  require_second_factor: false,
-  created_at: '2026-03-01T12:00:00.000Z',
-  updated_at: '2026-03-01T12:00:00.000Z'
-}
-
-export const OrganizationAttributes = Type.Object(attributes, { title: 'OrganizationAttributes', examples: [example] })
-export type OrganizationAttributes = Static<typeof OrganizationAttributes>
-
-/** `name`, `slug` and `status` are also at the top level: existing clients read them there. */
-const Organization = Type.Object({
-  type: Type.Literal('organizations'),
-  id: Ulid,
-  name: Type.String(),
-  slug: Slug,
-  status: StatusOfOrganization,
-  attributes: OrganizationAttributes
-}, { title: 'Organization' })
-const item = {
-  type: 'organizations', id: example.ulid, ...FIRST_ORGANIZATION, status: 'active', attributes: example
-}
-
-export const OrganizationAnswer = Type.Object(
-  { data: Organization }, { title: 'OrganizationAnswer', examples: [{ data: item }] }
-)
-export const OrganizationList = Type.Object({ data: Type.Array(Organization), meta: PageMeta }, {
-  title: 'OrganizationList', examples: [{ data: [item], meta: PageMeta.examples[0] }]
 })
+const Organization = Type.Object({
+  type: Type.Literal('organizations'), id: Ulid, ...fields, attributes: OrganizationAttributes
+}, { title: 'Organization' })
+
+export const OrganizationAnswer = Answer('OrganizationAnswer', { data: Organization })
 export type OrganizationAnswer = Static<typeof OrganizationAnswer>
+export const OrganizationList = Answer('OrganizationList', { data: Type.Array(Organization), meta: PageMeta })
 
 /** Maximum number of organizations that one user may own. */
 export const MOST_OWNED = 100

@@ -1,8 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
-import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Described, Description, KeyProof, Name, NewSlug, NullableDescription, OneOf, ProjectInPath, Resource, Slug,
-  Timestamp, Ulid
+  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, Resource, Slug, Timestamp, Ulid,
+  UPDATE_NAMED
 } from './shapes.ts'
 
 /** Formats in which the server parses a decrypted document. */
@@ -31,48 +30,23 @@ export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
 /** Path segments of the API, which projects cannot have as their slug. */
 export const RESERVED_PROJECT_SLUGS = ['projects', 'secrets', 'audit-events'] as const
 
-export const ProjectParams = Type.Object({ organization: OrganizationInPath, project: ProjectInPath })
-
-const ProjectAttributes = Type.Object({
-  ulid: Ulid,
+export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H' }, {
+  ulid: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
   organization_id: Ulid,
-  name: Type.String(),
-  slug: Slug,
-  description: NullableDescription,
-  secret_format: SecretFormat,
-  encryption_type: Custody,
-  history_policy: HistoryPolicyName,
-  has_secrets: Type.Boolean(),
-  secret_count: Type.Integer(),
-  environment_count: Type.Integer(),
-  target_count: Type.Integer(),
+  name: Example(Type.String(), 'Orbit'),
+  slug: Example(Slug, 'orbit'),
+  description: Example(NullableDescription, 'Everything that flies'),
+  secret_format: Example(SecretFormat, 'env'),
+  encryption_type: Example(Custody, 'server'),
+  history_policy: Example(HistoryPolicyName, 'keep'),
+  has_secrets: Example(Type.Boolean(), true),
+  secret_count: Example(Type.Integer(), 1),
+  environment_count: Example(Type.Integer(), 1),
+  target_count: Example(Type.Integer(), 1),
   created_at: Timestamp,
   updated_at: Timestamp
-}, { title: 'ProjectAttributes' })
-export type ProjectAttributes = Static<typeof ProjectAttributes>
-
-export const Project = Resource('projects', ProjectAttributes, {
-  title: 'Project',
-  id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
-  example: {
-    ulid: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H',
-    organization_id: '01JQZ6V9T4M8N2K7R5W3X1Y0BC',
-    name: 'Orbit',
-    slug: 'orbit',
-    description: 'Everything that flies',
-    secret_format: 'env',
-    encryption_type: 'server',
-    history_policy: 'keep',
-    has_secrets: true,
-    secret_count: 1,
-    environment_count: 1,
-    target_count: 1,
-    created_at: '2026-03-01T12:00:00.000Z',
-    updated_at: '2026-03-01T12:00:00.000Z'
-  }
 })
-
-export const KEY_ITERATIONS = { minimum: 1000, maximum: 10_000_000 } as const
+export type ProjectAttributes = Static<typeof Project.attributes>
 
 /** Fields that register a client-managed key: its proof and the parameters of the derivation. */
 export const keyCheckFields = {
@@ -82,20 +56,16 @@ export const keyCheckFields = {
   key_check_salt: Type.String({
     minLength: 24, maxLength: 88, pattern: '^[A-Za-z0-9+/]+={0,2}$', description: 'base64 of 16 to 64 bytes'
   }),
-  key_check_iterations: Type.Integer({ ...KEY_ITERATIONS, description: 'PBKDF2 iterations; clients use 600000' })
+  key_check_iterations: Type.Integer({
+    minimum: 1000, maximum: 10_000_000, description: 'PBKDF2 iterations; clients use 600000'
+  })
 }
 
 /** Optional in the schema; the handler requires all three if `storage_mode` is `client`. */
-const keyCheckMembers = {
-  key_check: Type.Optional(keyCheckFields.key_check),
-  key_check_salt: Type.Optional(keyCheckFields.key_check_salt),
-  key_check_iterations: Type.Optional(keyCheckFields.key_check_iterations)
-}
+const keyCheckMembers = Type.Partial(Type.Object(keyCheckFields)).properties
 
 export const CreateProjectBody = Body({
-  name: Name,
-  slug: Type.Optional(NewSlug),
-  description: Type.Optional(Type.Union([Description, Type.Null()])),
+  ...CREATE_NAMED,
   secret_format: Type.Optional(Described(SecretFormat, { default: 'env' })),
   storage_mode: Type.Optional(OneOf(MANAGED, { default: 'server', description: CUSTODY })),
   history_policy: Type.Optional(Described(HistoryPolicyName, { default: 'keep' })),
@@ -108,9 +78,7 @@ export const CreateProjectBody = Body({
 export type CreateProjectBody = Static<typeof CreateProjectBody>
 
 export const UpdateProjectBody = Body({
-  name: Type.Optional(Name),
-  slug: Type.Optional(Slug),
-  description: Type.Optional(Type.Union([Description, Type.Null()])),
+  ...UPDATE_NAMED,
   secret_format: Type.Optional(SecretFormat),
   history_policy: Type.Optional(HistoryPolicyName),
   storage_mode: Type.Optional(OneOf(

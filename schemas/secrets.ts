@@ -1,8 +1,8 @@
 import { Type, type Static, type TObject, type TSchema } from '@sinclair/typebox'
 import { EncryptionKey, EncryptionKeyAnswer } from './encryption-keys.ts'
 import {
-  BLOB_BYTES, BLOB_LENGTH, Blob, Body, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart,
-  Ulid
+  Answer, BLOB_BYTES, BLOB_LENGTH, Blob, Body, Example, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug,
+  Timestamp, ToldApart, Ulid, exampleOf
 } from './shapes.ts'
 
 /** The levels of the hierarchy that can have a document. */
@@ -38,67 +38,46 @@ export type ReadSecretsQuery = Static<typeof ReadSecretsQuery>
 const Values = Type.Record(Type.String(), Type.String())
 
 const LevelDocument = Type.Object({
-  id: Ulid,
-  encrypted: Type.Boolean(),
-  content: Type.String({ description: 'the blob, or the document if decrypted' }),
-  source: Slug,
-  version: Nullable(Type.String()),
-  key_version: Type.String({ description: 'the version of the key that encrypts the content' }),
-  etag: Type.String({ description: 'send it in If-Match to write only if the document has not changed' })
+  id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
+  encrypted: Example(Type.Boolean(), true),
+  content: Example(Type.String({ description: 'the blob, or the document if decrypted' }), Blob.examples[0]),
+  source: Example(Slug, 'live'),
+  version: Example(Nullable(Type.String()), '1'),
+  key_version: Example(Type.String({ description: 'the version of the key that encrypts the content' }), '1'),
+  etag: Example(Type.String({
+    description: 'send it in If-Match to write only if the document has not changed'
+  }), '"m1VJp2b0nQYkWq3S8dT5xg"')
 }, { title: 'LevelDocument' })
 export type LevelDocument = Static<typeof LevelDocument>
-
-const levelExample = {
-  id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
-  encrypted: true,
-  content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
-  source: 'live',
-  version: '1',
-  key_version: '1',
-  etag: '"m1VJp2b0nQYkWq3S8dT5xg"'
-}
 
 const Secrets = Type.Object({
   type: Type.Literal('secrets'),
   attributes: Type.Object({
-    encrypted: Type.Boolean(),
-    format: OneOf(['env', 'json']),
-    levels: Type.Optional(Type.Object({
+    encrypted: Example(Type.Boolean(), true),
+    format: Example(OneOf(['env', 'json']), 'env'),
+    levels: Type.Optional(Example(Type.Object({
       project: Type.Optional(LevelDocument),
       target: Type.Optional(LevelDocument),
       environment: Type.Optional(LevelDocument)
-    }, { title: 'LevelDocuments' })),
+    }, { title: 'LevelDocuments' }), { environment: exampleOf(LevelDocument.properties) })),
     merged: Type.Optional(Values)
   }, { title: 'SecretsAttributes' }),
   secrets: Type.Optional(Values)
 }, { title: 'Secrets' })
 
 const SecretsMeta = Type.Object({
-  api_path: Type.String(),
+  api_path: Example(Type.String(), '/api/v1/my-organization/orbit/backend/live/secrets'),
   format: Type.Literal('hierarchical'),
-  merged: Type.String(),
-  timestamp: Type.String({ format: 'date-time' }),
+  merged: Example(Type.String(), 'false'),
+  timestamp: Example(Type.String({ format: 'date-time' }), '2026-03-01T12:00:00.000Z'),
   at: Type.Optional(Timestamp),
-  hierarchy: Type.Object(
+  hierarchy: Example(Type.Object(
     { project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }, { title: 'Hierarchy' }
-  ),
-  action: Type.String()
+  ), { project: 'orbit', target: 'backend', environment: 'live' }),
+  action: Example(Type.String(), 'read')
 }, { title: 'SecretsMeta' })
 
-export const SecretsAnswer = Type.Object({ data: Secrets, meta: SecretsMeta }, {
-  title: 'SecretsAnswer',
-  examples: [{
-    data: { type: 'secrets', attributes: { encrypted: true, format: 'env', levels: { environment: levelExample } } },
-    meta: {
-      api_path: '/api/v1/my-organization/orbit/backend/live/secrets',
-      format: 'hierarchical',
-      merged: 'false',
-      timestamp: '2026-03-01T12:00:00.000Z',
-      hierarchy: { project: 'orbit', target: 'backend', environment: 'live' },
-      action: 'read'
-    }
-  }]
-})
+export const SecretsAnswer = Answer('SecretsAnswer', { data: Secrets, meta: SecretsMeta })
 export type SecretsAnswer = Static<typeof SecretsAnswer>
 
 const RawSecrets = Type.Record(
@@ -120,7 +99,7 @@ const RETRIEVED = {
     secrets: { HELLO: 'world', FOO: 'bar' }
   },
   meta: {
-    ...SecretsAnswer.examples[0].meta,
+    ...exampleOf(SecretsMeta.properties),
     api_path: '/api/v1/my-organization/secrets/retrieve',
     merged: 'true',
     action: 'decrypt'
@@ -140,11 +119,9 @@ export const RetrieveAnswer = orRaw(PublishedAs(
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
 export interface LevelNames { project: string, target?: string | undefined, environment?: string | undefined }
 
-export const RETRIEVE_ACTIONS = ['read', 'decrypt', 'key:retrieve'] as const
-
 export const RetrieveBody = Body({
   ...level,
-  action: Type.Optional(OneOf(RETRIEVE_ACTIONS, {
+  action: Type.Optional(OneOf(['read', 'decrypt', 'key:retrieve'], {
     default: 'read', description: '`read` returns documents as stored, `decrypt` decrypted documents, `key:retrieve` the key'
   })),
   filters: Type.Optional(Type.Object({
@@ -184,29 +161,16 @@ export const StoreBody = Body({
 })
 export type StoreBody = Static<typeof StoreBody>
 
-export const StoreAnswer = Type.Object({
+export const StoreAnswer = Answer('StoreAnswer', {
   data: Type.Object({
     type: Type.Literal('secrets'),
-    level: LevelName,
-    source: Slug,
-    bytes: Type.Integer({ description: 'size of the blob, decoded' }),
-    secret_id: Ulid,
-    version: Nullable(Type.String({ description: 'the recorded version; null with no_backup' }))
+    level: Example(LevelName, 'environment'),
+    source: Example(Slug, 'live'),
+    bytes: Example(Type.Integer({ description: 'size of the blob, decoded' }), 48),
+    secret_id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
+    version: Example(Nullable(Type.String({ description: 'the recorded version; null with no_backup' })), '1')
   }),
-  message: Type.String()
-}, {
-  title: 'StoreAnswer',
-  examples: [{
-    data: {
-      type: 'secrets',
-      level: 'environment',
-      source: 'live',
-      bytes: 48,
-      secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M',
-      version: '1'
-    },
-    message: 'Stored as version 1.'
-  }]
+  message: Example(Type.String(), 'Stored as version 1.')
 })
 
 export const DeleteBody = Body({

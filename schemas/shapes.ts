@@ -1,6 +1,6 @@
 import {
-  Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TObject, type TProperties,
-  type TSchema, type TUnion
+  OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TObject,
+  type TProperties, type TSchema, type TUnion
 } from '@sinclair/typebox'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
@@ -37,6 +37,34 @@ export function ToldApart<T extends TObject> (member: string, choices: readonly 
 /** The value or null, for responses only: `type: [T, "null"]` serializes faster than `anyOf`. */
 export function Nullable<T extends TSchema> (schema: T) {
   return Type.Unsafe<Static<T> | null>({ ...schema, type: [schema.type, 'null'] })
+}
+
+const EXAMPLE = Symbol('example')
+
+/** A field of a response, with its value in the example of the response. */
+export function Example<T extends TSchema> (schema: T, value: unknown): T {
+  return { ...schema, [EXAMPLE]: value }
+}
+
+/** The example of an object: those of its fields. Optional fields are in it only with `Example`. */
+export function exampleOf (properties: TProperties): object {
+  return Object.fromEntries(Object.entries(properties)
+    .filter(([, field]) => EXAMPLE in field || !(OptionalKind in field))
+    .map(([name, field]) => [name, valueOf(field)]))
+}
+
+function valueOf (schema: TSchema & { [EXAMPLE]?: unknown }): unknown {
+  if (EXAMPLE in schema) return schema[EXAMPLE]
+  const [value = schema.const] = schema.examples ?? []
+  if (value !== undefined) return value
+  if (schema.type === 'array') return [valueOf(schema.items)]
+  if (schema.type === 'object') return exampleOf(schema.properties)
+  throw new Error(`this field needs an example: ${JSON.stringify(schema)}`)
+}
+
+/** A response body. Its example is made of the examples of its fields. */
+export function Answer<T extends TProperties> (title: string, properties: T) {
+  return Type.Object(properties, { title, examples: [exampleOf(properties)] })
 }
 
 /** A request body. It rejects unknown fields, so that a misspelt `no_backup` is not ignored. */
@@ -81,9 +109,13 @@ export const EnvironmentInPath = slugInPath('live')
 export const NAME_LENGTH = 255
 export const Name = Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '\\S', examples: ['Orbit'] })
 
-export const DESCRIPTION_LENGTH = 2000
-export const Description = Type.String({ maxLength: DESCRIPTION_LENGTH })
-export const NullableDescription = Nullable(Type.String())
+/** A description in a body, and in a response. */
+export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))
+export const NullableDescription = Example(Nullable(Type.String()), null)
+
+/** The fields with which a project, a target or a team is created and changed. */
+export const CREATE_NAMED = { name: Name, slug: Type.Optional(NewSlug), description: NewDescription }
+export const UPDATE_NAMED = { name: Type.Optional(Name), slug: Type.Optional(Slug), description: NewDescription }
 
 /** Maximum size of a blob: decoded (1 MiB), and the length of its base64 text. */
 export const BLOB_BYTES = 1024 * 1024
@@ -135,23 +167,20 @@ export const PageMeta = Type.Object({
   to: Nullable(Type.Integer())
 }, { title: 'PageMeta', examples: [{ current_page: 1, per_page: WHOLE_LIST, total: 1, last_page: 1, from: 1, to: 1 }] })
 export type PageMeta = Static<typeof PageMeta>
-export const PAGED = { ...PageMeta.examples[0], per_page: PAGE_SIZE.default }
+/** The same in a list that is always paged. */
+export const PagedMeta = Example(PageMeta, { ...PageMeta.examples[0], per_page: PAGE_SIZE.default })
 
-/** `{data: {type, id, attributes}}` and the list of it. With `isPaged`, a list is always paged. */
-export function Resource<T extends TSchema> (
-  type: string, attributes: T, options: { title: string, id: string, example: object, isPaged?: boolean }
+/** `{data: {type, id, attributes}}` and the list of it, with an example that has this id. */
+export function Resource<T extends TProperties> (
+  type: string, { title, id, ...names }: { title: string, id: string, attributesTitle?: string }, properties: T
 ) {
-  const data = { type, id: options.id, attributes: options.example }
-  const item = Type.Object(
-    { type: Type.Literal(type), id: Type.String(), attributes }, { title: options.title, examples: [data] }
-  )
+  const attributes = Type.Object(properties, { title: names.attributesTitle ?? `${title}Attributes` })
+  const item = Answer(title, { type: Type.Literal(type), id: Example(Type.String(), id), attributes })
   return {
+    attributes,
     item,
-    one: Type.Object({ data: item }, { title: `${options.title}Answer`, examples: [{ data }] }),
-    list: Type.Object({ data: Type.Array(item), meta: PageMeta }, {
-      title: `${options.title}List`,
-      examples: [{ data: [data], meta: options.isPaged ? PAGED : PageMeta.examples[0] }]
-    })
+    one: Answer(`${title}Answer`, { data: item }),
+    list: Answer(`${title}List`, { data: Type.Array(item), meta: PageMeta })
   }
 }
 

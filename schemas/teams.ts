@@ -2,8 +2,8 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, Description, Name, NewSlug, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp,
-  Ulid
+  Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp, Ulid,
+  UPDATE_NAMED
 } from './shapes.ts'
 import { RoleName, ROLES } from './users.ts'
 
@@ -21,29 +21,18 @@ export const TeamProjectParams = Type.Object({
 })
 
 const attributes = {
-  name: Type.String(),
-  slug: Slug,
+  name: Example(Type.String(), 'Platform'),
+  slug: Example(Slug, 'platform'),
   description: NullableDescription,
-  member_count: Type.Integer(),
-  project_count: Type.Integer(),
+  member_count: Example(Type.Integer(), 0),
+  project_count: Example(Type.Integer(), 0),
   created_at: Timestamp,
   updated_at: Timestamp
 }
-const example = {
-  name: 'Platform',
-  slug: 'platform',
-  description: null,
-  member_count: 0,
-  project_count: 0,
-  created_at: '2026-03-01T12:00:00.000Z',
-  updated_at: '2026-03-01T12:00:00.000Z'
-}
 const ID = '01JQZ6VF2H5K8M1P4R7T0W3Y6A'
 
-const TeamAttributes = Type.Object(attributes, { title: 'TeamAttributes' })
-export type TeamAttributes = Static<typeof TeamAttributes>
-
-export const Team = Resource('teams', TeamAttributes, { title: 'Team', id: ID, example })
+export const Team = Resource('teams', { title: 'Team', id: ID }, attributes)
+export type TeamAttributes = Static<typeof Team.attributes>
 
 const TeamMember = Type.Object({
   id: Type.String(), name: Type.String(), email: Type.String()
@@ -55,32 +44,21 @@ export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>
 
 /** A team with its members and its roles in projects. */
-export const WholeTeam = Resource('teams', Type.Object({
-  ...attributes, members: Type.Array(TeamMember), projects: Type.Array(TeamProject)
-}, { title: 'WholeTeamAttributes' }), {
-  title: 'WholeTeam',
-  id: ID,
-  example: {
-    ...example,
-    name: 'Platform and tools',
-    member_count: 1,
-    project_count: 1,
-    members: [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }],
-    projects: [{ id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }]
-  }
+export const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
+  ...attributes,
+  name: Example(Type.String(), 'Platform and tools'),
+  member_count: Example(Type.Integer(), 1),
+  project_count: Example(Type.Integer(), 1),
+  members: Example(Type.Array(TeamMember), [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }]),
+  projects: Example(Type.Array(TeamProject), [
+    { id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }
+  ])
 })
 
-export const CreateTeamBody = Body({
-  name: Name,
-  slug: Type.Optional(NewSlug),
-  description: Type.Optional(Type.Union([Description, Type.Null()]))
-}, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
-
-export const UpdateTeamBody = Body({
-  name: Type.Optional(Name),
-  slug: Type.Optional(Slug),
-  description: Type.Optional(Type.Union([Description, Type.Null()]))
-}, { title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }] })
+export const CreateTeamBody = Body(CREATE_NAMED, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
+export const UpdateTeamBody = Body(UPDATE_NAMED, {
+  title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }]
+})
 
 /** Empty: the path identifies the member. */
 export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })

@@ -1,7 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
-import { Body, Moment, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp } from './shapes.ts'
+import {
+  Answer, Body, Example, Moment, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp, exampleOf
+} from './shapes.ts'
 
 /** Maximum number of unexpired API tokens: per organization, and per user in an organization. */
 export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
@@ -32,42 +34,23 @@ const TokenCreator = Type.Unsafe<{ type: 'user' | 'api_token', id: number, name:
     'the creator, or the user who rotated it last. A token created by a user, or by a token of that user, ends with the account, the membership and the grant that it was created with'
 })
 
-export const ApiToken = Type.Object({
-  id: Type.String(),
-  name: Type.String(),
-  token_prefix: Type.String(),
-  abilities: Type.Array(AbilityName),
-  restrictions: Type.Array(Restriction, { description: 'empty: the whole organization' }),
-  expires_at: Nullable(Timestamp),
-  last_used_at: Nullable(Timestamp),
-  created_by: TokenCreator,
+const fields = {
+  id: Example(Type.String(), '7'),
+  name: Example(Type.String(), 'CI'),
+  token_prefix: Example(Type.String(), 'dotenv_01JQZ'),
+  abilities: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
+  restrictions: Example(Type.Array(Restriction, { description: 'empty: the whole organization' }), []),
+  expires_at: Example(Nullable(Timestamp), null),
+  last_used_at: Example(Nullable(Timestamp), null),
+  created_by: Example(TokenCreator, { type: 'api_token', id: 1, name: 'First token' }),
   created_at: Timestamp,
   updated_at: Timestamp
-}, { title: 'ApiToken' })
+}
+export const ApiToken = Type.Object(fields, { title: 'ApiToken' })
 export type ApiToken = Static<typeof ApiToken>
 
-const example = {
-  id: '7',
-  name: 'CI',
-  token_prefix: 'dotenv_01JQZ',
-  abilities: ['secret:read', 'secret:decrypt'],
-  restrictions: [],
-  expires_at: null,
-  last_used_at: null,
-  created_by: { type: 'api_token', id: 1, name: 'First token' },
-  created_at: '2026-03-01T12:00:00.000Z',
-  updated_at: '2026-03-01T12:00:00.000Z'
-}
-
-const changed = { ...example, name: 'CI of the website', expires_at: '2099-03-01T12:00:00.000Z' }
-
-export const ApiTokenList = Type.Object({ data: Type.Array(ApiToken), meta: PageMeta }, {
-  title: 'ApiTokenList', examples: [{ data: [example], meta: PageMeta.examples[0] }]
-})
-
-export const ApiTokenAnswer = Type.Object(
-  { data: ApiToken }, { title: 'ApiTokenAnswer', examples: [{ data: example }] }
-)
+export const ApiTokenList = Answer('ApiTokenList', { data: Type.Array(ApiToken), meta: PageMeta })
+export const ApiTokenAnswer = Answer('ApiTokenAnswer', { data: ApiToken })
 
 const someAbilities = { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
 const Abilities = PublishedAs(
@@ -112,42 +95,28 @@ export const RotateTokenBody = Body({
 }, { title: 'RotateTokenBody', examples: [{ overlap_seconds: 3600 }] })
 export type RotateTokenBody = Static<typeof RotateTokenBody>
 
-const plaintext = 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000'
 export const NOT_AGAIN = 'Save the token now. It is not shown again.'
 
+const success = Example(Type.Boolean(), true)
+const message = Example(Type.String(), NOT_AGAIN)
+const VALUE = 'dotenv_01JQZ6V9T4M8N2K7R5W3X1Y0BC_x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0x0000000'
+const token = Example(Type.String(), VALUE)
+const api_key = Example(ApiToken, {
+  ...exampleOf(fields), name: 'CI of the website', expires_at: '2099-03-01T12:00:00.000Z'
+})
+
 /** A token and its new value, both at the top level and in `data`: existing clients read one or the other. */
-export const RotatedToken = Type.Object({
-  success: Type.Boolean(),
-  message: Type.String(),
-  token: Type.String(),
-  api_key: ApiToken,
-  data: Type.Object({ token: Type.String(), api_key: ApiToken })
-}, {
-  title: 'RotatedToken',
-  examples: [{
-    success: true,
-    message: NOT_AGAIN,
-    token: plaintext,
-    api_key: changed,
-    data: { token: plaintext, api_key: changed }
-  }]
+export const RotatedToken = Answer('RotatedToken', {
+  success, message, token, api_key, data: Type.Object({ token, api_key })
 })
 
 /** A new token with its value. Later responses never contain the value. */
-export const CreatedToken = Type.Object({
-  success: Type.Boolean(),
-  message: Type.String(),
-  token: Type.String({
+export const CreatedToken = Answer('CreatedToken', {
+  success,
+  message,
+  token: Example(Type.String({
     description:
       'the value; for a `User-Agent` that starts with `dotenv-go-sdk/` an object: `name`, `token`, `abilities`, `expires_at`'
-  }),
+  }), VALUE),
   api_key: ApiToken
-}, {
-  title: 'CreatedToken',
-  examples: [{
-    success: true,
-    message: NOT_AGAIN,
-    token: plaintext,
-    api_key: example
-  }]
 })

@@ -3,7 +3,8 @@ import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
-  Blob, Body, Described, KeyProof, Moment, Nullable, OneOf, PAGED, Page, PageMeta, PerPage, Slug, Timestamp, Ulid
+  Answer, Blob, Body, Described, Example, KeyProof, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Slug, Timestamp,
+  Ulid
 } from './shapes.ts'
 
 /** Actions that create a version. */
@@ -22,65 +23,36 @@ const Creator = Type.Unsafe<{ id: number, name: string } | null>({
   required: ['id', 'name']
 })
 
-const VersionAttributes = Type.Object({
-  action: OneOf(VERSION_ACTIONS),
-  size_bytes: Type.Integer(),
-  is_client_encrypted: Type.Boolean(),
-  encryption_key_version: Type.String(),
-  key_version: Type.String(),
-  created_at: Timestamp,
-  created_by: Creator,
-  metadata: Type.Object(
-    { level: LevelName, restored_from: Nullable(Type.String()) }, { title: 'VersionMetadata' }
-  ),
-  locked: Type.Boolean(),
-  locked_reason: Nullable(Type.String())
-}, { title: 'VersionAttributes' })
-export type VersionAttributes = Static<typeof VersionAttributes>
-
-const versionFields = { type: Type.Literal('secret-versions'), id: Type.String(), attributes: VersionAttributes }
-const versionExample = {
-  type: 'secret-versions',
-  id: '1',
-  attributes: {
-    action: 'create',
-    size_bytes: 48,
-    is_client_encrypted: false,
-    encryption_key_version: '1',
-    key_version: '1',
-    created_at: '2026-03-01T12:00:00.000Z',
-    created_by: { id: 1, name: 'First token' },
-    metadata: { level: 'environment', restored_from: null },
-    locked: false,
-    locked_reason: null
-  }
+const fields = {
+  type: Type.Literal('secret-versions'),
+  id: Example(Type.String(), '1'),
+  attributes: Type.Object({
+    action: Example(OneOf(VERSION_ACTIONS), 'create'),
+    size_bytes: Example(Type.Integer(), 48),
+    is_client_encrypted: Example(Type.Boolean(), false),
+    encryption_key_version: Example(Type.String(), '1'),
+    key_version: Example(Type.String(), '1'),
+    created_at: Timestamp,
+    created_by: Example(Creator, { id: 1, name: 'First token' }),
+    metadata: Type.Object({
+      level: Example(LevelName, 'environment'), restored_from: Example(Nullable(Type.String()), null)
+    }, { title: 'VersionMetadata' }),
+    locked: Example(Type.Boolean(), false),
+    locked_reason: Example(Nullable(Type.String()), null)
+  }, { title: 'VersionAttributes' })
 }
-
-export const Version = Type.Object(versionFields, { title: 'Version' })
+const Version = Type.Object(fields, { title: 'Version' })
 export type Version = Static<typeof Version>
 
-export const VersionPage = Type.Object({ data: Type.Array(Version), meta: PageMeta }, {
-  title: 'VersionPage',
-  examples: [{ data: [versionExample], meta: PAGED }]
-})
+export const VersionPage = Answer('VersionPage', { data: Type.Array(Version), meta: PagedMeta })
 
 /** A version with its encrypted content and its key descriptor. */
-export const VersionAnswer = Type.Object({
-  data: Type.Object(
-    { ...versionFields, content: Type.String({ description: 'the blob as it was written' }), key: KeyDescriptor },
-    { title: 'VersionWithContent' }
-  )
-}, {
-  title: 'VersionAnswer',
-  examples: [{
-    data: {
-      ...versionExample,
-      content: 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=',
-      key: {
-        version: '1', managed: 'server', is_active: true, created_at: '2026-03-01T12:00:00.000Z', rotated_at: null
-      }
-    }
-  }]
+export const VersionAnswer = Answer('VersionAnswer', {
+  data: Type.Object({
+    ...fields,
+    content: Example(Type.String({ description: 'the blob as it was written' }), Blob.examples[0]),
+    key: KeyDescriptor
+  }, { title: 'VersionWithContent' })
 })
 
 /** The level whose history is meant, named by its slugs. */
@@ -107,15 +79,13 @@ export const RestoreBody = Body({
 }, { title: 'RestoreBody', default: {}, examples: [{}] })
 export type RestoreBody = Static<typeof RestoreBody>
 
-export const RestoreAnswer = Type.Object({
-  data: Type.Object({ type: Type.Literal('secrets'), secret_id: Ulid, restored_from: Type.String() }),
-  message: Type.String()
-}, {
-  title: 'RestoreAnswer',
-  examples: [{
-    data: { type: 'secrets', secret_id: '01JQZ6VE6B9C2D5F8G1H4J7K0M', restored_from: '1' },
-    message: 'Restored version 1 as version 2.'
-  }]
+export const RestoreAnswer = Answer('RestoreAnswer', {
+  data: Type.Object({
+    type: Type.Literal('secrets'),
+    secret_id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
+    restored_from: Example(Type.String(), '1')
+  }),
+  message: Example(Type.String(), 'Restored version 1 as version 2.')
 })
 
 export const DeleteVersionQuery = Type.Object({
@@ -134,32 +104,24 @@ export const RestoreToBody = Body({
   confirmed: Type.Literal(true, { description: 'must be true' })
 }, { title: 'RestoreToBody', examples: [{ at: '2026-03-01T12:00:00.000Z', confirmed: true }] })
 
-export const RestoreToAnswer = Type.Object({
+export const RestoreToAnswer = Answer('RestoreToAnswer', {
   data: Type.Object({
     type: Type.Literal('projects'),
-    id: Ulid,
+    id: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
     at: Timestamp,
-    restored: Type.Integer({
+    restored: Example(Type.Integer({
       description: 'documents that were restored; a document stored with `no_backup` is replaced without a version'
-    }),
-    emptied: Type.Integer({ description: 'documents that were deleted, because their level had none at this time' })
+    }), 0),
+    emptied: Example(Type.Integer({
+      description: 'documents that were deleted, because their level had none at this time'
+    }), 0)
   }),
-  message: Type.String()
-}, {
-  title: 'RestoreToAnswer',
-  examples: [{
-    data: {
-      type: 'projects', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', at: '2026-03-01T12:00:00.000Z', restored: 0, emptied: 0
-    },
-    message: 'All documents are already in this state. Nothing was changed.'
-  }]
+  message: Example(Type.String(), 'All documents are already in this state. Nothing was changed.')
 })
-
-export const PURGE_SCOPES = ['level', 'project'] as const
 
 export const PurgeBody = Body({
   ...level,
-  scope: Type.Optional(OneOf(PURGE_SCOPES, {
+  scope: Type.Optional(OneOf(['level', 'project'], {
     default: 'level', description: '`level`: the level that the slugs name; `project`: every level of the project'
   })),
   confirmed: Type.Literal(true, { description: 'must be true' }),
@@ -169,9 +131,7 @@ export const PurgeBody = Body({
 }, { title: 'PurgeBody', examples: [{ project: 'orbit', target: 'backend', environment: 'live', confirmed: true }] })
 export type PurgeBody = Static<typeof PurgeBody>
 
-export const PurgeAnswer = Type.Object({
-  data: Type.Object({ purged_count: Type.Integer() }), message: Type.String()
-}, {
-  title: 'PurgeAnswer',
-  examples: [{ data: { purged_count: 3 }, message: 'Purged 3 versions.' }]
+export const PurgeAnswer = Answer('PurgeAnswer', {
+  data: Type.Object({ purged_count: Example(Type.Integer(), 3) }),
+  message: Example(Type.String(), 'Purged 3 versions.')
 })

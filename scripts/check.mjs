@@ -1,10 +1,17 @@
-// Builds, which checks the types, and lints at the same time: each takes one core.
+// Builds, which checks the types, and runs the tests with the arguments of this script. Lints at the same time, because
+// the build and the linter use one core each, and fails if any of them fails.
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 
-const codes = await Promise.all(['build', 'lint'].map(async (script) => {
-  const child = spawn('npm', ['run', '--silent', script], { stdio: ['ignore', 'inherit', 'inherit'] })
+async function run (program, ...args) {
+  const child = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'] })
   const [code] = await once(child, 'exit')
-  return code
-}))
-process.exit(codes.every((code) => code === 0) ? 0 : 1)
+  return code === 0
+}
+
+const linted = run('npm', 'run', '--silent', 'lint')
+const tested = await run('npm', 'run', '--silent', 'build') &&
+  await run(process.execPath, 'scripts/test.mjs', ...process.argv.slice(2))
+const isClean = await linted
+if (!isClean) console.log('The linter found errors: see above')
+process.exit(tested && isClean ? 0 : 1)

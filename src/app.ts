@@ -24,6 +24,7 @@ import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type 
 import { installIdempotency } from './http/repeats/idempotency.ts'
 import { createRefusals, installMetrics, measureDatabase, measureRequests } from './http/observability/metrics.ts'
 import { installMethods } from './http/routes/methods.ts'
+import { installPathParams } from './http/routes/path-params.ts'
 import { installDocs, installOpenApi } from './http/contract/openapi.ts'
 import { installPlaces } from './http/guard/level-lookup.ts'
 import { countInRedis } from './http/limits/redis.ts'
@@ -59,16 +60,14 @@ import type { Measured } from './telemetry/worker-metrics.ts'
 import { createMetrics, type Metrics } from './telemetry/metrics.ts'
 import { measureProcess } from './telemetry/process.ts'
 import { createTracer } from './telemetry/traces.ts'
-import { createAnswerSeal } from './vault/keys/idempotent-responses.ts'
+import { createAnswerSeal } from './vault/keys/keys.ts'
 import { createAnchorWorker } from './vault/audit/anchors.ts'
 import { createLateEventWorker } from './vault/audit/late-events.ts'
 import { createRemovalWorker } from './vault/jobs/cleanup.ts'
 import { createHistoryWorker } from './vault/jobs/worker.ts'
 import { createReadRecorder } from './vault/documents/write.ts'
 
-/**
- * All API plugins, under one prefix. OAuth is registered separately, at its standard paths.
- */
+/** All API plugins, under one prefix. OAuth is registered separately, at its standard paths. */
 const DOMAINS = [
   audit, organizations, members, invitations, teams, projects, targets, environments, secrets, versions,
   encryptionKeys, tokens, user, plans, subscriptions, payments, invoices, cli
@@ -147,10 +146,8 @@ export async function buildApp (
     clientErrorHandler: (error: Error & { code?: string }, socket) => {
       if (error.code === 'ECONNRESET') socket.destroy()
       else {
-        answerBeside(
-          socket, error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request',
-          error.code === 'HPE_INVALID_EOF_STATE'
-        )
+        const code = error.code === 'HPE_HEADER_OVERFLOW' ? 'header_fields_too_large' : 'malformed_request'
+        answerBeside(socket, code, error.code === 'HPE_INVALID_EOF_STATE')
       }
     }
   })
@@ -162,51 +159,41 @@ export async function buildApp (
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
   // Node.js silently drops headers above its limit. Accept one more, to detect too many headers.
   app.server.maxHeadersCount = MAX_HEADERS + 1
-  app.decorate('db', database.db)
-  app.decorate('reads', database.reads)
-  app.decorate('lists', database.lists)
-  app.decorate('pages', database.pages)
-  app.decorate('longTransactions', database.longTransactions)
-  app.decorate('databaseKind', database.kind)
+  const { db, reads, lists, pages, longTransactions } = database
+  decorate(app, { db, reads, lists, pages, longTransactions, databaseKind: database.kind, keyring, costs, config })
   // With `off`, the embedded database would not write its log until the next synchronous commit.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
-  app.decorate('recordRead', createReadRecorder(database.db, commitOfReads))
-  app.decorate('recordRefused', async (own, actors, event) => transaction(database.db, async (db) => {
-    await createPersonalEvent(db, own)
-    return recordOfPerson(db, actors, event, commitOfReads)
-  }))
-  app.decorate('keyring', keyring)
-  app.decorate('costs', costs)
-  app.decorate('config', config)
-  app.decorate('issuer', issuerOf(app, config))
-  const histories = createHistoryWorker({ db: database.background, keyring, log: app.log })
-  app.decorate('histories', histories)
-  const removals = createRemovalWorker({ db: database.background, log: app.log })
-  app.decorate('removals', removals)
-  const lateEvents = createLateEventWorker({ db: database.background, log: app.log })
-  app.decorate('lateEvents', lateEvents)
-  const anchors = createAnchorWorker({ db: database.background, log: app.log })
-  app.decorate('anchors', anchors)
-  const log = (line: string) => app.log.warn(line)
-  const outbox = createOutbox(createMailer(config, log), config.smtp !== undefined, log)
-  app.decorate('outbox', outbox)
-  app.addHook('onClose', outbox.settled)
-  const invoicing = { ...config.invoices, provider, warnOfSeller: createSellerWarning(log) }
-  app.decorate('invoicing', invoicing)
-  const billing = createBillingWorker({
-    db: database.background, invoicing, defaultPlan: config.defaultPlan, log: app.log, patience: patienceOfProvider
+  decorate(app, {
+    recordRead: createReadRecorder(db, commitOfReads),
+    recordRefused: async (own, actors, event) => transaction(db, async (db) => {
+      await createPersonalEvent(db, own)
+      return recordOfPerson(db, actors, event, commitOfReads)
+    }),
+    issuer: issuerOf(app, config)
   })
-  app.decorate('billing', billing)
-  const calls = countCalls(app, database.background)
-  app.decorate('calls', calls)
+  const warn = (line: string) => app.log.warn(line)
+  const outbox = createOutbox(createMailer(config, warn), config.smtp !== undefined, warn)
+  app.addHook('onClose', outbox.settled)
+  const invoicing = { ...config.invoices, provider, warnOfSeller: createSellerWarning(warn) }
+  const { defaultPlan } = config
+  const background = { db: database.background, log: app.log }
+  const workers = {
+    histories: createHistoryWorker({ ...background, keyring }),
+    removals: createRemovalWorker(background),
+    lateEvents: createLateEventWorker(background),
+    billing: createBillingWorker({ ...background, invoicing, defaultPlan, patience: patienceOfProvider }),
+    calls: countCalls(app, database.background)
+  }
+  const anchors = createAnchorWorker(background)
+  decorate(app, { outbox, invoicing, ...workers, anchors })
   app.addHook('onClose', async () => {
-    await Promise.all([histories.stop(), removals.stop(), lateEvents.stop(), billing.stop(), calls.stop()])
+    await Promise.all(Object.values(workers).map((worker) => worker.stop()))
     await anchors.stop()
   })
   findAuthority(database.db)?.logTo(app.log)
 
   requestLog.install(app)
-  if (traces !== undefined) installTraces(app, await createTracer(traces, metrics, log))
+  if (traces !== undefined) installTraces(app, await createTracer(traces, metrics, warn))
   installHeaders(app)
   installErrors(app)
   installBodyParser(app)
@@ -239,6 +226,7 @@ export async function buildApp (
   installMethods(app)
   // Before the guard, which rejects routes without access rules: Swagger UI registers such routes.
   await installDocs(app)
+  installPathParams(app)
   installAliases(app)
   installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))
@@ -250,17 +238,20 @@ export async function buildApp (
   await app.register(health(database, isLeaving))
   if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)
-    const { load } = outbox
     metrics.watch('gauge', 'strongroom_requests_under_way', 'Requests in progress', requestLog.underWay)
-    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => load().underWay)
-    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => load().waiting)
+    metrics.watch('gauge', 'strongroom_mails_under_way', 'Mails being sent', () => outbox.load().underWay)
+    metrics.watch('gauge', 'strongroom_mails_waiting', 'Mails waiting to be sent', () => outbox.load().waiting)
     const endMeasuring = measureProcess(metrics)
-    app.addHook('onClose', async () => { endMeasuring() })
+    app.addHook('onClose', async () => endMeasuring())
     installMetrics(app, metricsToken, database, readMetrics ?? (async () => [await metrics.read()]))
   }
   await app.register(oauth)
   for (const domain of DOMAINS) await app.register(domain, { prefix: '/api/v1' })
   return app
+}
+
+function decorate (app: FastifyInstance, members: Partial<FastifyInstance>) {
+  for (const [name, value] of Object.entries(members)) app.decorate<unknown>(name, value)
 }
 
 // Removes the path of PUBLIC_URL, which a proxy may or may not strip.

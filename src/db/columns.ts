@@ -7,10 +7,7 @@ export const bytea = customType<{ data: Buffer, driverData: Buffer }>({ dataType
 /** A timestamp: a Date in code, with milliseconds, so that a value survives a round trip. */
 export const moment = () => timestamp({ withTimezone: true, mode: 'date', precision: 3 })
 
-/**
- * A count as a column of a select. In a select of one table Drizzle removes the tables' names from the columns of an
- * expression, but not of a nested one, so the subquery is nested.
- */
+/** A count as a column. Nested, because in a select of one table Drizzle removes table names from other expressions. */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
 
 /** The new `updated_at`: now. Without changed columns the row keeps its time, and therefore its ETag. */

@@ -2,9 +2,9 @@ import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
 import { findAuthority, setAuthority, type RowAuthority } from './rows/authority.ts'
-import { openEmbedded } from './embedded/embedded.ts'
+import { openEmbedded, type EmbeddedOptions } from './embedded/embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './postgres/errors.ts'
-import { createPool, guard, type Pool } from './postgres/guard.ts'
+import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
@@ -29,81 +29,56 @@ export { prepared, preparedSql, withMoments, type Raw, type Value } from './post
 export { TlsError, tlsOf } from './postgres/tls.ts'
 export { transaction, type Answering, type Asking } from './changes/transaction.ts'
 
-/** An open database. */
 export interface Database {
   /** For writes, transactions and slow statements. */
   db: Db
   /** For short prepared single-statement reads. They share few connections. */
   reads: Db
-  /**
-   * For lists and counts, which can be slow for large organizations. They have their own connections, which prefer
-   * index scans.
-   */
+  /** For lists and counts, which can be slow for large organizations, on connections that prefer index scans. */
   lists: Db
   /** For short pages that an index bounds. Several pages share one connection, which runs no slow statements. */
   pages: Db
   /** For background jobs; each statement is planned for its parameter values. */
   background: Db
-  /**
-   * For transactions that grow with a project: at most two at a time (one if there is only one connection for writes),
-   * each for a minute at most. Every single statement stays short.
-   */
+  /** For transactions that grow with a project: one or two at a time, each for a minute at most. */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
   /** The location for the operator: hosts and database name, or a directory. Contains no credentials or parameters. */
   where: string
-  /** Usage and queue of each handle. */
   pools: Readonly<Record<string, Pool>>
   /** Gives all handles the authority that makes and verifies MACs of rows. */
   authenticate (authority: RowAuthority): void
-  /**
-   * Runs a transaction without a time limit, before the service starts. `what` describes the work for progress
-   * messages.
-   */
+  /** Runs a transaction without a time limit, before the service starts. `what` names the work in progress messages. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /** Runs a read-only REPEATABLE READ transaction. The first statement that is not a LOCK takes the snapshot. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /**
-   * Migrates the schema to this build's version. The signal aborts the wait for other instances; its reason is thrown.
-   */
+  /** Migrates the schema to this build's version. The signal aborts the wait for other instances with its reason. */
   migrate (signal?: AbortSignal): Promise<void>
   /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
 }
 
-/** The location and options of the database. */
-export interface ConnectOptions {
+/** The location and options of the database. `dir` is the directory of the embedded database. */
+export interface ConnectOptions extends Partial<EmbeddedOptions> {
   /** A PostgreSQL URL. Without it the embedded database is used. */
   url?: string | undefined
-  /** The embedded database's directory. */
-  dir?: string | undefined
   /** Total connections to PostgreSQL, at least two. */
   pool: number
-  /** False skips fsync in the embedded database. A power failure can then lose data. */
-  durable?: boolean | undefined
-  /** Called when only a restart of the process can help. */
-  onFatal?: ((error: Error) => void) | undefined
-  /** Called with a progress message while opening or migrating the database takes long. */
-  onWait?: ((line: string) => void) | undefined
-  /** Called with JSON from another process of this machine (`sendToOwner`). */
-  onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
 const PING_DEADLINE = 2_000
 // Milliseconds: the maximum duration of a long transaction, and its maximum wait for a connection.
-const LONG_DEADLINE = 60_000
+const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
 // Maximum requests queued for the only connection while a long transaction uses it.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Statement timeouts in seconds for work without a deadline, so that a hanging server or network ends it: reading a
-// page, and migrating or restoring.
+// Statement timeouts in seconds for work without a deadline: reading a page, and migrating or restoring.
 const READING = 120
 const CHANGING = 3600
 
-// Milliseconds. The server ends a statement before its caller's deadline, so that no abandoned statement keeps running.
-// The lock timeout is longer than deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is
-// retried.
+// Milliseconds. The server ends a statement before its caller's deadline. The lock timeout is longer than
+// deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is retried.
 const SESSION = {
   ...BY_INDEX,
   default_transaction_isolation: 'read committed',
@@ -120,11 +95,7 @@ const COMMON = {
   fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
 }
 
-/**
- * Connects to PostgreSQL, or opens the embedded database.
- *
- * @throws DirectoryLocked when another process uses the directory of the embedded database
- */
+/** Connects to PostgreSQL, or opens the embedded database (DirectoryLocked when another process uses its directory). */
 export async function connect (options: ConnectOptions): Promise<Database> {
   return options.url ? connectPostgres(options.url, options) : await connectEmbedded(options)
 }
@@ -140,8 +111,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...more,
     connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  // Each pool gets a quarter of the connections, three at most. With two connections, lists share the connection of the
-  // writes.
+  // A quarter of the connections for each pool, three at most. With two, lists share the connection of the writes.
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const paged = some > 1
@@ -151,8 +121,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const lists = shared ? writes : client(some, {}, FOR_LISTS)
   const pages = paged ? client(1, {}, FOR_LISTS) : lists
 
-  // Runs work on a new connection without a deadline. Each statement may take `silence` seconds.
-  async function alone<T> (silence: number, work: (client: Sql) => Promise<T>): Promise<T> {
+  const alone: Alone = async (silence, _what, work) => {
     const own = client(1, { silence_timeout: silence }, {})
     try {
       return await work(own)
@@ -176,30 +145,28 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     background: createPool(Math.min(2, forWrites)),
     longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))
   }
+  const bounded = (name: keyof typeof pools, client: Sql, more: Partial<Bounds> = {}) =>
+    handle(guard(client, { pool: pools[name], prepare: true, ...more }))
   const handles = {
-    db: handle(guard(writes, { pool: pools.db, prepare: true })),
-    reads: handle(guard(reads, { pool: pools.reads, prepare: true })),
-    lists: handle(guard(lists, { pool: pools.lists, prepare: true })),
-    pages: handle(guard(pages, { pool: pools.pages, prepare: true })),
-    background: handle(guard(writes, { pool: pools.background, prepare: false })),
-    longTransactions: handle(guard(writes, {
-      pool: pools.longTransactions, deadline: LONG_DEADLINE, patience: LONG_DEADLINE, isAlone, prepare: false
-    }))
+    db: bounded('db', writes),
+    reads: bounded('reads', reads),
+    lists: bounded('lists', lists),
+    pages: bounded('pages', pages),
+    background: bounded('background', writes, { prepare: false }),
+    longTransactions: bounded('longTransactions', writes, { ...LONG, isAlone })
   }
   return {
     ...handles,
+    ...withoutDeadline(alone, onWait),
     kind: 'postgres',
     where: `${host.map((name, i) => `${name}:${port[i]}`).join(',')}/${database}`,
     pools,
     authenticate: authority => authenticate(handles, authority),
-    maintain: fn => alone(CHANGING, client => handle(client).transaction(async tx => await fn(tx))),
-    snapshot: fn => alone(READING, client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
-    migrate: signal => alone(CHANGING, client => migrateSchema(client, { onWait, signal })),
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()
-      await Promise.all([...new Set([writes, reads, lists, pages])].map(client =>
-        client.end({ timeout: CLOSE_SECONDS })))
+      const clients = [...new Set([writes, reads, lists, pages])]
+      await Promise.all(clients.map(client => client.end({ timeout: CLOSE_SECONDS })))
     }
   }
 }
@@ -227,10 +194,12 @@ async function connectEmbedded (
 
   // The embedded PostgreSQL stops responding after ENOSPC. A restart recovers all committed data.
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
-  const pools = {
-    db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1)
-  }
-  const db = handle(guard(client, { pool: pools.db, onError: full, prepare: true }))
+  const pools = { db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1) }
+  const bounded = (name: keyof typeof pools, more: Partial<Bounds> = {}) =>
+    handle(guard(client, { pool: pools[name], onError: full, prepare: true, ...more }))
+  const db = bounded('db')
+  const alone: Alone = (_silence, what, work) =>
+    embedded.patiently(what, () => work(client)).catch(error => { throw databaseError(error) })
 
   async function close () {
     await findAuthority(db)?.settled()
@@ -245,39 +214,34 @@ async function connectEmbedded (
     throw error
   }
   opened = true
-  const background = handle(guard(client, { pool: pools.background, onError: full, prepare: false }))
-  const longTransactions = handle(guard(client, {
-    pool: pools.longTransactions,
-    onError: full,
-    deadline: LONG_DEADLINE,
-    patience: LONG_DEADLINE,
-    isAlone: true,
-    prepare: false
-  }))
+  const background = bounded('background', { prepare: false })
+  const longTransactions = bounded('longTransactions', { ...LONG, isAlone: true })
   const handles = { db, reads: db, lists: db, pages: db, background, longTransactions }
   return {
     ...handles,
+    ...withoutDeadline(alone),
     kind: 'embedded',
     where: path.resolve(dir),
     pools,
     authenticate: authority => authenticate(handles, authority),
-    maintain: (fn, what = 'authenticates its rows') => embedded.patiently(what, () =>
-      handle(client).transaction(async tx => await fn(tx)))
-      .catch(error => { throw databaseError(error) }),
-    snapshot: fn => embedded.patiently('is read', () =>
-      handle(client).transaction(async tx => await fn(tx), SNAPSHOT))
-      .catch(error => { throw databaseError(error) }),
-    migrate: () => embedded.patiently('changes the schema', () => migrateSchema(client)).catch(error => {
-      throw databaseError(error)
-    }),
     ping: () => ping(client),
     close
   }
 }
 
-function authenticate (
-  handles: Pick<Database, 'db' | 'reads' | 'lists' | 'pages' | 'background' | 'longTransactions'>, authority: RowAuthority
-) {
+// Runs work without a deadline; each statement may take `silence` seconds. `what` names the work in progress messages.
+type Alone = <T>(silence: number, what: string, work: (client: Sql) => Promise<T>) => Promise<T>
+
+const withoutDeadline = (
+  alone: Alone, onWait?: ConnectOptions['onWait']
+): Pick<Database, 'maintain' | 'snapshot' | 'migrate'> => ({
+  maintain: (fn, what = 'authenticates its rows') =>
+    alone(CHANGING, what, client => handle(client).transaction(async tx => await fn(tx))),
+  snapshot: fn => alone(READING, 'is read', client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
+  migrate: signal => alone(CHANGING, 'changes the schema', client => migrateSchema(client, { onWait, signal }))
+})
+
+function authenticate (handles: Record<string, Db>, authority: RowAuthority) {
   for (const db of Object.values(handles)) setAuthority(db, authority)
 }
 
@@ -286,8 +250,7 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // While a long transaction uses the only connection, the ping would wait for it. Long transactions end within a
-  // minute.
+  // The ping would wait for the long transaction, a minute at most, that uses the only connection.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

@@ -21,32 +21,25 @@ export interface EventRow {
 }
 
 /** An event as a row. */
-export function eventRow (
-  {
-    organization_id, type, id, request_id, ip, user_agent
-  }: { organization_id: string, type: string, id: number | null } & Pick<EventRow, 'request_id' | 'ip' | 'user_agent'>,
-  {
-    action, resource_type, resource_id, details = null
-  }: Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: EventRow['details'] }
-): EventRow {
-  return {
-    organization_id,
-    action,
-    actor_type: type,
-    actor_id: id,
-    resource_type,
-    resource_id,
-    request_id,
-    ip,
-    user_agent,
-    details
-  }
-}
+export const eventRow = (
+  { organization_id, type, id, request_id, ip, user_agent }:
+    Pick<EventRow, 'organization_id' | 'request_id' | 'ip' | 'user_agent'> & { type: string, id: number | null },
+  { action, resource_type, resource_id, details = null }:
+    Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & { details?: EventRow['details'] }
+): EventRow => ({
+  organization_id,
+  action,
+  actor_type: type,
+  actor_id: id,
+  resource_type,
+  resource_id,
+  request_id,
+  ip,
+  user_agent,
+  details
+})
 
-/**
- * The end of an organization's chain: the number of the next event, the MAC of the last event, and the key for the next
- * event; null: the first key of every chain.
- */
+/** The end of a chain: number and key of the next event (null: the first key of all chains), and the last MAC. */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
 /** The last event under a key. Its resource names the next key. */
@@ -71,41 +64,28 @@ export interface EventChain {
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
   /** Marks the end of a chain after events were sent, so that the end gets an anchor. */
   recorded (organizationId: string, head: Head): void
-  /**
-   * Organizations that need an anchor, because of the age or number of their events; with `all`, every organization
-   * that has events without an anchor.
-   */
+  /** Organizations that need an anchor, by age or number of their events; with `all`, those with any new events. */
   due (all?: boolean): string[]
-  /**
-   * The number of organizations with events without an anchor, the age of the oldest such event, and the time of the
-   * last event.
-   */
+  /** The number of organizations with events without an anchor, the oldest one's age, and the last event's time. */
   lag (): { organizations: number, seconds: number, last: Date | undefined }
   /** Marks the events of an organization up to this one as anchored. */
   anchored (organizationId: string, sequence: number): void
   /** The database's time, estimated from the last clock sample. */
   now (): Date
-  /**
-   * Records a clock sample: the database's time in milliseconds, in the response to a statement sent at `sentAt`
-   * (`performance.now`).
-   */
+  /** Records the database's time in milliseconds, from the response to a statement sent at `performance.now()`. */
   recordClockSample (time: number, sentAt: number): void
 }
 
 /** The database's time in milliseconds, selected as a sample for `EventChain.recordClockSample`. */
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
-/** The columns of a counter as a statement returns them. */
-export interface HeadRow { next_event: string, event_head: Buffer | null, chain_kid: string | null }
+/** The columns of a counter as the driver returns them: bigint is text. */
+export type HeadRow = Omit<Head, 'next_event'> & { next_event: string }
 
-/** The driver returns bigint as text. */
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
 
-/**
- * The part of a statement that inserts events. The statement defines a common table expression `counter
- * (organization_id)` with the organizations whose counters were advanced past these events.
- */
+/** Inserts events after a table expression `counter (organization_id)` that advances the counters past these events. */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,
     request_id, ip, user_agent, details, chain_kid, mac)

@@ -8,7 +8,6 @@ import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
 import type { Db } from './postgres/handle.ts'
 
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
-/** The advisory lock of a migration. */
 const SCHEMA_LOCK = 0x57_52_4f_4e
 
 // Drizzle's journal of applied migrations.
@@ -18,8 +17,7 @@ const JOURNAL = [
     id serial PRIMARY KEY, hash text NOT NULL, created_at bigint)`
 ]
 
-// Milliseconds. Statements of instances that serve queue behind a migration that waits for a table lock, and give up
-// after 1.2 s (`SESSION`). So the migration gives up earlier, and retries.
+// Milliseconds. Statements of running instances queue behind this wait, and give up after 1.2 s (`SESSION`).
 const TABLE_LOCK_TIMEOUT_MS = 500
 const RETRY_MS = 500
 // A dump or a forgotten session may hold a table lock for hours.
@@ -49,8 +47,8 @@ export class UnreleasedDatabase extends Error {
 
 /**
  * Migrates the database to this build's schema, while instances of the previous release may use it (0047). Each
- * migration is one transaction, so a start after an interruption continues with the next migration. Of several starts
- * at the same time, one migrates and the others wait.
+ * migration is one transaction, so a start after an interruption continues with the next one. Of several starts at the
+ * same time, one migrates and the others wait.
  *
  * @param client a client with one connection that is used for nothing else meanwhile
  * @throws when the database is of an unreleased or newer build, or a lock is not available in time; the signal's reason
@@ -154,8 +152,7 @@ const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Looks for a table of the service before it reads the journal, because a concurrent start writes both in one
-// transaction.
+// Looks for a table before it reads the journal, because a concurrent start writes both in one transaction.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)
@@ -177,10 +174,7 @@ export async function lockSchema (db: Db): Promise<void> {
 export const canMakeSchema = (hashes: readonly string[], known = readKnown()): boolean =>
   hashes.length > 0 && hashes.every((hash, i) => known[i]?.hash === hash)
 
-/**
- * Applies these migrations to an empty database, in the caller's transaction. Returns false and does nothing where this
- * build does not know them.
- */
+/** Makes the schema of these migrations in an empty database. False if this build does not know them. */
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readKnown()
   if (!canMakeSchema(hashes, known)) return false

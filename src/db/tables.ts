@@ -93,8 +93,6 @@ export const organizations = pgTable('organizations', {
   id: ulid().primaryKey(),
   name: name(),
   slug: slug().unique(),
-  status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
-  plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   /** Seals all documents of the organization at rest; wrapped by a master key. */
   storage_key: bytea().notNull(),
   /** Members need a second factor to act in the organization. */
@@ -102,18 +100,21 @@ export const organizations = pgTable('organizations', {
   ...timestamps
 })
 
-/** The columns that every query for the active organization selects. */
+/** The columns of `organizations` that every query for the active organization selects. */
 export const organizationColumns = columnsOf(
-  organizations, 'id', 'name', 'slug', 'status', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
+  organizations, 'id', 'name', 'slug', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
 )
 
 /**
- * The next version id and audit sequence of an organization, the MAC of its last event, and its stored bytes. The row
- * is the last lock before a commit, so ids grow in commit order. There is no foreign key: events, and the end of their
- * chain, outlive the organization.
+ * The next version id and audit sequence of an organization, the MAC of its last event, its stored bytes, its status
+ * and its plan. Every change of the organization locks the row, so ids grow in commit order, and a change sees the
+ * status and the plan that hold when it commits. There is no foreign key to the organization: events, and the end of
+ * their chain, outlive it.
  */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey(),
+  status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
+  plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
   event_head: bytea(),

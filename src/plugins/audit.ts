@@ -1,6 +1,5 @@
-import { AuditEvents, AuditQuery } from '../../schemas/audit.ts'
+import { AuditEventList, AuditQuery } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
 import { principalOf } from '../http/routes/actor.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -15,9 +14,8 @@ export const audit: Domain = async (app) => {
       operationId: 'listAuditEvents',
       tags: ['audit'],
       summary: 'List audit events, newest first; empty for restricted tokens',
-      params: OrganizationParams,
       querystring: AuditQuery,
-      response: { 200: AuditEvents.list }
+      response: { 200: AuditEventList }
     },
     handler: async (request) => {
       const { organization, slices } = principalOf(request)

@@ -5,7 +5,6 @@ import {
   RotateBody, RotateClientKeysAnswer,
   RotateClientKeysBody
 } from '../../schemas/encryption-keys.ts'
-import { ProjectParams } from '../../schemas/projects.ts'
 import { ListQuery } from '../../schemas/shapes.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -54,7 +53,6 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'getEncryptionKey',
       tags: ['encryption-keys'],
       summary: 'Get the active key, which can decrypt every document of the project',
-      params: ProjectParams,
       response: { 200: EncryptionKeyAnswer }
     },
     handler: async (request) => {
@@ -71,7 +69,6 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'listEncryptionKeys',
       tags: ['encryption-keys'],
       summary: 'List all keys of the project, the active key first',
-      params: ProjectParams,
       querystring: ListQuery,
       response: { 200: KeyHistoryAnswer }
     },
@@ -105,7 +102,6 @@ export const encryptionKeys: Domain = async (app) => {
       tags: ['encryption-keys'],
       summary:
         'Rotate a server-managed key: re-encrypts all current documents immediately, and optionally the history',
-      params: ProjectParams,
       body: RotateBody,
       response: { 200: RotateAnswer }
     },
@@ -157,7 +153,6 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'listPendingVersions',
       tags: ['encryption-keys'],
       summary: 'List versions under older client-managed keys, oldest first, for re-encryption by the client',
-      params: ProjectParams,
       body: PendingBody,
       response: { 200: PendingAnswer }
     },
@@ -202,7 +197,6 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'reEncryptHistory',
       tags: ['encryption-keys'],
       summary: 'Submit pending versions, re-encrypted with the active key: all are stored, or none',
-      params: ProjectParams,
       body: ReEncryptBody,
       response: { 200: ReEncryptAnswer }
     },
@@ -247,7 +241,6 @@ const clientRotation: Domain = async (app) => {
       tags: ['encryption-keys'],
       summary:
         'Rotate a client-managed key: send all current documents encrypted with the new key, and the proof of that key',
-      params: ProjectParams,
       body: RotateClientKeysBody,
       response: { 200: RotateClientKeysAnswer }
     },

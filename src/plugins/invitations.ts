@@ -4,14 +4,14 @@ import {
   Invitation, InvitationParams, MAX_OPEN_INVITATIONS, SendInvitationBody, SentInvitation, type InvitationAttributes
 } from '../../schemas/invitations.ts'
 import { InviteMemberBody } from '../../schemas/members.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { hashToken, mintSecret } from '../crypto/bearer.ts'
-import { transaction, type Db } from '../db/database.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import { requireRoom } from '../http/limits/plan-limits.ts'
+import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipInvitation } from '../mail/messages.ts'
@@ -22,7 +22,6 @@ import {
   renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow
 } from '../repositories/people/invitations.ts'
 import { isMemberAddress } from '../repositories/people/members.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
@@ -59,34 +58,31 @@ export const invitations: Domain = async (app) => {
       operationId: 'inviteMember',
       tags: ['members'],
       summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
-      params: OrganizationParams,
       body: InviteMemberBody,
       response: { 201: SentInvitation }
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { type, id, name, organization } = principal
+      const { type, id, name } = principal
       const { email } = request.body
       const role = canonicalRole(request.body.role)
       const mail = prepareMail(principal, email)
-      const made = await transaction(app.db, async (db) => {
+      const made = await inOrganization(app, request, async (db, organization_id) => {
         await app.countEffect(request, reply)
         mail.reserve()
-        await lockPlan(db, organization.id) ?? fail('not_found')
-        await expireInvitations(db, organization.id)
-        if (await isMemberAddress(db, organization.id, email)) fail('already_member', { status: 'active' })
-        if (await isInvited(db, organization.id, email)) fail('already_member', { status: 'invited' })
-        if (await countInvitations(db, organization.id) >= MAX_OPEN_INVITATIONS) {
+        await expireInvitations(db, organization_id)
+        if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
+        if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
+        if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
           fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
         }
-        await requireRoom(db, organization.id, 'members')
+        await requireRoom(db, organization_id, 'members')
         const made = await createInvitation(
-          db, { organization_id: organization.id, id: ulid(), email, role, invited_by: { type, id, name } },
-          await mail.take(db) ?? null
+          db, { organization_id, id: ulid(), email, role, invited_by: { type, id, name } }, await mail.take(db) ?? null
         )
         await recordEvent(db, actorOf(request), eventOf('invitation.create', made.id, { email, role }))
         return made
-      }, actorOf(request)).catch(mail.fail)
+      }).catch(mail.fail)
       afterCommit(request, () => mail.post(made), mail.release)
       return reply.code(201).send({ data: toItem(made), message: howToAccept(mail.isReserved()) })
     }
@@ -98,7 +94,6 @@ export const invitations: Domain = async (app) => {
       operationId: 'listInvitations',
       tags: ['members'],
       summary: 'List the open invitations of an organization',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Invitation.list }
     },
@@ -140,20 +135,18 @@ export const invitations: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { organization } = principal
       const id = request.params.invitation.toUpperCase()
-      const found = await findInvitation(app.db, organization.id, id) ?? fail('not_found')
+      const found = await findInvitation(app.db, principal.organization.id, id) ?? fail('not_found')
       const mail = prepareMail(principal, found.email)
-      const sent = await transaction(app.db, async (db) => {
-        await lockPlan(db, organization.id) ?? fail('not_found')
-        const { role } = await lockInvitation(db, organization.id, id) ?? fail('not_found')
+      const sent = await inOrganization(app, request, async (db, organizationId) => {
+        const { role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
         requireRole(principal, role)
         await app.countEffect(request, reply)
         mail.reserve()
-        const sent = await renewInvitation(db, organization.id, id, await mail.take(db)) ?? fail('not_found')
+        const sent = await renewInvitation(db, organizationId, id, await mail.take(db)) ?? fail('not_found')
         await recordEvent(db, actorOf(request), eventOf('invitation.send', id, { email: sent.email, role }))
         return sent
-      }, actorOf(request)).catch(mail.fail)
+      }).catch(mail.fail)
       afterCommit(request, () => mail.post(sent), mail.release)
       return { data: toItem(sent), message: howToAccept(mail.isReserved()) }
     }
@@ -175,17 +168,14 @@ export const invitations: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const principal = principalOf(request)
-      const { organization } = principal
       const id = request.params.invitation.toUpperCase()
-      await transaction(app.db, async (db) => {
-        await lockPlan(db, organization.id) ?? fail('not_found')
-        const { email, role } = await lockInvitation(db, organization.id, id) ?? fail('not_found')
+      await inOrganization(app, request, async (db, organizationId) => {
+        const { email, role } = await lockInvitation(db, organizationId, id) ?? fail('not_found')
         await requireCurrent(db, request, id)
-        requireRole(principal, role)
-        await deleteInvitation(db, organization.id, id)
+        requireRole(principalOf(request), role)
+        await deleteInvitation(db, organizationId, id)
         await recordEvent(db, actorOf(request), eventOf('invitation.withdraw', id, { email, role }))
-      }, actorOf(request))
+      })
       return reply.code(204).send(null)
     }
   })

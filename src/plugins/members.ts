@@ -1,5 +1,4 @@
 import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '../../schemas/members.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
@@ -7,12 +6,12 @@ import { lockMemberships, reachedLimit } from '../db/callers/memberships.ts'
 import { requireScope, requireSecondFactor } from '../http/guard/access.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
+import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipChanged } from '../mail/messages.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { findMember, listMembers, lockMember, lockOtherOwners, updateMember } from '../repositories/people/members.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { canonicalEmail } from '../rules/formats/emails.ts'
 import { fail } from '../rules/errors.ts'
@@ -37,7 +36,6 @@ export const members: Domain = async (app) => {
       operationId: 'listMembers',
       tags: ['members'],
       summary: 'List the members of an organization, without open invitations',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Member.list }
     },
@@ -80,16 +78,14 @@ export const members: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { organization } = principal
       const id = parseId(request.params.member) ?? fail('not_found')
       const role = canonicalRole(request.body.role)
       await app.countEffect(request, reply)
-      const updated = await transaction(app.db, async (db) => {
-        await lockPlan(db, organization.id) ?? fail('not_found')
+      const updated = await inOrganization(app, request, async (db, organizationId) => {
         // Lock order: accounts before memberships (decision 0029), of the new owner or of the remaining owners.
         const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
-        const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organization.id, id)
-        const member = await lockMember(db, organization.id, id) ?? fail('not_found')
+        const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
+        const member = await lockMember(db, organizationId, id) ?? fail('not_found')
         await requireCurrent(db, request, String(id))
         requireRole(principal, member.role)
         requireRole(principal, role)
@@ -97,9 +93,9 @@ export const members: Domain = async (app) => {
         if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
         // Recorded before the change: callers who change their own role must be locked with their current role.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
-        await updateMember(db, organization.id, id, role)
-        return await findMember(db, organization.id, id) ?? tampered()
-      }, actorOf(request))
+        await updateMember(db, organizationId, id, role)
+        return await findMember(db, organizationId, id) ?? tampered()
+      })
       tell(principal, updated, role)
       return { data: toItem(updated) }
     }

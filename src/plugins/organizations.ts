@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import {
   CreateOrganizationBody, DeleteOrganizationBody, FORMER_SLUG_DAYS, OrganizationAnswer, OrganizationList,
-  OrganizationParams, UpdateOrganizationBody
+  UpdateOrganizationBody
 } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -29,7 +29,6 @@ export const organizations: Domain = async (app) => {
       operationId: 'getOrganization',
       tags: ['organizations'],
       summary: 'Get an organization',
-      params: OrganizationParams,
       response: { 200: OrganizationAnswer }
     },
     handler: async (request) => toAnswer(principalOf(request).organization)
@@ -105,7 +104,6 @@ export const organizations: Domain = async (app) => {
       operationId: 'updateOrganization',
       tags: ['organizations'],
       summary: 'Change an organization; omitted fields stay unchanged',
-      params: OrganizationParams,
       body: UpdateOrganizationBody,
       response: { 200: OrganizationAnswer }
     },
@@ -140,7 +138,6 @@ export const organizations: Domain = async (app) => {
       tags: ['organizations'],
       summary: 'Delete an organization with everything in it; its audit log is kept, and its slug stays reserved for ' +
         `${FORMER_SLUG_DAYS} days`,
-      params: OrganizationParams,
       body: DeleteOrganizationBody,
       response: { 204: NoContent }
     },

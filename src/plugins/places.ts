@@ -1,11 +1,8 @@
 import type { TSchema } from '@sinclair/typebox'
 import { ulid } from 'ulidx'
-import {
-  CreateEnvironmentBody, Environment, EnvironmentParams, UpdateEnvironmentBody
-} from '../../schemas/environments.ts'
-import { ProjectParams } from '../../schemas/projects.ts'
+import { CreateEnvironmentBody, Environment, UpdateEnvironmentBody } from '../../schemas/environments.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
-import { CreateTargetBody, Target, TargetParams, UpdateTargetBody } from '../../schemas/targets.ts'
+import { CreateTargetBody, Target, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inLevel, levelOf } from '../http/guard/level-lookup.ts'
@@ -23,14 +20,10 @@ type CreateBody = CreateTargetBody & CreateEnvironmentBody
 
 interface Kind {
   kind: PlaceKind
-  plural: 'targets' | 'environments'
-  /** For operation ids: `createTarget`. */
-  Kind: Capitalize<PlaceKind>
   /** The noun with its article, for summaries. */
   a: string
   parent: 'project' | 'target'
-  paths: { list: string, one: string }
-  params: { list: TSchema, one: TSchema }
+  parentPath: string
   answers: { one: TSchema, list: TSchema }
   bodies: { create: TSchema, update: TSchema }
   /** Columns of this kind only. */
@@ -39,9 +32,11 @@ interface Kind {
   deletion: { summary: string, isLong: boolean }
 }
 
-const placesOf = (
-  { kind, plural, Kind, a, parent, paths, params, answers, bodies, own, deletion }: Kind
-): Domain => async (app) => {
+const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion }: Kind): Domain => async (app) => {
+  const plural = `${kind}s` as const
+  // For operation ids: `createTarget`.
+  const Kind = `${kind[0]!.toUpperCase()}${kind.slice(1)}`
+  const [listPath, path] = [`/:organization${parentPath}/${plural}`, `/:organization${parentPath}/:${kind}`]
   const toItem = ({ id, ...attributes }: Place) => ({ type: plural, id, attributes })
   const findItem = async (db: Db, organizationId: string, id: string) => {
     const row = await findPlace(db, kind, organizationId, id)
@@ -50,13 +45,12 @@ const placesOf = (
   const event = <V extends 'create' | 'update' | 'delete'>(verb: V, id: string) =>
     ({ action: `${kind}.${verb}` as `${PlaceKind}.${V}`, resource_type: kind, resource_id: id })
 
-  app.get(`/:organization${paths.list}`, {
-    config: { access: `${kind}:read`, at: parent, formerly: `/organizations/:organization${formerly(paths.list)}` },
+  app.get(listPath, {
+    config: { access: `${kind}:read`, at: parent, hasLongPath: true },
     schema: {
       operationId: `list${Kind}s`,
       tags: [plural],
       summary: `List ${plural} of a ${parent}`,
-      params: params.list,
       querystring: ListQuery,
       response: { 200: answers.list }
     },
@@ -66,18 +60,12 @@ const placesOf = (
     }
   })
 
-  app.get(`/:organization${paths.one}`, {
-    config: {
-      access: `${kind}:read`,
-      at: kind,
-      tagged: true,
-      formerly: `/organizations/:organization${formerly(paths.one)}`
-    },
+  app.get(path, {
+    config: { access: `${kind}:read`, at: kind, tagged: true, hasLongPath: true },
     schema: {
       operationId: `get${Kind}`,
       tags: [plural],
       summary: `Get ${a}`,
-      params: params.one,
       response: { 200: answers.one }
     },
     handler: async (request) => {
@@ -86,7 +74,7 @@ const placesOf = (
     }
   })
 
-  app.post(`/:organization${paths.list}`, {
+  app.post(listPath, {
     config: {
       access: `${kind}:create`, at: parent, tagged: true, audit: `${kind}.create`, errors: ['slug_taken']
     },
@@ -94,7 +82,6 @@ const placesOf = (
       operationId: `create${Kind}`,
       tags: [plural],
       summary: `Create ${a}`,
-      params: params.list,
       body: bodies.create,
       response: { 201: answers.one }
     },
@@ -122,7 +109,7 @@ const placesOf = (
     }
   })
 
-  app.patch(`/:organization${paths.one}`, {
+  app.patch(path, {
     config: {
       access: `${kind}:update`,
       at: kind,
@@ -136,7 +123,6 @@ const placesOf = (
       operationId: `update${Kind}`,
       tags: [plural],
       summary: `Change ${a}; omitted fields stay unchanged`,
-      params: params.one,
       body: bodies.update,
       response: { 200: answers.one }
     },
@@ -154,7 +140,7 @@ const placesOf = (
     }
   })
 
-  app.delete(`/:organization${paths.one}`, {
+  app.delete(path, {
     config: {
       access: `${kind}:delete`,
       at: kind,
@@ -167,7 +153,6 @@ const placesOf = (
       operationId: `delete${Kind}`,
       tags: [plural],
       summary: deletion.summary,
-      params: params.one,
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
@@ -187,18 +172,11 @@ const placesOf = (
   })
 }
 
-/** The deprecated path, with a noun before each slug. */
-const formerly = (path: string) => path.replace(/:project/, 'projects/:project')
-  .replace(/:target/, 'targets/:target').replace(/:environment/, 'environments/:environment')
-
 export const targets = placesOf({
   kind: 'target',
-  plural: 'targets',
-  Kind: 'Target',
   a: 'a target',
   parent: 'project',
-  paths: { list: '/:project/targets', one: '/:project/:target' },
-  params: { list: ProjectParams, one: TargetParams },
+  parentPath: '/:project',
   answers: Target,
   bodies: { create: CreateTargetBody, update: UpdateTargetBody },
   own: () => ({}),
@@ -207,12 +185,9 @@ export const targets = placesOf({
 
 export const environments = placesOf({
   kind: 'environment',
-  plural: 'environments',
-  Kind: 'Environment',
   a: 'an environment',
   parent: 'target',
-  paths: { list: '/:project/:target/environments', one: '/:project/:target/:environment' },
-  params: { list: TargetParams, one: EnvironmentParams },
+  parentPath: '/:project/:target',
   answers: Environment,
   bodies: { create: CreateEnvironmentBody, update: UpdateEnvironmentBody },
   own: ({ status = 'development', is_production = status === 'production' }, target_id) =>

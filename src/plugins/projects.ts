@@ -1,8 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import {
-  CreateProjectBody, Project, ProjectParams, UpdateProjectBody, type ProjectAttributes
+  CreateProjectBody, Project, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -39,12 +38,11 @@ async function findItem (db: Db, organizationId: string, id: string) {
 
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
-    config: { access: 'project:read', boundsItself: true, formerly: '/organizations/:organization/projects' },
+    config: { access: 'project:read', boundsItself: true, hasLongPath: true },
     schema: {
       operationId: 'listProjects',
       tags: ['projects'],
       summary: 'List projects',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Project.list }
     },
@@ -64,17 +62,11 @@ export const projects: Domain = async (app) => {
   })
 
   app.get('/:organization/:project', {
-    config: {
-      access: 'project:read',
-      at: 'project',
-      tagged: true,
-      formerly: '/organizations/:organization/projects/:project'
-    },
+    config: { access: 'project:read', at: 'project', tagged: true, hasLongPath: true },
     schema: {
       operationId: 'getProject',
       tags: ['projects'],
       summary: 'Get a project',
-      params: ProjectParams,
       response: { 200: Project.one }
     },
     handler: async (request) => {
@@ -96,7 +88,6 @@ export const projects: Domain = async (app) => {
       operationId: 'createProject',
       tags: ['projects'],
       summary: 'Create a project with its first key',
-      params: OrganizationParams,
       body: CreateProjectBody,
       response: { 201: Project.one }
     },
@@ -156,7 +147,6 @@ export const projects: Domain = async (app) => {
       operationId: 'updateProject',
       tags: ['projects'],
       summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
-      params: ProjectParams,
       body: UpdateProjectBody,
       response: { 200: Project.one }
     },
@@ -200,7 +190,6 @@ export const projects: Domain = async (app) => {
       operationId: 'deleteProject',
       tags: ['projects'],
       summary: 'Delete a project with everything below it, including documents and history',
-      params: ProjectParams,
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {

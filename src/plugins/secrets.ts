@@ -1,15 +1,11 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { EnvironmentParams } from '../../schemas/environments.ts'
 import type { ErrorCode } from '../../schemas/errors.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
-import { ProjectParams } from '../../schemas/projects.ts'
 import {
   DeleteBody, RAW_TYPE, READ_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody,
   type Merge
 } from '../../schemas/secrets.ts'
 import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
-import { TargetParams } from '../../schemas/targets.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
@@ -50,27 +46,13 @@ const LARGE_READ = 256 * 1024
 
 /** The routes that read documents, one for each level. */
 const READS = [
-  {
-    level: 'project', id: 'readProjectSecrets', params: ProjectParams, path: '/:project', former: '/projects/:project'
-  },
-  {
-    level: 'target',
-    id: 'readTargetSecrets',
-    params: TargetParams,
-    path: '/:project/:target',
-    former: '/projects/:project/targets/:target'
-  },
-  {
-    level: 'environment',
-    id: 'readEnvironmentSecrets',
-    params: EnvironmentParams,
-    path: '/:project/:target/:environment',
-    former: '/projects/:project/targets/:target/environments/:environment'
-  }
+  { level: 'project', path: '/:project', id: 'readProjectSecrets' },
+  { level: 'target', path: '/:project/:target', id: 'readTargetSecrets' },
+  { level: 'environment', path: '/:project/:target/:environment', id: 'readEnvironmentSecrets' }
 ] as const
 
 export const secrets: Domain = async (app) => {
-  for (const { level, id, params, path, former } of READS) {
+  for (const { level, path, id } of READS) {
     app.get(`/:organization${path}/secrets`, {
       config: {
         access: 'secret:read',
@@ -84,13 +66,12 @@ export const secrets: Domain = async (app) => {
         },
         audit: ['secret.decrypt', 'version.read'],
         errors: [...READ_ERRORS, 'version_locked', 'version_gone'],
-        formerly: `/organizations/:organization${former}/secrets`
+        hasLongPath: true
       },
       schema: {
         operationId: id,
         tags: ['secrets'],
         summary: `Read the documents of a ${level} and of the levels above`,
-        params,
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,
         response: { 200: ReadAnswer, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
@@ -125,13 +106,12 @@ export const secrets: Domain = async (app) => {
       },
       audit: ['secret.decrypt', 'key.retrieve'],
       errors: [...READ_ERRORS, 'insufficient_permissions'],
-      formerly: '/organizations/:organization/secrets/retrieve'
+      hasLongPath: true
     },
     schema: {
       operationId: 'retrieveSecrets',
       tags: ['secrets'],
       summary: 'Read or decrypt documents, or get the key, named in a body; the required scope depends on `action`',
-      params: OrganizationParams,
       body: RetrieveBody,
       response: { 200: RetrieveAnswer }
     },
@@ -164,7 +144,6 @@ export const secrets: Domain = async (app) => {
       operationId: 'storeSecrets',
       tags: ['secrets'],
       summary: 'Store the document of a level and record a version',
-      params: OrganizationParams,
       headers: WriteHeaders,
       body: StoreBody,
       response: { 200: StoreAnswer }
@@ -217,7 +196,6 @@ export const secrets: Domain = async (app) => {
       operationId: 'deleteSecrets',
       tags: ['secrets'],
       summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
-      params: OrganizationParams,
       headers: WriteHeaders,
       body: DeleteBody,
       response: { 204: NoContent }

@@ -1,21 +1,21 @@
+import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
   TeamProjectParams, UpdateTeamBody, WholeTeam
 } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
-import { transaction, type Db } from '../db/database.ts'
+import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
+import { inOrganization } from '../http/routes/in-organization.ts'
 import { levelOf } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit/audit.ts'
 import { findMember } from '../repositories/people/members.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
 import {
@@ -29,6 +29,8 @@ import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
+const CHANGE = { access: 'team:update', changes: wholeTeam } as const
+
 /** Teams: members of an organization who share roles in projects. */
 export const teams: Domain = async (app) => {
   app.get('/organizations/:organization/teams', {
@@ -37,7 +39,6 @@ export const teams: Domain = async (app) => {
       operationId: 'listTeams',
       tags: ['teams'],
       summary: 'List teams',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: Team.list }
     },
@@ -54,10 +55,8 @@ export const teams: Domain = async (app) => {
       params: TeamParams,
       response: { 200: WholeTeam.one }
     },
-    handler: async (request) => {
-      const { id } = principalOf(request).organization
-      return { data: await wholeTeam(app.reads, id, request.params.team) }
-    }
+    handler: async (request) =>
+      ({ data: await wholeTeam(app.reads, principalOf(request).organization.id, request.params.team) })
   })
 
   app.post('/organizations/:organization/teams', {
@@ -66,13 +65,12 @@ export const teams: Domain = async (app) => {
       operationId: 'createTeam',
       tags: ['teams'],
       summary: 'Create a team',
-      params: OrganizationParams,
       body: CreateTeamBody,
       response: { 201: Team.one }
     },
     handler: async (request, reply) => {
       const { body } = request
-      const created = await orSlugTaken(() => change(request, async (db, organization_id) => {
+      const created = await orSlugTaken(() => inOrganization(app, request, async (db, organization_id) => {
         if (await countTeams(db, organization_id) >= TEAM_LIMITS.teams) {
           fail('limit_reached', { limit: TEAM_LIMITS.teams })
         }
@@ -100,8 +98,7 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request) => {
       const { body } = request
-      const updated = await orSlugTaken(() => changeTeam(request, request.params.team, async (db, team) => {
-        const { id: organizationId } = principalOf(request).organization
+      const updated = await orSlugTaken(() => changeTeam(request, async (db, team, organizationId) => {
         const { name, slug, description } = body
         await updateTeam(db, organizationId, team.id, { name, slug, description })
         await record(db, request, 'team.update', team.id, { members: Object.keys(body).join(' ') })
@@ -123,9 +120,9 @@ export const teams: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      await changeTeam(request, request.params.team, async (db, { id, slug }) => {
+      await changeTeam(request, async (db, { id, slug }, organizationId) => {
         await requireRolesOf(db, principalOf(request), id)
-        await deleteTeam(db, principalOf(request).organization.id, id)
+        await deleteTeam(db, organizationId, id)
         await record(db, request, 'team.delete', id, { slug })
       })
       return reply.code(204).send(null)
@@ -134,10 +131,9 @@ export const teams: Domain = async (app) => {
 
   app.put('/organizations/:organization/teams/:team/members/:member', {
     config: {
-      access: 'team:update',
+      ...CHANGE,
       at: 'organization',
       tagged: true,
-      changes: wholeTeam,
       audit: 'team-member.create',
       errors: ['role_not_held', 'limit_reached']
     },
@@ -150,12 +146,10 @@ export const teams: Domain = async (app) => {
       response: { 200: WholeTeam.one }
     },
     handler: async (request) => {
-      const principal = principalOf(request)
-      const { id: organization_id } = principal.organization
       const user_id = parseId(request.params.member) ?? fail('not_found')
-      const data = await changeTeam(request, request.params.team, async (db, team) => {
+      const data = await changeTeam(request, async (db, team, organization_id) => {
         if (await findMember(db, organization_id, user_id) === undefined) fail('not_found')
-        await requireRolesOf(db, principal, team.id)
+        await requireRolesOf(db, principalOf(request), team.id)
         const one = { organization_id, team_id: team.id, user_id }
         const { members, teams, is_in } = await countTeamMembers(db, one)
         if (!is_in) {
@@ -172,13 +166,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team/members/:member', {
-    config: {
-      access: 'team:update',
-      at: 'organization',
-      changes: wholeTeam,
-      audit: 'team-member.delete',
-      errors: ['role_not_held']
-    },
+    config: { ...CHANGE, at: 'organization', audit: 'team-member.delete', errors: ['role_not_held'] },
     schema: {
       operationId: 'removeTeamMember',
       tags: ['teams'],
@@ -187,9 +175,8 @@ export const teams: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { id: organization_id } = principalOf(request).organization
       const user_id = parseId(request.params.member) ?? fail('not_found')
-      await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+      await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await requireRolesOf(db, principalOf(request), team_id)
         if (!await deleteTeamMember(db, { organization_id, team_id, user_id })) fail('not_found')
         await record(db, request, 'team-member.delete', team_id, { user_id })
@@ -200,11 +187,10 @@ export const teams: Domain = async (app) => {
 
   app.put('/organizations/:organization/teams/:team/projects/:project', {
     config: {
-      access: 'team:update',
+      ...CHANGE,
       at: 'project',
       whole: true,
       tagged: true,
-      changes: wholeTeam,
       audit: 'team-project.update',
       errors: ['role_not_held', 'limit_reached']
     },
@@ -218,12 +204,11 @@ export const teams: Domain = async (app) => {
     },
     handler: async (request) => {
       const principal = principalOf(request)
-      const { id: organization_id } = principal.organization
       const { id: project_id } = levelOf(request).project
       const role = canonicalRole(request.body.role ?? 'member')
       if (scopesInProject(role).size === 0) refuse('role', 'This role grants no permissions in a project')
       requireRole(principal, role)
-      const data = await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+      const data = await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
         await requireRolesOf(db, principal, team_id, project_id)
         if (!await setTeamProject(db, { organization_id, team_id, project_id, role })) {
@@ -237,14 +222,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/teams/:team/projects/:project', {
-    config: {
-      access: 'team:update',
-      at: 'project',
-      whole: true,
-      changes: wholeTeam,
-      audit: 'team-project.delete',
-      errors: ['role_not_held']
-    },
+    config: { ...CHANGE, at: 'project', whole: true, audit: 'team-project.delete', errors: ['role_not_held'] },
     schema: {
       operationId: 'removeTeamProject',
       tags: ['teams'],
@@ -253,9 +231,8 @@ export const teams: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { id: organization_id } = principalOf(request).organization
       const { id: project_id } = levelOf(request).project
-      await changeTeam(request, request.params.team, async (db, { id: team_id }) => {
+      await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await requireRolesOf(db, principalOf(request), team_id, project_id)
         if (!await deleteTeamProject(db, { organization_id, team_id, project_id })) fail('not_found')
         await record(db, request, 'team-project.delete', team_id, { project_id })
@@ -264,25 +241,15 @@ export const teams: Domain = async (app) => {
     }
   })
 
-  // Locks the organization, so that changes of teams are serialized: limits hold, and a team cannot get a stronger role
-  // while a member is added.
-  async function change<T> (
-    request: FastifyRequest, work: (db: Db, organizationId: string) => Promise<T>
-  ): Promise<T> {
-    const { organization } = principalOf(request)
-    return transaction(app.db, async (db) => {
-      await lockPlan(db, organization.id) ?? fail('not_found')
-      return work(db, organization.id)
-    }, actorOf(request))
-  }
-
+  // Changes of teams run one after the other: a team cannot get a stronger role while a member is added.
   async function changeTeam<T> (
-    request: FastifyRequest, name: string, work: (db: Db, team: TeamRow) => Promise<T>
+    request: FastifyRequest, work: (db: Db, team: TeamRow, organizationId: string) => Promise<T>
   ): Promise<T> {
-    return change(request, async (db, organizationId) => {
+    return inOrganization(app, request, async (db, organizationId) => {
+      const { team: name } = request.params as Static<typeof TeamParams>
       const team = await findTeam(db, organizationId, name) ?? fail('not_found')
       await requireCurrent(db, request, team.id)
-      return work(db, team)
+      return work(db, team, organizationId)
     })
   }
 }

@@ -1,5 +1,4 @@
 import type { FastifyRequest } from 'fastify'
-import { OrganizationParams } from '../../schemas/organizations.ts'
 import { canonicalAbilities, type Ability, type Scope } from '../../schemas/scopes.ts'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
@@ -7,12 +6,12 @@ import {
   TokenParams, UpdateTokenBody, type Restriction
 } from '../../schemas/tokens.ts'
 import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
-import { readNow, transaction, type Db } from '../db/database.ts'
+import { readNow, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { inOrganization } from '../http/routes/in-organization.ts'
 import type { Withheld } from '../http/repeats/idempotency.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
-import { lockPlan } from '../repositories/billing/plans.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
   createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, lockTokenSupport, listTokens, lockToken,
@@ -37,7 +36,6 @@ export const tokens: Domain = async (app) => {
       operationId: 'listApiTokens',
       tags: ['api-tokens'],
       summary: 'List API tokens, newest first, without their values',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: ApiTokenList }
     },
@@ -61,28 +59,24 @@ export const tokens: Domain = async (app) => {
       operationId: 'createApiToken',
       tags: ['api-tokens'],
       summary: 'Create an API token; its value is returned only once',
-      params: OrganizationParams,
       body: CreateTokenBody,
       response: { 201: CreatedToken }
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { organization } = principal
       const { name, restrictions = [] } = request.body
       const abilities = abilitiesOf(request.body.abilities)
-      const token = mintApiToken(organization.id)
-      const api_key = await transaction(app.db, async (db) => {
+      const token = mintApiToken(principal.organization.id)
+      const api_key = await inOrganization(app, request, async (db, organization_id) => {
         // The default is the latest expiry that the caller may set.
         const expires_at = request.body.expires_at === undefined
           ? principal.expires_at
           : await parseExpiry(db, request.body.expires_at)
-        // Serializes concurrent requests, so that they cannot exceed the limit together.
-        await lockPlan(db, organization.id) ?? fail('not_found')
         const slices = await slicesOf(db, principal, restrictions)
         refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
-        await requireQuota(db, organization.id, principal.person?.user_id ?? null)
+        await requireQuota(db, organization_id, principal.person?.user_id ?? null)
         const created = await createToken(db, {
-          organization_id: organization.id,
+          organization_id,
           name,
           token_hash: hashToken(token),
           token_prefix: tokenPrefix(token),
@@ -94,7 +88,7 @@ export const tokens: Domain = async (app) => {
         const details = { abilities: abilities.join(' ') }
         await recordEvent(db, actorOf(request), eventOf('api-token.create', created.id, details))
         return created
-      }, actorOf(request))
+      })
       return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
     }
   })
@@ -109,8 +103,7 @@ export const tokens: Domain = async (app) => {
       response: { 200: ApiTokenAnswer }
     },
     handler: async (request) => {
-      const { organization } = principalOf(request)
-      const found = await findToken(app.reads, organization.id, idOf(request))
+      const found = await findToken(app.reads, principalOf(request).organization.id, idOf(request))
       return { data: await showToken(app.reads, requireVisible(request, found)) }
     }
   })
@@ -212,35 +205,27 @@ export const tokens: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const { organization } = principalOf(request)
       const id = idOf(request)
-      await change(request, async (db) => {
-        const slices = await findSlices(db, organization.id, id)
+      await inOrganization(app, request, async (db, organizationId) => {
+        const slices = await findSlices(db, organizationId, id)
         requireVisible(request, slices && { id, slices })
         // Recorded before the deletion, because a token that deletes itself is the caller.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
-        await deleteTokens(db, organization.id, [id])
+        await deleteTokens(db, organizationId, [id])
       })
       return reply.code(204).send(null)
     }
   })
-
-  async function change<T> (request: FastifyRequest, work: (db: Db) => Promise<T>): Promise<T> {
-    return transaction(app.db, async (db) => {
-      await lockPlan(db, principalOf(request).organization.id) ?? fail('not_found')
-      return work(db)
-    }, actorOf(request))
-  }
 
   // Changes a token that stays valid. Lock order: membership and grant before the token, as in the transactions that
   // end them.
   async function changeLocked<T> (
     request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
   ): Promise<T> {
-    const { organization, person } = principalOf(request)
-    return change(request, async (db) => {
-      const latest = await lockTokenSupport(db, organization.id, id, person)
-      const token = requireVisible(request, await lockToken(db, organization.id, id))
+    const { person } = principalOf(request)
+    return inOrganization(app, request, async (db, organizationId) => {
+      const latest = await lockTokenSupport(db, organizationId, id, person)
+      const token = requireVisible(request, await lockToken(db, organizationId, id))
       if (latest === undefined) fail('not_found')
       return work(db, token, latest)
     })
@@ -250,9 +235,7 @@ export const tokens: Domain = async (app) => {
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
 // Checks the limits of the token's owner; `locked` is the existing token, which does not count twice.
-async function requireQuota (
-  db: Db, organizationId: string, userId: number | null, locked?: LockedToken
-): Promise<void> {
+async function requireQuota (db: Db, organizationId: string, userId: number | null, locked?: LockedToken) {
   const limit = await findReachedTokenLimit(db, organizationId, userId, locked)
   if (limit !== undefined) fail('limit_reached', { limit })
 }
@@ -309,17 +292,13 @@ async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
 }
 
 // Undefined if the expiry is unchanged: clients can send back a resource as read, even if it has expired.
-async function newExpiry (
-  db: Db, token: TokenRow, text: string | null | undefined
-): Promise<Date | null | undefined> {
+async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: string | null | undefined) {
   if (text === undefined) return undefined
-  const isSame = text === null ? token.expires_at === null : token.expires_at?.getTime() === requireTimestamp('expires_at', text).getTime()
-  return isSame ? undefined : await parseExpiry(db, text)
+  const sent = text === null ? undefined : requireTimestamp('expires_at', text)
+  return sent?.getTime() === current?.getTime() ? undefined : await parseExpiry(db, text)
 }
 
-async function slicesOf (
-  db: Db, principal: Principal, restrictions: readonly Restriction[]
-): Promise<Slice[]> {
+async function slicesOf (db: Db, principal: Principal, restrictions: readonly Restriction[]): Promise<Slice[]> {
   const { organization, slices: own } = principal
   const slices: Slice[] = []
   for (const [i, restriction] of restrictions.entries()) {

@@ -1,8 +1,6 @@
 import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
-import { OrganizationParams } from '../../schemas/organizations.ts'
-import { ProjectParams } from '../../schemas/projects.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE, WriteHeaders } from '../../schemas/shapes.ts'
 import {
@@ -59,7 +57,6 @@ export const versions: Domain = async (app) => {
       operationId: 'listVersions',
       tags: ['versions'],
       summary: 'List the version history of a level, newest first',
-      params: OrganizationParams,
       body: ListVersionsBody,
       response: { 200: VersionPage }
     },
@@ -202,7 +199,6 @@ export const versions: Domain = async (app) => {
       operationId: 'purgeVersions',
       tags: ['versions'],
       summary: 'Purge the history of a level or of a whole project, including restore snapshots',
-      params: OrganizationParams,
       body: PurgeBody,
       response: { 200: PurgeAnswer }
     },
@@ -248,7 +244,6 @@ export const versions: Domain = async (app) => {
       operationId: 'restoreProject',
       tags: ['versions'],
       summary: 'Restore all documents of a project to a point in time, as new versions; later documents are deleted',
-      params: ProjectParams,
       body: RestoreToBody,
       response: { 200: RestoreToAnswer }
     },
@@ -272,7 +267,7 @@ export const versions: Domain = async (app) => {
   async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
     const { organization } = principalOf(request)
     const id = parseId((request.params as Static<typeof VersionParams>).version) ?? fail('not_found')
-    const found = await find(app.reads, organization.id, id, organization.plan.retention_days) ?? fail('not_found')
+    const found = await find(app.reads, organization.id, id) ?? fail('not_found')
     await requireFoundInside(app, request, found.secret)
     loadedVersions.set(request, found)
     return found
@@ -291,8 +286,7 @@ export const versions: Domain = async (app) => {
   }
 }
 
-type FindVersion<V> =
-  (db: Db, organizationId: string, id: number, retentionDays: number | null) => Promise<V | undefined>
+type FindVersion<V> = (db: Db, organizationId: string, id: number) => Promise<V | undefined>
 
 function requireVersion (request: FastifyRequest, found: FullVersion | undefined): FullVersion {
   if (found === undefined) return fail('not_found')

@@ -32,26 +32,20 @@ export function refundableOf (
   return amount - refunded - (status === 'paid' ? Math.max(0, unused - credit) : 0)
 }
 
-/** The discount terms of a coupon. */
-export interface Reduction {
-  percent_off: number | null
-  amount_off: number | null
-  currency: string | null
-  valid_until: Date | null
-}
+type Coupon = Record<'percent_off' | 'amount_off', number | null> & { currency: string | null, valid_until: Date | null }
 
 /**
  * The discount on the amount of a period. The coupon has to be valid at the period's start, even if the invoice is
  * issued later. A fixed discount applies only in the coupon's currency.
  */
-export function discountOf (coupon: Reduction | undefined, amount: number, currency: string, start: Date): number {
+export function discountOf (coupon: Coupon | undefined, amount: number, currency: string, start: Date): number {
   if (coupon === undefined || (coupon.valid_until !== null && coupon.valid_until <= start)) return 0
   if (coupon.percent_off !== null) return Math.floor(amount * coupon.percent_off / 100)
   return coupon.currency === currency ? Math.min(coupon.amount_off ?? 0, amount) : 0
 }
 
 /** The number of decimal digits of a currency (ISO 4217). */
-export function minorDigits (currency: string): number {
+function minorDigits (currency: string): number {
   const known = Object.entries(CURRENCIES).find(([, codes]) => (codes as readonly string[]).includes(currency))
   return Number(known?.[0] ?? 2)
 }
@@ -80,9 +74,7 @@ const SHORTEST_IBAN = 15
 const ISSUED =
   /^(?:4\d{12}(?:\d{3}|\d{6})?|(?:2[2-7]|5[1-5])\d{14}|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|(?:5[06-8]|6\d)\d{11,17})$/
 
-/**
- * Whether a text contains what looks like a payment card number, which must never be stored. Valid IBANs are ignored.
- */
+/** Whether a text seems to contain a payment card number, which must never be stored. Valid IBANs are ignored. */
 export function holdsCardNumber (text: string): boolean {
   const plain = text.normalize('NFKC').replace(/\p{Cf}/gu, '').replace(/[\p{Pd}\u2212]/gu, '-')
   return [...withoutIbans(plain).matchAll(RUN)].some(({ 0: run, index, input }) => {
@@ -91,9 +83,9 @@ export function holdsCardNumber (text: string): boolean {
   })
 }
 
-// Tries each sequence of adjacent groups, because a security code, an expiry date or a counter may stand next to the
-// card number. One in ten random numbers passes the Luhn check, so the grouping has to match as well, and a part of a
-// run needs a known prefix. This excludes dates, order numbers and telephone numbers.
+// Tries each sequence of adjacent groups: a security code, an expiry date or a counter may stand next to the number.
+// One in ten random numbers passes the Luhn check. So the grouping must match as well, and a part of a run must have a
+// known prefix; this excludes dates, order numbers and telephone numbers.
 function isCardIn (groups: string[], standsAlone: boolean): boolean {
   for (let from = 0; from < groups.length; from++) {
     let number = ''

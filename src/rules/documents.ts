@@ -3,16 +3,15 @@ import {
   Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
 } from 'yaml'
 
-/** The format of a document, with the values of `secret_format`. */
+/** The values of `secret_format`. */
 export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 
-/** Names and values of a document. Has no prototype, so `__proto__` and `constructor` are ordinary names. */
+/** Names and values. Has no prototype, so `__proto__` is an ordinary name, and no document can change a prototype. */
 export type Entries = Record<string, string>
 
 /**
  * Parses a document into names and values. Undefined if the document is invalid, exceeds a limit below, or is `text`,
- * which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most. A document cannot
- * change a prototype.
+ * which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most.
  *
  * All values are strings: a number keeps its spelling (digits and leading zeros), an object or array becomes compact
  * JSON. `null` becomes the empty string, because an absent name would let the value of an outer level show through.
@@ -20,22 +19,17 @@ export type Entries = Record<string, string>
  * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
  *   the result is undefined.
  */
-export function readDocument (
-  format: DocumentFormat, text: string, entries: Entries = emptyEntries()
-): Entries | undefined {
+export function readDocument (format: DocumentFormat, text: string, entries = emptyEntries()): Entries | undefined {
   const source = text.startsWith('\uFEFF') ? text.slice(1) : text
   try {
-    switch (format) {
-      case 'env': return readEnv(source, entries)
-      case 'json': return readJson(source, entries)
-      case 'yaml': return readYaml(source, entries)
-      case 'text': return undefined
-    }
+    return READERS[format](source, entries)
   } catch {
     // Invalid document, or a stack overflow from deep nesting.
     return undefined
   }
 }
+
+const READERS = { env: readEnv, json: readJson, yaml: readYaml, text: () => undefined }
 
 /** An empty object without a prototype. */
 export const emptyEntries = (): Entries => Object.create(null) as Entries
@@ -183,8 +177,8 @@ function parseYaml (text: string): Document.Parsed {
     // Pretty errors quote the document, and its secrets could reach a log.
     prettyErrors: false
   })
-  // Also throws on warnings: with an unknown tag the value would get another type. Throws one shared error object,
-  // because the package catches the error and reports a new one at each depth.
+  // Also throws on warnings: with an unknown tag the value would get another type. The package catches the error and
+  // reports a new one at each depth, so all are one object.
   Object.assign(composer, { onError: () => { throw YAML_UNREADABLE } })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {

@@ -2,7 +2,7 @@ import type { Plan } from '../../schemas/organizations.ts'
 import { fail } from './errors.ts'
 
 /** The state of a level at a point in time. */
-export interface PastLevel {
+interface PastLevel {
   held: string
   /** The slugs of the level, if its state is unknown. */
   path: string | null
@@ -10,10 +10,7 @@ export interface PastLevel {
   version_created_at: Date | null
 }
 
-/**
- * Ends the request if a past document is unavailable: first for versions outside of the retention window, as for reads
- * of a single version, then for unknown states.
- */
+/** Ends the request if a past document is outside of the retention window or, checked later, has an unknown state. */
 export function requireKept (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)
   if (locked !== undefined) {

@@ -8,9 +8,7 @@ export function pageOf (query: ListQuery): PageRequest {
   return { page: query.page ?? 1, per_page: whole ? WHOLE_LIST : query.per_page ?? PAGE_SIZE.default }
 }
 
-export function offsetOf ({ page, per_page }: PageRequest): number {
-  return (page - 1) * per_page
-}
+export const offsetOf = ({ page, per_page }: PageRequest): number => (page - 1) * per_page
 
 /** The pagination object for `count` rows shown out of `total`; `from` and `to` are null on an empty page. */
 export function pageMeta ({ page, per_page }: PageRequest, total: number, count: number): PageMeta {

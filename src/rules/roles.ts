@@ -21,9 +21,7 @@ const SCOPES_OF: Record<Role, readonly Scope[]> = {
   api_user: ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read']
 }
 
-export function scopesOfRole (role: Role): readonly Scope[] {
-  return SCOPES_OF[role]
-}
+export const scopesOfRole = (role: Role): readonly Scope[] => SCOPES_OF[role]
 
 // Scopes that apply inside one project; `project:create` does not.
 const isOfProject = (scope: Scope) => /^(?:secret|key|project|target|environment):/.test(scope) &&
@@ -33,16 +31,14 @@ const SCOPES_IN_PROJECT = Object.fromEntries(Object.entries(SCOPES_OF).map(([rol
   [role, new Set(scopes.filter(isOfProject))])) as unknown as Record<Role, ReadonlySet<Scope>>
 
 /** The scopes of a team's role in a project; empty for a role that applies only to the organization. */
-export function scopesInProject (role: Role): ReadonlySet<Scope> {
-  return SCOPES_IN_PROJECT[role]
-}
+export const scopesInProject = (role: Role): ReadonlySet<Scope> => SCOPES_IN_PROJECT[role]
 
 // Every user may create an organization and leave one, with any role or none. Other uses of these scopes need a role.
 const ROLELESS_SCOPES: readonly Scope[] = ['organization:create', 'member:delete']
 
 /** The scopes that a user with these roles can grant to an application. `teams` are the roles through teams. */
 export function grantableScopes (
-  { organizations, teams }: { organizations: readonly Role[], teams: readonly Role[] }
+  { organizations, teams }: Record<'organizations' | 'teams', readonly Role[]>
 ): ReadonlySet<Scope> {
   return new Set([
     ...ROLELESS_SCOPES, ...organizations.flatMap(scopesOfRole), ...teams.flatMap((role) => [...scopesInProject(role)])
@@ -54,13 +50,12 @@ export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)
 
 /** Whether all scopes were granted. */
-export function grantsEverything (granted: readonly Ability[]): boolean {
-  return granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
-}
+export const grantsEverything = (granted: readonly Ability[]): boolean =>
+  granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
 
 /**
- * The intersection of the granted scopes and the role's scopes. Includes `*` for an owner who granted all scopes, but
- * not if the owner has added a second factor since (`isOfFactor`).
+ * The intersection of the granted scopes and the role's scopes. Includes `*` for an owner who granted all scopes,
+ * unless the owner has added a second factor since (`isOfFactor`).
  */
 export function effectiveScopes (granted: readonly Ability[], role: Role, isWithFactor = true): Set<Ability> {
   const all = grantsEverything(granted)
@@ -96,10 +91,7 @@ export interface Powers {
 export interface TeamPowers {
   /** The roles in the project of the path; empty for a path without a project. */
   inProject: readonly TeamRole[]
-  /**
-   * The roles in any project, for a path without a project. Their rows are not authenticated: these roles decide only
-   * whether to look up the project of the request.
-   */
+  /** The roles in any project, for a path without a project. Not authenticated: they only decide about a look-up. */
   anywhere: readonly Role[]
 }
 
@@ -126,6 +118,5 @@ export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): E
   spelling === 'admin' ? 'administrator' : spelling as Exclude<R, 'admin'>
 
 /** Whether the caller has all scopes of a role in the organization. */
-export function holdsRole (powers: Powers, role: Role): boolean {
-  return scopesOfRole(role).every((scope) => holds(powers, scope))
-}
+export const holdsRole = (powers: Powers, role: Role): boolean =>
+  scopesOfRole(role).every((scope) => holds(powers, scope))

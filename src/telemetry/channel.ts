@@ -13,10 +13,8 @@ interface Request { request: number, method: string, body?: unknown }
 interface Response { response: number, result?: unknown, error?: string }
 
 /**
- * One end of a channel.
- *
- * @param send sends a message to the other process; returns false when it is not connected
- * @param handlers the functions that the other process may call, by name
+ * One end of a channel. `send` returns false if the other process is not connected; `handlers` are the functions that
+ * the other process may call.
  */
 export function createChannel (
   send: (message: Request | Response) => boolean, handlers: Record<string, (body: never) => unknown> = {}

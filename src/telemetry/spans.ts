@@ -6,11 +6,8 @@ export type Work = 'guard' | 'statement' | 'transaction' | 'seal' | 'open' | 'de
 /** Ends a span. */
 export type End = () => void
 
-/** A trace that collects spans. */
-export interface Trace {
-  /** @param text of a statement, which has no values in it */
-  begin (work: Work, text?: string): End
-}
+/** Collects spans; `text` is that of a statement, without values. */
+export interface Trace { begin (work: Work, text?: string): End }
 
 const current = new AsyncLocalStorage<Trace>()
 // Enabled on the first trace, because AsyncLocalStorage slows down every promise.

@@ -3,32 +3,20 @@ import type { ReadableSpan, SpanExporter } from '@opentelemetry/sdk-trace'
 import type { Metrics } from './metrics.ts'
 import type { End, Trace } from './spans.ts'
 
-/** The configuration of tracing. */
-export interface TracesConfig {
-  /** The base URL; `/v1/traces` is appended. */
-  endpoint: string
-  headers: Record<string, string>
-  serviceName: string
-  /** The share of requests that are traced. */
-  ratio: number
-}
+/** `endpoint` is the base URL, without `/v1/traces`; `ratio` is the share of requests that are traced. */
+export interface TracesConfig { endpoint: string, headers: Record<string, string>, serviceName: string, ratio: number }
 
-/** The attributes of a finished request. */
-export interface Outcome {
+/** The attributes of a finished request: the pattern of the route (null without a route) and the code of an error. */
+interface Outcome {
   method: string
-  /** The pattern; null where there was none. */
   route: string | null
   status: number | null
-  /** The row of the catalogue. */
   code: string | undefined
   requestId: string
 }
 
-/** The trace of a request. */
-export interface RequestTrace extends Trace {
-  /** Ends the trace, which then ignores further spans. */
-  end (outcome: Outcome): void
-}
+/** The trace of a request. `end` ends it; further spans are ignored. */
+export interface RequestTrace extends Trace { end (outcome: Outcome): void }
 
 /** Traces requests and exports the traces in the background. */
 export interface Tracer {
@@ -39,14 +27,14 @@ export interface Tracer {
 }
 
 // A project rotation has thousands of spans; the first ones are sufficient.
-const MOST_PIECES = 100
+const MAX_SPANS = 100
 const QUEUE = { maxQueueSize: 4096, maxExportBatchSize: 512, scheduledDelayMillis: 1_000 }
-// Timeout in milliseconds for a batch, including retries.
-const PATIENCE = 3_000
-const LAST = 1_000
-const MOST_NAMES = 2_000
+// For a batch, including retries.
+const EXPORT_TIMEOUT_MS = 3_000
+const STOP_TIMEOUT_MS = 1_000
+const MAX_CACHED_NAMES = 2_000
 
-const WORDS = {
+const SPAN_NAMES = {
   guard: 'guard',
   transaction: 'transaction',
   seal: 'crypto seal',
@@ -56,24 +44,22 @@ const WORDS = {
 } as const
 
 /**
- * Sends traces over OTLP. What a span may say is chosen here, field by field, as in the log: methods, patterns of
- * routes, statuses, codes, the request's id, and of a statement its first word and table.
- *
- * @param warn told when the receiver stops taking traces
+ * Exports traces over OTLP. The attributes of spans are listed explicitly, as in the log, and contain no values of
+ * statements. `warn` logs when the export begins to fail, and when it succeeds again.
  */
 export async function createTracer (
   { endpoint, headers, serviceName, ratio }: TracesConfig, metrics: Metrics | undefined, warn: (line: string) => void
 ): Promise<Tracer> {
-  // Loaded by who traces alone: it is more than the rest of a start.
+  // Loaded only if tracing is on, because it takes longer than the rest of a start.
   const [api, sdk, { OTLPTraceExporter }, { resourceFromAttributes }] = await Promise.all([
     import('@opentelemetry/api'), import('@opentelemetry/sdk-trace'),
     import('@opentelemetry/exporter-trace-otlp-http'), import('@opentelemetry/resources')
   ])
   const exporter = new OTLPTraceExporter({
-    url: `${endpoint}/v1/traces`, headers, timeoutMillis: PATIENCE, concurrencyLimit: 8
+    url: `${endpoint}/v1/traces`, headers, timeoutMillis: EXPORT_TIMEOUT_MS, concurrencyLimit: 8
   })
   const processor = new sdk.BatchSpanProcessor({
-    ...QUEUE, exportTimeoutMillis: PATIENCE, exporter: watched(exporter, metrics, warn)
+    ...QUEUE, exportTimeoutMillis: EXPORT_TIMEOUT_MS, exporter: watched(exporter, metrics, warn)
   })
   const provider = new sdk.TracerProvider({
     resource: resourceFromAttributes({ 'service.name': serviceName }),
@@ -85,12 +71,12 @@ export async function createTracer (
 
   function requestTrace (root: Span): RequestTrace {
     const context: Context = trace.setSpan(ROOT_CONTEXT, root)
-    let pieces = 0
+    let spans = 0
     let isOver = false
     return {
       begin (work, text): End {
-        if (isOver || ++pieces > MOST_PIECES) return () => {}
-        const name = work === 'statement' ? nameOfStatement(text ?? '') : WORDS[work]
+        if (isOver || ++spans > MAX_SPANS) return () => {}
+        const name = work === 'statement' ? nameOfStatement(text ?? '') : SPAN_NAMES[work]
         const isOfDatabase = work === 'statement' || work === 'transaction'
         const span = tracer.startSpan(name, {
           kind: isOfDatabase ? SpanKind.CLIENT : SpanKind.INTERNAL,
@@ -107,7 +93,7 @@ export async function createTracer (
           'http.response.status_code': status ?? undefined,
           'error.type': code,
           'strongroom.request_id': requestId,
-          'strongroom.pieces_left_out': pieces > MOST_PIECES ? pieces - MOST_PIECES : undefined
+          'strongroom.pieces_left_out': spans > MAX_SPANS ? spans - MAX_SPANS : undefined
         }))
         if (status === null || status >= 500) root.setStatus({ code: SpanStatusCode.ERROR })
         root.end()
@@ -117,7 +103,7 @@ export async function createTracer (
 
   return {
     start (traceparent) {
-      // Not from the id of the trace, which is the word of whoever calls: how many are traced is not.
+      // Do not sample by the trace id: the client chooses it, and could have every request traced.
       if (Math.random() >= ratio) return undefined
       const parent = parseTraceparent(traceparent)
       if (parent?.traceFlags === TraceFlags.NONE) return undefined
@@ -127,14 +113,14 @@ export async function createTracer (
     async stop () {
       let timer: NodeJS.Timeout | undefined
       await Promise.race([
-        provider.shutdown().catch(() => {}), new Promise((resolve) => { timer = setTimeout(resolve, LAST) })
+        provider.shutdown().catch(() => {}), new Promise((resolve) => { timer = setTimeout(resolve, STOP_TIMEOUT_MS) })
       ])
       clearTimeout(timer)
     }
   }
 }
 
-/** Counts the spans that were taken and those that were not, and tells when that changes. */
+/** Counts the exported and the failed spans, and logs when exports begin or cease to fail. */
 function watched (
   exporter: SpanExporter, metrics: Metrics | undefined, warn: (line: string) => void
 ): SpanExporter {
@@ -142,15 +128,15 @@ function watched (
     'strongroom_trace_spans_total', 'Spans that were sent, and whether they were taken', ['taken']
   )
   for (const taken of ['yes', 'no']) spans?.inc({ taken }, 0)
-  let isWell = true
+  let isWorking = true
   return {
     export (batch: ReadableSpan[], done) {
       exporter.export(batch, (result) => {
         const isTaken = result.code === 0
         spans?.inc({ taken: isTaken ? 'yes' : 'no' }, batch.length)
-        // What the receiver said may hold what it was sent.
-        if (isTaken !== isWell) warn(isTaken ? 'traces are taken again' : 'the receiver does not take traces')
-        isWell = isTaken
+        // Not the error of the receiver, which may quote what it received.
+        if (isTaken !== isWorking) warn(isTaken ? 'traces are taken again' : 'the receiver does not take traces')
+        isWorking = isTaken
         done(result)
       })
     },
@@ -159,7 +145,7 @@ function watched (
   }
 }
 
-/** What a `traceparent` of W3C Trace Context names; undefined for anything else, at any length. */
+/** The span context of a `traceparent` header (W3C Trace Context); undefined if it is invalid, at any length. */
 export function parseTraceparent (header: string | string[] | undefined): SpanContext | undefined {
   if (typeof header !== 'string' || header.length !== 55) return undefined
   const [, traceId, spanId, flags] = /^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$/.exec(header) ?? []
@@ -170,14 +156,14 @@ export function parseTraceparent (header: string | string[] | undefined): SpanCo
 // Cached: the service sends only a few hundred different statements.
 const names = new Map<string, string>()
 
-/** The first word of a statement and the first table that it names: a text of ours, without any value. */
+// The first word and the first table of a statement, which contain no values.
 function nameOfStatement (text: string): string {
   let name = names.get(text)
   if (name === undefined) {
     const [, word = 'statement'] = /^\s*([a-z]+)\b/i.exec(text) ?? []
     const [, table] = /\b(?:from|into|update|join)\s+"?([a-z][a-z_]*)"?/i.exec(text) ?? []
     name = [word.toUpperCase(), table].filter(Boolean).join(' ')
-    if (names.size < MOST_NAMES) names.set(text, name)
+    if (names.size < MAX_CACHED_NAMES) names.set(text, name)
   }
   return name
 }

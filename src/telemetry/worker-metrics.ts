@@ -1,8 +1,8 @@
 import type { Channel } from './channel.ts'
 import { gauge, type Family, type Metrics } from './metrics.ts'
 
-// The supervisor collects the metrics of all processes for the worker that is scraped. prom-client's own support for
-// clusters adds up the counters of all workers, and fails when a worker does not respond.
+// The supervisor collects the metrics of all processes for the worker that is scraped. prom-client's cluster support
+// sums the counters of all workers, and fails when a worker does not respond.
 
 /** The metrics of each process. */
 export type Measured = readonly (readonly Family[])[]
@@ -14,8 +14,7 @@ const READ = 'readMetrics'
 const READ_TIMEOUT_MS = 1_000
 const COLLECT_TIMEOUT_MS = 2_000
 
-// A sum over workers would go down when a worker is replaced. Prometheus takes that for a restart of the service, and
-// counts the other workers again.
+// A sum over workers would decrease when a worker is replaced, and Prometheus would count the other workers again.
 const labelled = (families: readonly Family[], worker: string): Family[] => families.map((family) => ({
   ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
 }))

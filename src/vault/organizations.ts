@@ -9,8 +9,8 @@ import { makeStorageKey } from './keys/keys.ts'
 import { lockCurrentCanary } from './keys/master-keys.ts'
 
 /**
- * Creates an organization with its storage key, a chain key if chains have been rotated, and its owner if one is given.
- * Returns the limit when the owner is in, or owns, the maximum number of organizations: the caller then rolls back.
+ * Creates an organization with its keys, and its owner if one is given. Returns the limit when the owner is in, or
+ * owns, the maximum number of organizations: the caller then rolls back.
  */
 export async function foundOrganization (
   db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number

@@ -1,3 +1,4 @@
+// duration: 150 s
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { cycles, RECOVERED, recovers } from '../helpers/faults.ts'

@@ -27,7 +27,8 @@ export interface TestPostgres {
 /**
  * Makes a throw-away cluster on the loopback interface and starts it.
  *
- * @param options.durable false where no crash is tested: it never waits for the disk
+ * @param options.durable false where no crash is tested: the server never waits for the disk, and does not vacuum or
+ *   analyze by itself, so that plans do not depend on the moment
  * @param options.within the directory that it is made in
  */
 export async function startPostgres ({ durable = true, within = os.tmpdir() } = {}): Promise<TestPostgres> {
@@ -48,7 +49,7 @@ export async function startPostgres ({ durable = true, within = os.tmpdir() } = 
   async function start () {
     const args = [
       '-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200',
-      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off']
+      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off']
     ]
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
     for (const until = Date.now() + 20_000; ;) {

@@ -105,7 +105,7 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   },
   { what: /^select organization_id from organization_removals where .* order by/, why: 'what the background worker has to remove' },
   {
-    what: /^select .*organization_id from subscriptions inner join organizations .*subscriptions\.period_end <= now\(\)/,
+    what: /^select .*organization_id from subscriptions inner join organization_counters .*subscriptions\.period_end <= now\(\)/,
     why: 'the subscriptions that the background worker has to renew'
   },
   {
@@ -232,7 +232,7 @@ subscribe('strongroom:statement', (message) => {
   if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
 })
 
-// What was sent, for whoever looks at all of it when the run has ended (test/plans.test.ts): a file of each process.
+// What was sent, for test/last/plans.test.ts, which looks at all of it when the run has ended: a file of each process.
 const COLLECTION = process.env.TEST_STATEMENTS
 const MOST = 5_000
 if (COLLECTION !== undefined) {

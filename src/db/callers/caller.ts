@@ -1,20 +1,19 @@
 import { sql, type SQL } from 'drizzle-orm'
+import type { OrganizationStatus } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
-/** A role in a project through a team. */
 export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
 /**
- * The credential of a request. An API token: its id and the hash, in hex, of the value that was sent; with `user_id`
- * and `role` if a person made it. Or an access token with the role of its member. `teams`: the roles through teams
- * that authorized the request.
+ * The credential of a request: an API token with the hash, in hex, of the sent value, and with `user_id` and `role` if
+ * a person made it; or an access token with the role of its member. `teams` are the roles through teams that authorized
+ * the request.
  */
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
 
-/** A caller, and the organization that the request changes. */
 export type CallerIn = Caller & { organization_id: string }
 
 /** The caller was revoked, expired or lost its role before the commit. Nothing was changed. */
@@ -26,9 +25,20 @@ export class CallerEnded extends Error {
   }
 }
 
+/** The organization was suspended, locked or cancelled before the commit. Nothing was changed. */
+export class OrganizationInactive extends Error {
+  override readonly name = 'OrganizationInactive'
+  readonly status: OrganizationStatus
+
+  constructor (status: OrganizationStatus) {
+    super(`the organization is ${status}`)
+    this.status = status
+  }
+}
+
 /**
- * A row that a change needs is locked by another transaction. A change that has locked the counter does not wait for
- * another row: it is rolled back and runs again after 20 ms.
+ * Another transaction has locked a row that a change needs. The change is rolled back and runs again after 20 ms,
+ * because it must not wait while it has locked the counter.
  */
 export class RowLocked extends Error {
   override readonly name = 'RowLocked'
@@ -102,9 +112,9 @@ const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOC
 const readPersonCallers = personCallers('persons_read', sql``)
 
 /**
- * Validates the callers of changes, under the locks of their organizations' counters, and locks the token and grant of
- * each person until the end of the transaction. So a revoked token or a changed role takes effect before the change or
- * after the commit, never during the change. Null stands for the operator and the service, which are always live.
+ * Validates the callers of changes under the locks of the counters, and locks the token and grant of each person. So a
+ * revoked token or a changed role takes effect before the change or after the commit, never during it. Null stands for
+ * the operator and the service, which are always live.
  */
 export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
   const keys = callers.map((caller) => JSON.stringify(caller))

@@ -7,20 +7,14 @@ const AT_ONCE = 200
 /** Maximum rows for one DELETE, so that it ends long before the statement timeout. */
 export const PIECE = 1_000
 
-/**
- * Deletes up to 200 expired rows that no other transaction has locked. Called with each insert into the table, so that
- * deletions keep pace without a timer.
- */
+/** Deletes up to 200 expired, unlocked rows. Called with each insert, so that no timer is needed. */
 export async function deleteExpired (db: Db, table: PgTable, key: PgColumn, expired: SQL): Promise<void> {
   await db.delete(table).where(inArray(
     key, db.select({ key }).from(table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })
   ))
 }
 
-/**
- * Deletes the oldest rows that match a condition, and keeps the newest. Called with each insert, so that a user never
- * has too many rows.
- */
+/** Deletes all matching rows but the newest. Called with each insert, so that a user never has too many rows. */
 export async function keepNewest (
   db: Db, table: PgTable, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
 ): Promise<void> {

@@ -21,14 +21,11 @@ const MAX_NAMED = 50
 export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAMED).join(' ')
 
 /**
- * Revokes the matching grants. Their token pairs and API tokens become invalid; the rows of many API tokens are deleted
- * in the background. Revoked grants lose their MAC, so that clearing the mark does not revive them. Returns the grants,
- * and the tokens for the event of the revocation (`endingOf`). Must be the last change of the user or client in the
- * caller's transaction.
+ * Revokes the matching grants, as the last change of the user or client in the transaction. Their tokens become
+ * invalid; the rows of many API tokens are deleted in the background. Revoked grants lose their MAC, so that clearing
+ * the mark does not revive them. Returns the tokens for the event of the revocation (`endingOf`).
  */
-export async function revokeGrants (
-  db: Db, which: SQL
-): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
+export async function revokeGrants (db: Db, which: SQL): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
   const grants: RevokedGrant[] = []
   for (let areAll = false; !areAll;) {
     const some = await markRevoked(db, which)
@@ -47,7 +44,7 @@ export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: 
   return { revoked: grants.length, ended }
 }
 
-// Updates in the order of ids, so that concurrent revocations do not deadlock.
+// In the order of ids, so that concurrent revocations do not deadlock.
 async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
   const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
     .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
@@ -56,8 +53,8 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
-// A transaction that creates a token locks the grant in share mode. Once this transaction has locked the grant, it
-// therefore sees all tokens. Tokens in the work list for the background were reported before.
+// A transaction that creates a token locks the grant in share mode. This transaction has locked the grant, so it sees
+// all tokens. Tokens in the work list for the background were reported before.
 async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
     organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
@@ -75,14 +72,13 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// The first matching API tokens, locked in the order of ids until the end of the transaction.
+// The first matching API tokens, locked in the order of ids.
 async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
   return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
 }
 
-// Locks some tokens, and counts all. The caller has locked the membership or grant, so the tokens can neither act nor
-// create other tokens.
+// Locks some tokens, and counts all. The membership or grant is locked, so the tokens cannot create other tokens.
 async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
   const locked = await lockSome(db, which)
   const areAll = locked.length < PIECE
@@ -114,14 +110,14 @@ async function deleteLocked (db: Db, which: SQL, { ended, last }: Pick<EndingTok
 }
 
 /**
- * Ends the API tokens of a person whose row names no grant of that person, because the row was changed outside the
- * service. No revocation of a grant ends them, so all are deleted here, in batches.
+ * Ends a person's API tokens whose rows name no grant of that person, because the rows were changed outside the
+ * service: no revocation of a grant ends them.
  */
 export async function endTokensWithoutGrant (db: Db, userId: number): Promise<EndedTokens[]> {
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
     WHERE g.id = ${api_tokens.grant_id} AND g.user_id = ${userId}::bigint)`)!
   const all: { organization_id: string, id: number }[] = []
-  // While this statement waits for a token's lock, that token may create another one. So repeat until no token is left.
+  // While this statement waits for a lock, the token may create another token. So repeat until no token is left.
   for (let locked = await lockSome(db, which); locked.length > 0; locked = await lockSome(db, which)) {
     await db.delete(api_tokens).where(and(which, lte(api_tokens.id, locked.at(-1)!.id)))
     all.push(...locked)
@@ -132,18 +128,12 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
 const tokensOf = (organizationId: string, userId: number) =>
   matching(api_tokens, { organization_id: organizationId, user_id: userId })
 
-/**
- * Locks the API tokens that a person created in an organization, and counts all. The caller has locked the organization
- * and, if it exists, the membership.
- */
+/** Locks the API tokens of a member, and counts all. The caller has locked the organization and the membership. */
 export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndingTokens> {
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
-/**
- * Deletes the locked tokens. The others are invalid without the membership and are deleted in the background. A new
- * membership does not revive them (`endTokensOfBefore`).
- */
+/** Deletes the locked tokens, and the others in the background; they stay invalid (`endTokensOfBefore`). */
 export async function deleteTokensOfMember (
   db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {
@@ -154,10 +144,7 @@ export async function deleteTokensOfMember (
 const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
   ({ organization_id, ended: 'member', ended_id: user_id })
 
-/**
- * Ends API tokens of an earlier membership, before the person joins the organization again. Returns false when there
- * are more than one statement can delete: then the person cannot join yet.
- */
+/** Ends API tokens of an earlier membership. False when one statement cannot: the person cannot join yet. */
 export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
   const locked = await lockTokensOfMember(db, organization_id, user_id)
   await deleteTokensOfMember(db, organization_id, user_id, locked)
@@ -167,10 +154,7 @@ export async function endTokensOfBefore (db: Db, organization_id: string, user_i
   return true
 }
 
-/**
- * Details of the event of an ending: how many API tokens of the organization ended, and the first 50 ids. Empty when
- * there are none.
- */
+/** Details for an event: how many API tokens of the organization ended, and the first 50 ids. Empty without tokens. */
 export function endingOf (
   ended: readonly EndedTokens[], organizationId: string
 ): { tokens?: number, token_ids?: string } {
@@ -182,10 +166,7 @@ export function endingOf (
   }
 }
 
-/**
- * For a change outside of any organization: locks its access token and grant until the end of the transaction. Throws
- * CallerEnded when the token was revoked, used or expired.
- */
+/** Locks an access token and its grant, for a change outside of any organization. Throws CallerEnded. */
 export async function lockAccessToken (db: Db, id: number): Promise<void> {
   const rows = await db.execute(sql`
     SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id

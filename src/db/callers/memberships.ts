@@ -11,16 +11,10 @@ import { former_slugs, members, projects, team_projects, users } from '../tables
 /** The maximum number of organizations that a person can be in, and can own. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/**
- * The number of organizations that a person is in, and owns. A deleted organization counts as owned while its slug is
- * reserved.
- */
+/** Organizations that a person is in, and owns. A deleted organization counts as owned while its slug is reserved. */
 export interface Memberships { joined: number, owned: number }
 
-/**
- * Locks an account until the end of the transaction and counts its memberships, so that two transactions cannot both
- * take the last place. Every transaction that makes a person a member or an owner calls this.
- */
+/** Locks an account before it gets a membership, so that two transactions cannot both take the last place. */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
   const [row] = await db.select({
@@ -53,8 +47,7 @@ export type TeamRoleFound = [
 ]
 
 /**
- * An expression for the roles that a member has in one project through teams, as JSON; null where there are none. It
- * reads one row for each team of the member.
+ * An expression for a member's roles in one project through teams, as JSON; null without roles.
  *
  * @param member the membership: an alias or a table that has `organization_id` and `user_id`
  * @param which the condition for the project
@@ -67,12 +60,7 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   CROSS JOIN ${lookUp('tp', team_projects,
     sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
 
-/**
- * An expression for the roles that a member has in any project through teams, each once, as JSON; null where there are
- * none. It reads at most one row for each role and team of the member, and checks no MAC.
- *
- * @param member as for `teamRoles`
- */
+/** A member's distinct roles in all projects through teams, as JSON; null without roles. Checks no MAC. */
 export const rolesInTeams = (member: SQL): SQL => sql`(
   SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (
@@ -102,9 +90,7 @@ const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_proj
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
     AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
-/**
- * The roles of a member through teams in one project, by its slug or id. Roles whose MAC does not verify are left out.
- */
+/** The authentic roles of a member through teams in one project, by its slug or id. */
 export const findTeamRoles = batchLoad({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
   find: async (db, batch) => {

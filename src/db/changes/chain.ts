@@ -1,19 +1,21 @@
 import { is, sql, type SQL } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
-import { authorityOf, tampered } from '../rows/authority.ts'
-import { CallerEnded, RowLocked, validateCallers, type Caller } from '../callers/caller.ts'
+import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
+import { authorityOf, macOf, tampered } from '../rows/authority.ts'
+import { CallerEnded, OrganizationInactive, RowLocked, validateCallers, type Caller } from '../callers/caller.ts'
 import {
   CLOCK, HAND_OVER, headOf, insertEvents, type ChainKeyRow, type EventChain, type EventRow, type Head, type HeadRow
 } from '../events.ts'
+import { DatabaseUnavailable } from '../postgres/errors.ts'
 import type { Db } from '../postgres/handle.ts'
+import { makeId } from '../rows/ids.ts'
 import { isKeyOf, lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { chain_keys } from '../tables.ts'
 import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
-// Everything that changes an organization locks the organization's counter row. A change locks it first; long
-// operations, and transactions about a person, lock it last. The row has the next version id, the stored bytes and the
-// end of the chain of events.
+// Everything that changes an organization locks the organization's counter row: a change as its first lock, long
+// operations and transactions about a person as their last.
 
 // Milliseconds between two checks of a caller whose rows are locked.
 const POLL_INTERVAL_MS = 20
@@ -23,20 +25,16 @@ export type SynchronousCommit = 'on' | 'off'
 
 export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 
-/**
- * The counter row of an organization, which the transaction has locked. A change alters this object; `appendEvents`
- * writes it back. So a change that alters it records an event.
- */
+/** The locked counter row of an organization. A change alters this object, and `appendEvents` writes it back. */
 export interface Counter {
   readonly organization_id: string
-  /** The id of the next version. */
   next_version: number
-  /** The bytes that the organization stores. */
   stored_bytes: number
-  /** Where the chain of events ends. */
   head: Head
   /** Whether the organization was deleted. */
   readonly is_closed: boolean
+  readonly status: OrganizationStatus
+  readonly plan: Plan
   /** Whether the key of its chain is at hand: without it no event can be recorded. */
   readonly hasKey: boolean
   /** The callers that were valid under the lock, as JSON. */
@@ -51,25 +49,24 @@ export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
-// Settings until the end of the transaction. If the process stops, PostgreSQL ends the transaction after a second. A
-// wait for another lock ends before deadlock_timeout (1 s). Counters are locked in one order.
+// If the process stops, PostgreSQL ends the transaction after a second. A wait for another lock ends before
+// deadlock_timeout (1 s). Counters are locked in one order.
 const locking = (name: string, skip: SQL) => preparedSql<
-  HeadRow & { organization_id: string, next_version: string, stored_bytes: string, is_closed: boolean, clock: number },
+  HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
+    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number },
   { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
-  SELECT locked.*, ${CLOCK} AS clock,
+  SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
     CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
   FROM (
-    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed
+    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed, status,
+      plan AS plan_name
     FROM organization_counters WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR NO KEY UPDATE ${skip}
   ) AS locked`)
 const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
 
-/**
- * Locks the counter rows of organizations until the end of the transaction: all of them, or those that are free. An
- * organization whose rows were removed has no counter.
- */
+/** Locks the counter rows of organizations, all or those that are free. A removed organization has no counter. */
 export async function lockCounters (
   db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
 ): Promise<Map<string, Counter>> {
@@ -86,17 +83,24 @@ export async function lockCounters (
     stored_bytes: Number(row.stored_bytes),
     head: headOf(row),
     is_closed: row.is_closed,
+    status: row.status,
+    plan: row.plan ?? planOfNextSnapshot(),
     hasKey: chain.hasKey(row.organization_id, row.chain_kid),
     live: new Set<string>()
   }]))
 }
 
+/** Throws CallerEnded for a deleted organization, and OrganizationInactive for one whose callers change nothing. */
+export function requireOpen (counter: Counter | undefined): asserts counter is Counter {
+  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  if (counter.status !== 'active') throw new OrganizationInactive(counter.status)
+}
+
 /**
- * Locks the counter row of the organization of a change, unless the transaction has locked it, and validates the
- * caller under the lock. The service and the operator have no caller.
- *
- * Throws CallerEnded when the caller has ended, or the organization was deleted; RowLocked when another transaction has
- * the rows of the caller locked for longer than `patience`.
+ * Locks the organization's counter row, unless the transaction has locked it, and validates the caller under the lock.
+ * The service and the operator have no caller. Throws CallerEnded when the caller has ended, or the organization was
+ * deleted; OrganizationInactive; RowLocked when another transaction locks the rows of the caller for longer than
+ * `patience`.
  *
  * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work
  */
@@ -110,7 +114,7 @@ export async function openChange (
     : (await lockCounters(db, [organization_id], 'all')).get(organization_id)
   if (counter !== undefined) counters.set(db, counter)
   if (caller == null) return counter
-  if (counter === undefined || counter.is_closed) throw new CallerEnded()
+  requireOpen(counter)
   const key = JSON.stringify(caller)
   if (counter.live.has(key)) return counter
   // A change that had the counter before does not hold it up.
@@ -144,6 +148,11 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   }
 }
 
+// The statement waited for the lock, and in this time the plan was added and the organization got it.
+function planOfNextSnapshot (): never {
+  throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
+}
+
 const append = preparedSql<object, { counters: string, events: string }>('append_events', ($) => sql`
   WITH moved AS (
     SELECT * FROM jsonb_to_recordset(${$('counters')}::jsonb) AS moved (
@@ -158,10 +167,7 @@ const append = preparedSql<object, { counters: string, events: string }>('append
   )
   ${insertEvents($('events'))}`)
 
-/**
- * Records events at the ends of their chains, and writes the counters of their organizations back, which the
- * transaction has locked. The statement is sent before the function returns.
- */
+/** Records events and saves the locked counters of their organizations. Sends the statement before it returns. */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {
@@ -187,9 +193,8 @@ export async function appendEvents (
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes }
   })
-  const { count } = await append(db, {
-    events: JSON.stringify(events), counters: JSON.stringify(counters)
-  }) as unknown as { count: number }
+  const sent = append(db, { events: JSON.stringify(events), counters: JSON.stringify(counters) })
+  const { count } = await sent as unknown as { count: number }
   if (count !== rows.length) throw new Error('an event has no counter')
 }
 
@@ -198,4 +203,19 @@ export async function appendToCounter (db: Db, rows: readonly EventRow[]): Promi
   const counter = counterOf(db)
   if (counter === undefined) throw new Error('the transaction has locked no counter')
   await appendEvents(db, new Map([[counter.organization_id, counter]]), rows)
+}
+
+const insertLate = preparedSql<object, { late: string }>('late_events', ($) => sql`
+  INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
+  SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
+    AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
+
+/** Stores events with their times; `recordLate` numbers them later. Until then each row has a MAC of its own. */
+export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
+  const late = events.map((event) => {
+    const { organization_id } = event
+    const row = { organization_id, id: makeId(), occurred_at: new Date(event.occurred_at), event }
+    return { ...row, mac: macOf(db, 'late_events', row).toString('hex') }
+  })
+  await insertLate(db, { late: JSON.stringify(late) })
 }

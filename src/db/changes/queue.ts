@@ -5,7 +5,6 @@ import { atWaitTime, waitNow } from '../postgres/wait-clock.ts'
 // Limits of the changes that wait in this process: of one organization, and of all.
 const MAX_OF_ORGANIZATION = { entries: 1_000, bytes: 64 * 1024 * 1024 }
 const MAX_WAITING = { entries: 10_000, bytes: 256 * 1024 * 1024 }
-// Limits of one transaction.
 const MAX_BATCH = { entries: 100, bytes: 512 * 1024 }
 
 /** A change that waits for a transaction. */
@@ -31,13 +30,12 @@ interface Batch { entries: Entry[], lines: Line[], bytes: number }
 
 const emptyBatch = (): Batch => ({ entries: [], lines: [], bytes: 0 })
 
-/** Metrics of a queue: waiting changes; in all, transactions, their changes, and the milliseconds these waited. */
+/** Metrics: waiting changes; in total, transactions, their changes, and the milliseconds that these waited. */
 export interface QueueFigures { waiting: number, transactions: number, entries: number, waited: number }
 
 /**
- * The changes that wait in this process. Each organization has one transaction at a time, because the transaction locks
- * the organization's counter row. Changes with the same `run` share a transaction, also those of different
- * organizations.
+ * The changes that wait in this process. Each organization has one transaction at a time, which locks its counter row.
+ * Changes with the same `run` share a transaction, also those of different organizations.
  *
  * A change that waits until its deadline is refused (DatabaseUnavailable). When the database is down, a failed
  * transaction refuses all changes that wait in its lines.

@@ -1,9 +1,7 @@
 import { findAuthority, setAuthority } from '../rows/authority.ts'
 import { RowLocked, type Caller } from '../callers/caller.ts'
 import { counterOf, openChange } from './chain.ts'
-import {
-  databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT
-} from '../postgres/errors.ts'
+import { databaseError, DatabaseUnavailable, isLockTimeout, isLostTransaction, LOCK_TIMEOUT } from '../postgres/errors.ts'
 import { DEADLINE, spending } from '../postgres/guard.ts'
 import type { Db } from '../postgres/handle.ts'
 import { queueOf } from './queue.ts'
@@ -30,7 +28,6 @@ export interface Answering {
 
 /** The purpose of a transaction. An `Actor` implements it. */
 export interface Asking {
-  /** The organization that the transaction changes. */
   organization_id?: string | undefined
   /** The credential of the request, which must be valid when the change commits. */
   caller?: Caller | null | undefined
@@ -42,21 +39,18 @@ export interface Asking {
 }
 
 /**
- * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the queue of that
- * organization, and locks the organization's counter row before anything else; `fn` then sees the committed state,
- * which no other change alters until the commit. Long operations leave `organization_id` out and lock the counter last.
+ * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the organization's queue,
+ * and locks its counter row before anything else; `fn` then sees the committed state, which no other change alters
+ * until the commit. Long operations leave `organization_id` out and lock the counter last.
  *
- * With `answering` the result is returned before the commit, so that the response can be made of it and stored in the
- * same transaction; the response is sent after the transaction has `settled`.
- *
- * One deadline covers the time that the request has waited before, the queue and all attempts.
+ * With `answering` the result is returned before the commit, so that the response is stored in the same transaction;
+ * the response is sent after the transaction has `settled`. One deadline covers the time that the request has waited
+ * before, the queue and all attempts.
  *
  * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
  * after the deadline.
  */
-export async function transaction<T> (
-  db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}
-): Promise<T> {
+export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}): Promise<T> {
   const { organization_id, waited = 0, bytes = 0 } = asking
   const began = waitNow() - waited
   const until = began + DEADLINE
@@ -78,11 +72,7 @@ export async function transaction<T> (
   }
 }
 
-/**
- * Runs a transaction once, without the queue.
- *
- * @param spent milliseconds of the deadline that have already passed
- */
+/** Runs a transaction once, without the queue. `spent` milliseconds of the deadline have already passed. */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
   spending(spent, () => db.transaction(async (tx) => {
     setAuthority(tx, findAuthority(db))
@@ -91,7 +81,9 @@ export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spe
 
 /** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
 export async function pauseUntil (until: number): Promise<void> {
-  if (waitNow() + PAUSE >= until) throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  if (waitNow() + PAUSE >= until) {
+    throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
+  }
   await pauseFor(PAUSE)
 }
 

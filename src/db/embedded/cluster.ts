@@ -3,9 +3,8 @@ import path from 'node:path'
 import { extract } from 'tar'
 
 /**
- * Unpacks the template of the embedded database into a directory that must not exist yet. The build makes the template
- * (`scripts/template.mjs`). Everything is on disk before the directory gets its name, so a kill or a power cut leaves
- * either a whole cluster or none.
+ * Unpacks the template that the build made (`scripts/template.mjs`) into a new directory. Everything is on disk before
+ * the directory gets its name, so a kill or a power cut leaves either a whole cluster or none.
  *
  * @param options.durable false skips fsync
  * @param options.onProgress called for every file and directory

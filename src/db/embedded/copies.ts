@@ -1,16 +1,15 @@
 import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
+import { listen, openDirectory } from './lock.ts'
 
-// The process that has the embedded database open copies its files for other processes on request, through a socket in
-// the directory. A copy is made between two statements, so that it equals the state after a power failure at that
-// moment, with all committed data. The same socket takes messages to this process, such as the outcome of a backup.
+// The owner of the embedded database copies its files for other processes, through a socket in the directory. A copy is
+// made between two statements, so it equals the state after a power failure. The socket also takes messages.
 
 const NAME = 'copies'
 // Maximum length of a request: a path, or one line of JSON.
 const MAX_REQUEST_LENGTH = 8192
-// The server sends an empty line at once and then each second as a heartbeat until it responds. The heartbeat also
-// detects clients that have disconnected.
+// The server sends an empty line at once and each second until it responds. This also detects disconnected clients.
 const HEARTBEAT = '\n'
 const HEARTBEAT_MS = 1_000
 const SILENCE_TIMEOUT_MS = 10_000
@@ -54,7 +53,7 @@ export async function serveCopies (
   const { base, close } = openDirectory(dir)
   // The socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
-  await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(`${base}/${NAME}`, resolve) })
+  await listen(server, `${base}/${NAME}`)
   server.on('error', () => {})
   return () => {
     server.close()
@@ -62,9 +61,7 @@ export async function serveCopies (
   }
 }
 
-/**
- * Requests a copy of the database files in `dir` to a new directory. Returns false if no process has the database open.
- */
+/** Requests a copy of the database in `dir` to a new directory. Returns false if no process has it open. */
 export async function requestCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
   if (answer !== NO_RESPONSE && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
@@ -100,16 +97,4 @@ async function ask (dir: string, request: string): Promise<string> {
   } finally {
     close()
   }
-}
-
-// Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
-function openDirectory (dir: string) {
-  const handle = fs.openSync(dir, 'r')
-  let isOpen = true
-  const close = () => {
-    // A second close would close an unrelated file that reuses the descriptor number.
-    if (isOpen) fs.closeSync(handle)
-    isOpen = false
-  }
-  return { base: process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir, close }
 }

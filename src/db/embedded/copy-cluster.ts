@@ -5,7 +5,6 @@ import path from 'node:path'
 const SPARE = 64 * 1024 * 1024
 const BLOCK = 4096
 
-/** Progress, cancellation and free space of a copy. */
 export interface Copying {
   onProgress: () => void
   /** Whether the client that requested the copy has disconnected. */
@@ -14,10 +13,7 @@ export interface Copying {
   freeBytesBeside?: (place: string) => number
 }
 
-/**
- * Copies the files of an idle cluster to a new directory. Throws without copying if the copy would fill the disk, since
- * the service stops on a full disk. A failed copy is removed.
- */
+/** Copies an idle cluster to a new directory. Throws if the copy would fill the disk, since the service stops then. */
 export function copyCluster (
   from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {

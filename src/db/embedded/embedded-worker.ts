@@ -1,5 +1,4 @@
-// The embedded PostgreSQL. It runs in a worker thread, because a query blocks the event loop. It exchanges bytes of the
-// PostgreSQL wire protocol with the driver in the main thread.
+// The embedded PostgreSQL, which blocks its thread during a query. It exchanges wire protocol bytes with the driver.
 import fs from 'node:fs'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'

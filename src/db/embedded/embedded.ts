@@ -16,23 +16,12 @@ const SILENCE_TIMEOUT_MS = 8_000
 const PROGRESS_TIMEOUT_MS = 60_000
 const CHECK_INTERVAL_MS = 500
 const CLOSE_TIMEOUT_MS = 5_000
-// V8's budget before it recompiles a function into faster code (an int). With the default, V8 recompiles for seconds
-// during the start and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is
-// still optimized.
+// V8's budget (an int) before it recompiles a function. With the default, V8 recompiles for seconds during the start
+// and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is still optimized.
 const TIERING_BUDGET = 2_000_000_000
 
 /** The template that a first start unpacks. The build creates it. */
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
-
-/** The embedded database: one worker for each connection, and never two at once. */
-export interface Embedded {
-  /** Starts the worker; returns a stream that postgres.js uses as its socket. */
-  socket (): Promise<Duplex>
-  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
-  patiently<T> (what: string, work: () => Promise<T>): Promise<T>
-  /** Ends the worker and releases the lock of the directory. */
-  close (): Promise<void>
-}
 
 export interface EmbeddedOptions {
   dir: string
@@ -40,13 +29,12 @@ export interface EmbeddedOptions {
   durable?: boolean | undefined
   /** Called when the database cannot be opened; only a restart helps. */
   onFatal?: ((error: Error) => void) | undefined
-  /** Called with a progress message from time to time while opening or migrating takes long. */
+  /** Called with progress messages while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
   /** Called with JSON from another process of this machine (`sendToOwner`). */
   onMessage?: ((told: string) => Promise<void>) | undefined
 }
 
-/** The `workerData` of the threads. */
 export interface WorkerInput {
   dir: string
   template: string
@@ -57,7 +45,6 @@ export interface WorkerInput {
   cancelled: Int32Array<SharedArrayBuffer>
 }
 
-/** The compiled PostgreSQL module. */
 type Program = NonNullable<PGliteOptions['pgliteWasmModule']>
 declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
@@ -66,11 +53,11 @@ interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: strin
 /** The disk became full during long work. */
 export class DiskFull extends Error {}
 
-/** Opens the embedded database in a directory, which stays locked until `close`. */
+/** Opens the embedded database in a directory, which stays locked until `close`. Never runs two workers at once. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
   onMessage = async () => { throw new Error('this process accepts no messages') }
-}: EmbeddedOptions): Promise<Embedded> {
+}: EmbeddedOptions) {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
   // Incremented by every file operation.
@@ -91,20 +78,16 @@ export async function openEmbedded ({
     unlock()
     throw error
   })
-
   const noRoom = () => `There is no room left in ${path.resolve(dir)}`
 
+  /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   async function socket () {
     // Two workers on the same files would corrupt them: wait until the previous one has ended.
     await ended
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
-    const workerData: WorkerInput = {
-      dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled
-    }
-    if (!hasCluster(dir)) {
-      await started('cluster-worker', 'is made', workerData, 'exit')
-    }
+    const workerData: WorkerInput = { dir: clusterOf(dir), template: TEMPLATE, durable, program, progress, cancelled }
+    if (!hasCluster(dir)) await started('cluster-worker', 'is made', workerData, 'exit')
     const one = await started('embedded-worker', 'starts', workerData, 'ready')
     return streamOf(one, watchdog, fail => { stalled = fail })
   }
@@ -113,7 +96,8 @@ export async function openEmbedded ({
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
-    const looking = setInterval(look, CHECK_INTERVAL_MS).unref()
+    // setImmediate runs after pending messages are read, so a blocked main thread does not look like a silent worker.
+    const looking = setInterval(() => { setImmediate(() => watchdog.look()) }, CHECK_INTERVAL_MS).unref()
     thread.once('exit', () => clearInterval(looking))
     const done = watchdog.patiently(what)
     watchdog.begin()
@@ -133,11 +117,7 @@ export async function openEmbedded ({
     }
   }
 
-  // setImmediate runs after pending messages are read, so a blocked main thread does not look like a silent worker.
-  function look () {
-    setImmediate(() => watchdog.look())
-  }
-
+  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
   async function patiently<T> (what: string, work: () => Promise<T>) {
     const done = watchdog.patiently(what)
     const one = worker
@@ -168,17 +148,12 @@ export async function openEmbedded ({
     whileWanted.addEventListener('abort', cancel)
     // The client disconnects after its copy, too: the listener would then cancel the next copy.
     const done = () => whileWanted.removeEventListener('abort', cancel)
-    await patiently('is copied', () => new Promise<void>((resolve, reject) => {
-      const ended = () => reject(new Error('its worker thread has ended'))
-      one.once('exit', ended)
-      one.on('message', function look ({ copied }: Answer) {
-        if (copied === undefined) return
-        one.off('message', look).off('exit', ended)
-        if (copied === '') resolve()
-        else reject(new Error(copied))
-      })
+    await patiently('is copied', async () => {
+      const response = heard(one, 'copied')
       one.postMessage({ copy: to })
-    })).finally(done)
+      const { copied } = await response
+      if (copied !== '') throw new Error(copied)
+    }).finally(done)
   }
 
   async function close () {
@@ -199,7 +174,6 @@ export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clus
 
 let program: Promise<Program> | undefined
 
-// Compiled once per process.
 function compiled () {
   setFlagsFromString(`--wasm-tiering-budget=${TIERING_BUDGET}`)
   program ??= readFile(new URL('pglite.wasm', import.meta.resolve('@electric-sql/pglite'))).then(bytes =>
@@ -252,17 +226,20 @@ async function shut (worker: Worker) {
   await worker.terminate()
 }
 
-function heard (worker: Worker, word: 'ready' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void) {
-  return new Promise<void>((resolve, reject) => {
-    const done = (error?: Error) => {
-      worker.off('message', message).off('error', done).off('exit', exit)
-      if (error) reject(error)
-      else resolve()
+// Resolves with the message that has this word, or when the thread ends (`exit`).
+function heard (
+  worker: Worker, word: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
+) {
+  return new Promise<Answer>((resolve, reject) => {
+    const settle = (answer: Answer | Error) => {
+      worker.off('message', message).off('error', settle).off('exit', exit)
+      if (answer instanceof Error) reject(answer)
+      else resolve(answer)
     }
-    const message = (answer: Answer) => { if (word !== 'exit' && answer[word]) done() }
-    const exit = (code: number) => done(word === 'exit' && code === 0 ? undefined : new Error('its worker thread has ended'))
-    giveUp(reason => done(new Error(reason)))
-    worker.on('message', message).on('error', done).on('exit', exit)
+    const message = (answer: Answer) => { if (word !== 'exit' && answer[word] !== undefined) settle(answer) }
+    const exit = (code: number) => settle(word === 'exit' && code === 0 ? {} : new Error('its worker thread has ended'))
+    giveUp(reason => settle(new Error(reason)))
+    worker.on('message', message).on('error', settle).on('exit', exit)
   })
 }
 

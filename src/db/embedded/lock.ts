@@ -2,33 +2,32 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-/** The directory is in use by a running process. */
 export class DirectoryLocked extends Error {}
 
 /**
  * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
- * directory, so the kernel knows whether the owner is alive. A killed process leaves no stale lock, process ids cannot
- * be confused, and the lock works between containers that share a volume.
+ * directory, so the kernel knows whether the owner is alive, also between containers that share a volume.
  *
  * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
  * cannot create the same number, and a process that then finds another live socket gives up.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
-  const handle = fs.openSync(dir, 'r')
-  // Socket paths are limited to about 100 bytes. On Linux, a short path through the open directory avoids the limit.
-  const base = process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir
+  const { base, close } = openDirectory(dir)
   const server = net.createServer(socket => {
-    // The client waits for one second. If this process was blocked for longer, the write fails and the error is
-    // ignored.
+    // The write fails if this process was blocked for longer than the client waits.
     socket.on('error', () => {}).end(`${process.pid}\n`)
   }).unref()
   server.on('error', () => {})
+  const unlock = () => {
+    server.close()
+    close()
+  }
   try {
     await refuseLiving(base, dir)
     const number = 1 + Math.max(0, ...locks(base).map(name => Number(name.slice(5))))
     const starting = `${base}/starting.${process.pid}`
     fs.rmSync(starting, { force: true })
-    await new Promise<void>((resolve, reject) => { server.once('error', reject).listen(starting, resolve) })
+    await listen(server, starting)
     // Listen before the rename, so that other processes never see a socket that does not listen yet.
     const mine = `lock.${number}`
     try {
@@ -47,25 +46,32 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     for (const name of fs.readdirSync(base)) {
       if (OWN.test(name) && name !== mine) fs.rmSync(`${base}/${name}`, { force: true })
     }
-    let released = false
-    return () => {
-      // A second close would close an unrelated file that reuses the descriptor number.
-      if (released) return
-      released = true
-      server.close()
-      fs.closeSync(handle)
-    }
+    return unlock
   } catch (error) {
-    server.close()
-    fs.closeSync(handle)
+    unlock()
     throw error
   }
 }
 
+/** Opens a directory. On Linux `base` is a short path to it: paths of Unix sockets are limited to about 100 bytes. */
+export function openDirectory (dir: string): { base: string, close: () => void } {
+  const handle = fs.openSync(dir, 'r')
+  let isOpen = true
+  const close = () => {
+    // A second close would close an unrelated file that reuses the descriptor number.
+    if (isOpen) fs.closeSync(handle)
+    isOpen = false
+  }
+  return { base: process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir, close }
+}
+
+/** Listens on a Unix socket. Rejects with the error of the first attempt. */
+export const listen = (server: net.Server, socketPath: string): Promise<void> =>
+  new Promise((resolve, reject) => { server.once('error', reject).listen(socketPath, resolve) })
+
 /**
- * Removes the directories with this name prefix whose owners have ended. Skips directories that are not locked yet;
- * retries failures in the next call. A directory with other content than `content` is kept: a copy of a locked
- * directory contains its lock files, too.
+ * Removes the directories with this name prefix whose owners have ended, except those with other content than
+ * `content`: a copy of a locked directory contains its lock files, too. The next call retries failures.
  */
 export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {

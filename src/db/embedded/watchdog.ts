@@ -1,20 +1,4 @@
-/** Detects when another thread hangs. */
-export interface Watchdog {
-  /** Work begins; it is watched until `end`. */
-  begin (): void
-  end (): void
-  /** The other thread sent a message. */
-  heard (): void
-  /**
-   * Work of unknown length, which may take as long as `progress` changes. `what` appears in progress messages. Returns
-   * a function that ends this mode.
-   */
-  patiently (what: string): () => void
-  /** Checks whether the work makes progress. Called by a timer. */
-  look (): void
-}
-
-export interface WatchdogOptions {
+interface WatchdogOptions {
   /** Milliseconds without a message after which work is aborted. */
   silence: number
   /** The same limit for `patiently`, where a change of `progress` counts as well. */
@@ -30,28 +14,35 @@ export interface WatchdogOptions {
 
 const REPORT_INTERVAL_MS = 10_000
 
-export function createWatchdog ({
-  silence, patience, progress, onWait, onStall, now = () => performance.now()
-}: WatchdogOptions): Watchdog {
+export type Watchdog = ReturnType<typeof createWatchdog>
+
+/** Detects when another thread hangs, which sends messages or changes `progress` while it works. */
+export function createWatchdog (
+  { silence, patience, progress, onWait, onStall, now = () => performance.now() }: WatchdogOptions
+) {
   let working = 0
   let sign = now()
   let moved = progress()
   let patient: { what: string, since: number, said: number } | undefined
 
   return {
+    /** Work begins; it is watched until `end`. */
     begin () {
       if (working++ === 0) sign = now()
     },
     end () {
       working--
     },
+    /** The other thread sent a message. */
     heard () {
       sign = now()
     },
-    patiently (what) {
+    /** Allows work to take long while `progress` changes, until the returned function is called. */
+    patiently (what: string): () => void {
       const mine = patient = { what, since: now(), said: now() }
       return () => { if (patient === mine) patient = undefined }
     },
+    /** Checks whether the work makes progress. Called by a timer. */
     look () {
       const current = progress()
       if (patient !== undefined && current !== moved) sign = now()
@@ -59,9 +50,8 @@ export function createWatchdog ({
       if (working === 0) return
       if (patient !== undefined && now() - patient.said >= REPORT_INTERVAL_MS) {
         patient.said = now()
-        onWait(
-          `Waiting for the embedded database, which ${patient.what} (${Math.round((now() - patient.since) / 1000)} s)`
-        )
+        const seconds = Math.round((now() - patient.since) / 1000)
+        onWait(`Waiting for the embedded database, which ${patient.what} (${seconds} s)`)
       }
       const limit = patient === undefined ? silence : patience
       if (now() - sign <= limit) return

@@ -5,9 +5,7 @@ import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
 import { waitNow } from './wait-clock.ts'
 
-/** Maximum queries in one statement. */
 const MAX_BATCH = 100
-/** Maximum queries in the queue of one loader. */
 const MAX_QUEUE = 10_000
 interface Queued<Q, A> {
   query: Q
@@ -25,7 +23,6 @@ interface Pending<Q, A> {
   isScheduled: boolean
 }
 
-/** How to load several queries at once. */
 export interface LookUp<Q, R, A> {
   /** The key of a query. Queries with equal keys share one result. */
   keyOf: (query: Q) => string
@@ -37,9 +34,8 @@ export interface LookUp<Q, R, A> {
 
 /**
  * A loader that answers many queries with one statement: all queries of one turn of the event loop, and all queries
- * made while the loader's slots are in use. A statement is sent after its queries were made, and nothing is cached, so
- * a revoked token is refused at once. In a transaction each query is a statement of its own. A query that waits longer
- * than two seconds before it is sent is refused (DatabaseUnavailable).
+ * made while its slots are in use. Nothing is cached, so a revoked token is refused at once. In a transaction each
+ * query is a statement of its own. A query that waits for longer than two seconds is refused (DatabaseUnavailable).
  */
 export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, query: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()

@@ -1,8 +1,6 @@
 import { DrizzleQueryError } from 'drizzle-orm/errors'
 
-/** The database is down, busy, read-only or full. A later retry may help. */
-export class DatabaseUnavailable extends Error {
-  override name = 'DatabaseUnavailable'
+class Failure extends Error {
   readonly code: string | undefined
   /** Whether the operation certainly had no effect: it was never sent, or the server reported its failure. */
   readonly isUndone: boolean
@@ -11,6 +9,11 @@ export class DatabaseUnavailable extends Error {
     this.code = code
     this.isUndone = isUndone
   }
+}
+
+/** The database is down, busy, read-only or full. A later retry may help. */
+export class DatabaseUnavailable extends Failure {
+  override name = 'DatabaseUnavailable'
 }
 
 /** The deadline of a request has passed. The database itself may be available. */
@@ -22,17 +25,12 @@ export class OutOfTime extends DatabaseUnavailable {
 export const neverSent = (message: string) => new DatabaseUnavailable(message, undefined, true)
 
 /** An error of the database, without the values of the statement. */
-export class DatabaseError extends Error {
+export class DatabaseError extends Failure {
   override name = 'DatabaseError'
-  readonly code: string | undefined
   readonly constraint: string | undefined
-  /** As in `DatabaseUnavailable`. */
-  readonly isUndone: boolean
   constructor (message: string, code?: string, constraint?: string, isUndone = false) {
-    super(message)
-    this.code = code
+    super(message, code, isUndone)
     this.constraint = constraint
-    this.isUndone = isUndone
   }
 }
 
@@ -53,9 +51,8 @@ interface DriverError extends Error {
 }
 
 /**
- * Converts errors of the database to DatabaseUnavailable or DatabaseError; returns other errors unchanged. Drizzle's
- * errors contain all parameters in their message. The driver's errors contain them in hidden properties, in `detail`
- * and sometimes in the message. None of that may reach a log.
+ * Converts errors of the database to DatabaseUnavailable or DatabaseError; returns other errors unchanged. Errors of
+ * Drizzle and the driver contain parameters, which must not reach a log.
  */
 export function databaseError (error: unknown): Error & { code?: string | undefined } {
   const cause = inner(error)
@@ -63,7 +60,7 @@ export function databaseError (error: unknown): Error & { code?: string | undefi
   if (cause instanceof DatabaseUnavailable && 'parameters' in cause) {
     return new DatabaseUnavailable(cause.message, cause.code, cause.isUndone)
   }
-  if (cause instanceof DatabaseUnavailable || cause instanceof DatabaseError) return cause
+  if (cause instanceof Failure) return cause
   const { code, severity, constraint_name: constraint } = cause
   // ERROR undoes the statement. FATAL ends the connection, and the outcome is unknown.
   const isUndone = severity === 'ERROR'
@@ -101,10 +98,7 @@ export const isLostTransaction = (error: unknown) => /^(40P01|40001)$/.test(code
 // A cancelled statement and a timeout inside a transaction concern one request only.
 const OF_ONE = /^(57014|25P0[34])$/
 
-/**
- * Whether the database is unavailable for all queued requests, so that they can fail at once instead of each at its own
- * deadline.
- */
+/** Whether the database is unavailable for all queued requests, so that they can fail before their deadlines. */
 export const isAwayForAll = (error: unknown): boolean => {
   const code = codeOf(error)
   const wasNeverSent = code === undefined && isUndone(error)
@@ -114,7 +108,7 @@ export const isAwayForAll = (error: unknown): boolean => {
 /** Whether the operation certainly had no effect, so that a retry does not repeat it. */
 export const isUndone = (error: unknown): boolean => {
   const known = databaseError(error)
-  return (known instanceof DatabaseUnavailable || known instanceof DatabaseError) && known.isUndone
+  return known instanceof Failure && known.isUndone
 }
 
 /** The SQLSTATE or driver code of an error, through all wrappers. */

@@ -4,23 +4,19 @@ import { beginPiece } from '../../telemetry/spans.ts'
 import { DatabaseUnavailable, neverSent, OutOfTime } from './errors.ts'
 import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
-/**
- * The deadline in milliseconds for a statement or transaction, including the time in the queue, and for all of a
- * request's work on the database.
- */
+/** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */
 export const DEADLINE = 4_000
 // Minimum duration in milliseconds after which an unfinished transaction counts as an outage of the database.
 const LEAST_OF_OUTAGE = 3_000
 /** The maximum wait for a connection in milliseconds, and the maximum number of waiting requests. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
-// Milliseconds between two long transactions on the only connection: enough to finish the requests that waited for the
-// first one before the second one begins.
+// Milliseconds between two long transactions on the only connection, for the requests that waited for the first one.
 const PAUSE = { min: 250, max: 1_000 }
 
 /**
- * Publishes every statement before it is sent and after its response, as `{ phase, text, prepared }` without values,
- * and the phases `begin` and `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
+ * Publishes every statement before it is sent and after its response, without values, and the phases `begin` and
+ * `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
  */
 const statements = channel('strongroom:statement')
 const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prepared = false) => {
@@ -30,10 +26,7 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 /** The deadline, by `waitNow`, of a request that has already waited this many milliseconds for the database. */
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
-/**
- * Waits for database work until the deadline. A statement that was sent continues on the server; its outcome is
- * unknown. Throws OutOfTime.
- */
+/** Waits for database work until the deadline (OutOfTime). A sent statement continues; its outcome is unknown. */
 export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
 
 let spentOfNext = 0
@@ -64,11 +57,9 @@ export interface Pool {
   refused: number
 }
 
-/** An unused pool. */
 export const createPool = (slots: number, maxWaiting = MAX_WAITING): Pool =>
   ({ slots, maxWaiting, free: slots, waiting: [], timeouts: 0, refused: 0 })
 
-/** Limits and options of a client. */
 export interface Bounds {
   pool: Pool
   /** Called with every error of a statement. */
@@ -82,10 +73,7 @@ export interface Bounds {
    * Afterwards the other requests have the connection for as long as the transaction took, between 0.25 and 1 second.
    */
   isAlone?: boolean
-  /**
-   * Whether statements are prepared, keyed by their text, and planned once for all values; used for requests. So a text
-   * must not vary with the length of a list (`isOneOf`).
-   */
+  /** Whether statements are prepared by their text, which must not vary with the length of a list (`isOneOf`). */
   prepare: boolean
 }
 
@@ -107,8 +95,7 @@ export function guard (
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
     const result = await within(until, work, () => {
-      // A null state means that the query was not sent yet. A sent query is ended by statement_timeout or
-      // silence_timeout.
+      // Null: the query was not sent yet. A sent query is ended by statement_timeout or silence_timeout.
       if ((query as { state?: unknown }).state === null) query.cancel()
     }).finally(end)
     tell('after', call[0], prepare)
@@ -121,8 +108,7 @@ export function guard (
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))
-    // From here on the long transaction has the only connection. Its deadline counts real time, without the wait for
-    // the previous long transaction.
+    // The deadline counts real time from here on, without the wait for the previous long transaction.
     const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
@@ -191,8 +177,7 @@ function pending (run: Run) {
   }
 }
 
-// Waits for a free slot of a pool; returns a function that frees the slot. Throws DatabaseUnavailable when the queue is
-// full, or when no slot becomes free within `patience` milliseconds.
+// Waits for a free slot; returns a function that frees it. Throws when the queue is full, or after `patience` ms.
 async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
   const leave = () => {

@@ -3,10 +3,7 @@ import type { PgDatabase, PgQueryResultHKT } from 'drizzle-orm/pg-core'
 /** The first argument of a repository function: a handle of the database, or a transaction. */
 export type Db = PgDatabase<PgQueryResultHKT>
 
-/**
- * The maximum number of concurrent batch statements of one kind. Two, so that one slow statement does not block the
- * others; one if there is only one connection.
- */
+/** The maximum number of concurrent batch statements of one kind: two, so that a slow one does not block the others. */
 export const slotsOf = (db: Db): number => Math.min(2, connectionsOf(db))
 
 /** The number of connections of a handle. */

@@ -5,33 +5,50 @@ import { databaseError } from './errors.ts'
 /** Returns the placeholder for a named value of a prepared statement. */
 export type Value = (name: string) => Placeholder
 
-interface Statement { params: unknown[], execute (values?: Record<string, unknown>): Promise<unknown> }
-interface Session {
-  client: { unsafe (text: string, params: unknown[]): PromiseLike<unknown[]> }
-  prepareQuery (query: Query, fields: undefined, name: string, arrays: boolean): Statement
+interface Statement { params: unknown[], execute (values: unknown): Promise<unknown> }
+interface Inside {
+  session: { client: { unsafe (text: string, params: unknown[]): PromiseLike<unknown[]> } }
+  dialect: { sqlToQuery (query: SQL): Query }
 }
-interface Inside { session: Session, dialect: { sqlToQuery (query: SQL): Query } }
 
 /**
- * A statement that is built once and prepared on each connection of the server, where it runs in half the time.
- * Placeholders are `sql.placeholder('name')`. Works on the database's handles and on transactions.
- *
- * @param name any name: the driver numbers the statements by itself
- * @param build the statement in Drizzle's builder, without `.prepare()`
+ * A statement that is built once and prepared on each connection, where it runs in half the time. Works on handles and
+ * transactions. `build` uses placeholders, `sql.placeholder('name')`; the driver ignores the `name` of the statement.
  */
 export function prepared<A extends object, R> (
-  name: string, build: (db: Db) => {
-    prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> }
-  }
+  name: string,
+  build: (db: Db) => { prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> } }
 ) {
-  return runner<A, R>(db => build(db).prepare(name) as unknown as Statement)
+  // Text and columns are cached and the client comes from the handle, so that a transaction does not rebuild them.
+  let kept: Statement | undefined
+  return async (db: Db, values: A): Promise<R> => {
+    if (!kept) {
+      kept = build(db).prepare(name) as unknown as Statement
+      kept.params = kept.params.map(nullable)
+    }
+    const { client } = (db as unknown as Inside).session
+    const statement = Object.create(kept, { client: { value: client } }) as Statement
+    try {
+      return await statement.execute(values) as R
+    } catch (error) {
+      throw databaseError(error)
+    }
+  }
+}
+
+// Drizzle passes a placeholder's null to the column's encoder: timestamps throw, and jsonb encodes it as JSON null.
+function nullable (param: unknown) {
+  if (!is(param, Param)) return param
+  const { encoder } = param
+  return new Param(param.value, {
+    mapToDriverValue: (value: unknown) => value === null ? null : encoder.mapToDriverValue(value)
+  })
 }
 
 /**
- * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. Returns rows as
- * the driver reads them: bytea is a Buffer and jsonb is parsed, but **timestamps are text**, because Drizzle disables
- * the driver's date parsers, and so are bigint and numeric. A Date is sent as ISO text; a list has to be sent as JSON
- * (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. In its rows
+ * bytea is a Buffer and jsonb is parsed, but **timestamps**, bigint and numeric **are text**. A Date is sent as ISO
+ * text; a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
@@ -57,35 +74,6 @@ export function preparedSql<Row, A extends object> (_name: string, template: (va
 }
 
 const toText = (value: unknown) => value instanceof Date ? value.toISOString() : value
-
-// A prepared query of Drizzle consists of its text, its columns and its client. Text and columns are cached here and
-// the client comes from the handle, so that a transaction does not rebuild its statements.
-function runner<A extends object, R> (build: (db: Db) => Statement) {
-  let kept: Statement | undefined
-  return async (db: Db, values: A): Promise<R> => {
-    if (!kept) {
-      kept = build(db)
-      kept.params = kept.params.map(nullable)
-    }
-    const { client } = (db as unknown as Inside).session
-    const statement = Object.create(kept, { client: { value: client } }) as Statement
-    try {
-      return await statement.execute(values as Record<string, unknown>) as R
-    } catch (error) {
-      throw databaseError(error)
-    }
-  }
-}
-
-// Drizzle passes a placeholder's null to the column's encoder: timestamps throw, and jsonb encodes it as JSON null.
-function nullable (param: unknown) {
-  if (!is(param, Param)) return param
-  const { encoder } = param
-  return new Param(param.value, {
-    mapToDriverValue: (value: unknown) =>
-      value === null ? null : encoder.mapToDriverValue(value)
-  })
-}
 
 /** A row as `preparedSql` returns it: timestamps are text. */
 export type Raw<T> = { [K in keyof T]: T[K] extends Date ? string : T[K] }

@@ -2,8 +2,7 @@ import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
 
-/** The values of `sslmode` in a DATABASE_URL. */
-export const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
+const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
 type Mode = (typeof TLS_MODES)[number]
 
 /** The TLS settings of a DATABASE_URL cannot be fulfilled. The message is one line for the operator. */
@@ -11,13 +10,10 @@ export class TlsError extends Error {
   override name = 'TlsError'
 }
 
-export interface Tls {
+interface Tls {
   /** The URL without its TLS parameters. */
   url: string
-  /**
-   * The `ssl` option of the driver: a string for encryption without verification, options for encryption with
-   * verification.
-   */
+  /** The `ssl` option of the driver: a string for encryption without verification, options with verification. */
   ssl: false | 'prefer' | 'require' | ConnectionOptions
   /** Why the connection can be read or intercepted; undefined if it is secure. */
   weakness: string | undefined
@@ -25,7 +21,7 @@ export interface Tls {
 
 /**
  * Reads `sslmode` and `sslrootcert` of a URL as libpq does. The driver alone would send `sslrootcert` to the server,
- * and would verify the certificate of a server with an IP address against `localhost`.
+ * and verify the certificate of an IP address against `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
   // The query begins at the first question mark; later ones belong to values.
@@ -42,21 +38,20 @@ export function tlsOf (databaseUrl: string): Tls {
   const hosts = hostsOf(address)
   const isLocal = hosts.every((host) =>
     host === '' || host === 'localhost' || host === '::1' || /^127(?:\.\d+){3}$/.test(host))
+  const weakness = isLocal ? undefined : WEAKNESSES[mode]
   return {
     url: rest === '' ? address : `${address}?${rest}`,
     ssl: optionsFor(mode, root, hosts),
-    weakness: isLocal ? undefined : WEAKNESSES[mode]
+    weakness: weakness && `The connection to the database is ${weakness}: use sslmode=verify-full in DATABASE_URL`
   }
 }
 
+const OPPORTUNISTIC = 'encrypted only if the server supports it, and the server certificate is not verified'
 const WEAKNESSES: Partial<Record<Mode, string>> = {
-  disable: 'The connection to the database is not encrypted: use sslmode=verify-full in DATABASE_URL',
-  allow:
-    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
-  prefer:
-    'The connection to the database is encrypted only if the server supports it, and the server certificate is not verified: use sslmode=verify-full in DATABASE_URL',
-  require:
-    'The connection to the database is encrypted, but the server certificate is not verified: use sslmode=verify-full in DATABASE_URL'
+  disable: 'not encrypted',
+  allow: OPPORTUNISTIC,
+  prefer: OPPORTUNISTIC,
+  require: 'encrypted, but the server certificate is not verified'
 }
 
 function modeOf (word: string): Mode {
@@ -82,8 +77,7 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
   return {
     rejectUnauthorized: true,
     checkServerIdentity: identity,
-    ...(root !== null && root !== 'system' &&
-    { ca: readAuthority(root) })
+    ...(root !== null && root !== 'system' && { ca: readAuthority(root) })
   }
 }
 

@@ -1,6 +1,5 @@
-// The clock for all waits on the database. It stops while a long operation uses the only connection, so that queued
-// requests do not time out because of that operation. A long operation ends within a minute, so these waits are limited
-// too.
+// The clock for all waits on the database. It stops while a long operation, a minute at most, uses the only connection,
+// so that queued requests do not time out because of that operation.
 
 // Minimum milliseconds before a paused timer checks again.
 const LOOK_AGAIN = 25

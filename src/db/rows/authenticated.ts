@@ -6,11 +6,10 @@ import {
   second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
 } from '../tables.ts'
 
-// Rows that define users, access or levels, and late events, carry a MAC over the columns declared below. The code and
-// the tests use this one declaration. A column is either authenticated or exempt; for each exempt column the
-// declaration says what an attacker with write access to the database gains by changing it. `UNAUTHENTICATED` says the
-// same for tables without a MAC. SECURITY.md lists all of these. The order of the columns is part of the MAC: after a
-// release, changing a list invalidates the MACs of all rows of the table (0047).
+// Rows that define users, access or levels, and late events, carry a MAC over the columns declared below. For each
+// exempt column the declaration says what an attacker with write access to the database gains by changing it, and
+// `UNAUTHENTICATED` says so for tables without a MAC; SECURITY.md lists all of these. The order of the columns is part
+// of the MAC: after a release, changing a list invalidates the MACs of all rows of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
@@ -31,6 +30,8 @@ const declare = <T extends PgTable, F extends Name<T>>(
 ): Declaration<T, F> => ({ table, key, fields, exempt, presence })
 
 const SHOWN = 'Only shown'
+const CREATED = { created_at: SHOWN }
+const DESCRIBED = { name: SHOWN, description: SHOWN, created_at: SHOWN, updated_at: SHOWN }
 const BEGAN = 'Whether the level exists at a moment that is read or restored (`at`)'
 const PAST = 'Which version a read or restore of a moment uses; each version is sealed for its level'
 const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends earlier`
@@ -38,100 +39,82 @@ const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends e
 export const AUTHENTICATED = {
   users: declare(users, ['id'], [
     'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at', 'second_factor_id'
-  ],
-  { created_at: SHOWN, updated_at: SHOWN }),
-  members: declare(
-    members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'],
-    { joined_at: SHOWN }
-  ),
-  invitations: declare(invitations, ['organization_id', 'id'],
-    [
-      'organization_id', 'id', 'email', 'email_normalized', 'role', 'invited_by_type', 'invited_by_id',
-      'invited_by_name', 'token_hash', 'expires_at'
-    ], { created_at: SHOWN }),
-  personal_events: declare(personal_events, ['id'],
-    ['id', 'user_id', 'occurred_at', 'action', 'actor_type', 'ip', 'user_agent', 'details'], {}),
-  teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'],
-    { name: SHOWN, description: SHOWN, created_at: SHOWN, updated_at: SHOWN }),
-  team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'],
-    ['organization_id', 'team_id', 'user_id'], { created_at: SHOWN }),
-  team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'],
-    ['organization_id', 'team_id', 'project_id', 'role'], { created_at: SHOWN }),
-  sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], { created_at: SHOWN }),
-  password_links: declare(
-    password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], { created_at: SHOWN }
-  ),
-  second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
-    secret: 'Wrapped by the master key for this account and second factor: another value does not open', created_at: SHOWN
+  ], { ...CREATED, updated_at: SHOWN }),
+  members: declare(members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], {
+    joined_at: SHOWN
   }),
-  recovery_codes: declare(
-    recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], { created_at: SHOWN }
-  ),
+  invitations: declare(invitations, ['organization_id', 'id'], [
+    'organization_id', 'id', 'email', 'email_normalized', 'role', 'invited_by_type', 'invited_by_id', 'invited_by_name',
+    'token_hash', 'expires_at'
+  ], CREATED),
+  personal_events: declare(personal_events, ['id'], [
+    'id', 'user_id', 'occurred_at', 'action', 'actor_type', 'ip', 'user_agent', 'details'
+  ], {}),
+  teams: declare(teams, ['organization_id', 'id'], ['id', 'organization_id', 'slug'], DESCRIBED),
+  team_members: declare(team_members, ['organization_id', 'team_id', 'user_id'], [
+    'organization_id', 'team_id', 'user_id'
+  ], CREATED),
+  team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'], [
+    'organization_id', 'team_id', 'project_id', 'role'
+  ], CREATED),
+  sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], CREATED),
+  password_links: declare(password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], CREATED),
+  second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
+    secret: 'Wrapped by the master key for this account and second factor: another value does not open',
+    ...CREATED
+  }),
+  recovery_codes: declare(recovery_codes, ['user_id', 'code_hash'], ['user_id', 'code_hash', 'factor_id'], CREATED),
   sign_in_steps: declare(sign_in_steps, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], {
     wrong_codes:
       'Set back, an attacker with the password may try more codes in one sign-in; codes also count by account',
-    created_at: SHOWN
+    ...CREATED
   }),
-  api_tokens: declare(api_tokens, ['organization_id', 'id'],
-    [
-      'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
-      'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
-    ],
-    { last_used_at: SHOWN, created_at: SHOWN, updated_at: SHOWN }),
-  former_token_hashes: declare(
-    former_token_hashes, ['organization_id', 'token_id'], ['organization_id', 'token_id', 'token_hash', 'expires_at'], {}
-  ),
-  oauth_clients: declare(
-    oauth_clients, ['id'], ['id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'], { created_at: SHOWN }
-  ),
-  oauth_requests: declare(oauth_requests, ['id_hash'],
-    ['id_hash', 'session_hash', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'scopes', 'expires_at'], {}),
-  oauth_grants: declare(
-    oauth_grants, ['id'], ['id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'], { created_at: SHOWN }
-  ),
+  api_tokens: declare(api_tokens, ['organization_id', 'id'], [
+    'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
+    'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
+  ], { last_used_at: SHOWN, ...CREATED, updated_at: SHOWN }),
+  former_token_hashes: declare(former_token_hashes, ['organization_id', 'token_id'], [
+    'organization_id', 'token_id', 'token_hash', 'expires_at'
+  ], {}),
+  oauth_clients: declare(oauth_clients, ['id'], [
+    'id', 'name', 'redirect_uris', 'is_first_party', 'disabled_at'
+  ], CREATED),
+  oauth_requests: declare(oauth_requests, ['id_hash'], [
+    'id_hash', 'session_hash', 'client_id', 'redirect_uri', 'state', 'code_challenge', 'scopes', 'expires_at'
+  ], {}),
+  oauth_grants: declare(oauth_grants, ['id'], [
+    'id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'
+  ], CREATED),
   oauth_codes: declare(oauth_codes, ['code_hash'], [
     'code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'used_at', 'expires_at'
-  ],
-  { wrong_verifiers: 'Set back, an attacker with the code may guess more often at the 256 random bits of its verifier' }),
-  oauth_tokens: declare(oauth_tokens, ['id'],
-    [
-      'id', 'grant_id', 'access_hash', 'refresh_hash', 'scopes', 'access_expires_at', 'refresh_expires_at', 'used_at'
-    ], { created_at: SHOWN }),
+  ], {
+    wrong_verifiers: 'Set back, an attacker with the code may guess more often at the 256 random bits of its verifier'
+  }),
+  oauth_tokens: declare(oauth_tokens, ['id'], [
+    'id', 'grant_id', 'access_hash', 'refresh_hash', 'scopes', 'access_expires_at', 'refresh_expires_at', 'used_at'
+  ], CREATED),
   projects: declare(projects, ['organization_id', 'id'], [
     'id', 'organization_id', 'slug', 'secret_format', 'encryption_type', 'history_policy', 'key_version'
-  ],
-  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: SHOWN }),
-  targets: declare(targets, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'slug'],
-    {
-      environment_count: lengthOf('environments'),
-      secret_count: SHOWN,
-      name: SHOWN,
-      description: SHOWN,
-      created_at: BEGAN,
-      updated_at: SHOWN
-    }),
+  ], { ...DESCRIBED, created_at: BEGAN }),
+  targets: declare(targets, ['organization_id', 'id'], ['id', 'organization_id', 'project_id', 'slug'], {
+    environment_count: lengthOf('environments'), secret_count: SHOWN, ...DESCRIBED, created_at: BEGAN
+  }),
   environments: declare(environments, ['organization_id', 'id'], [
     'id', 'organization_id', 'project_id', 'target_id', 'slug', 'status', 'is_production'
-  ],
-  { name: SHOWN, description: SHOWN, created_at: BEGAN, updated_at: SHOWN }),
-  late_events: declare(
-    late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}
-  ),
-  secrets: declare(secrets, ['organization_id', 'id'],
-    [
-      'id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision',
-      'key_version', 'sealed', 'size_bytes'
-    ],
-    {
-      version: SHOWN,
-      history_id:
-        'Which versions the document has: another history hides them, or shows purged ones that are not deleted yet; no version opens at another level',
-      version_count: lengthOf('versions'),
-      version_bytes:
-        'The bytes that a purge or delete subtracts: set lower, the plan is full sooner; set higher, later',
-      created_at: PAST,
-      updated_at: PAST
-    }, ['sealed'])
+  ], { ...DESCRIBED, created_at: BEGAN }),
+  late_events: declare(late_events, ['organization_id', 'id'], ['organization_id', 'id', 'occurred_at', 'event'], {}),
+  secrets: declare(secrets, ['organization_id', 'id'], [
+    'id', 'organization_id', 'project_id', 'target_id', 'environment_id', 'level', 'level_id', 'revision',
+    'key_version', 'sealed', 'size_bytes'
+  ], {
+    version: SHOWN,
+    history_id:
+      'Which versions the document has: another history hides them, or shows purged ones that are not deleted yet; no version opens at another level',
+    version_count: lengthOf('versions'),
+    version_bytes: 'The bytes that a purge or delete subtracts: set lower, the plan is full sooner; set higher, later',
+    created_at: PAST,
+    updated_at: PAST
+  }, ['sealed'])
 } as const
 
 export type AuthenticatedTable = keyof typeof AUTHENTICATED
@@ -141,10 +124,7 @@ type TableName = { [N in keyof Tables]: Tables[N] extends PgTable ? N : never }[
 
 const BILLING = 'Billing'
 
-/**
- * Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. Encryption
- * protects sealed and wrapped values.
- */
+/** Tables without a MAC, and what an attacker with write access to the database gains by changing their rows. */
 export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, string> = {
   plans: 'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes',
   plan_prices: `${BILLING}: amounts of the next invoices`,
@@ -152,9 +132,9 @@ export const UNAUTHENTICATED: Record<Exclude<TableName, AuthenticatedTable>, str
   service_keys: 'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start',
   last_backup: 'Only shown, in `/metrics`: time and size of the last backup',
   organizations:
-    'Name, slug, status, plan, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
+    'Name, slug, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open',
   organization_counters:
-    'Next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
+    'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused',
   organization_removals: 'An added row makes the service delete the projects and tokens of that organization',
   long_operations: 'No effect: a lock, and the time of its last use',
   former_slugs:
@@ -193,19 +173,17 @@ type ColumnsOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table'
 type RowOf<N extends AuthenticatedTable> = (typeof AUTHENTICATED)[N]['table']['$inferSelect']
 
 /** The columns that verification needs: every authenticated column, and the MAC. */
-export type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
+type AuthenticatedColumns<N extends AuthenticatedTable> = Pick<ColumnsOf<N>, Extract<
   FieldsOf<N> | 'mac', keyof ColumnsOf<N>>>
 
-/** The values of an authenticated row. */
 export type AuthenticatedRow<N extends AuthenticatedTable> = Pick<RowOf<N>, Extract<FieldsOf<N>, keyof RowOf<N>>>
 
 export function authenticatedColumns<N extends AuthenticatedTable> (
   name: N, of: PgTable = AUTHENTICATED[name].table
 ): AuthenticatedColumns<N> {
   const columns = getTableColumns(of) as Record<string, PgColumn>
-  return Object.fromEntries([
-    ...AUTHENTICATED[name].fields, 'mac'
-  ].map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
+  const fields = [...AUTHENTICATED[name].fields, 'mac']
+  return Object.fromEntries(fields.map((field) => [field, columns[field]!])) as unknown as AuthenticatedColumns<N>
 }
 
 /** Converts an authenticated row from the format of `to_jsonb`. */

@@ -4,13 +4,10 @@ import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type Authen
 import { CLOCK, type EventChain } from '../events.ts'
 import type { Db } from '../postgres/handle.ts'
 
-/**
- * Makes and verifies the MACs of rows and events. Code that opens a database with its master key sets the authority.
- */
+/** Makes and verifies the MACs of rows and events, with the keys that the master key unwraps. */
 export interface RowAuthority {
   /** Identifies the keys of rows and events in canaries. */
   readonly fingerprint: Buffer
-  /** The chains of events. */
   readonly chain: EventChain
   mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
@@ -18,7 +15,6 @@ export interface RowAuthority {
   hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
   /** Reports a row whose MAC did not verify, and its organization or user. Runs in the background and never throws. */
   report (violation: Violation): void
-  /** The number of reports. */
   reports (): number
   /** Sets the log for reports, which are recorded in the audit as well. */
   logTo (log: ViolationLog): void
@@ -68,13 +64,9 @@ export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: Authe
   authorityOf(db).mac(table, row)
 
 /** The purpose of a stored hash. Hashes of two purposes are never equal. */
-export type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
+type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
 
-/**
- * Hashes a guessable value for storage, such as an `Idempotency-Key` or a mail address: an HMAC under a key of the
- * service. The database alone does not reveal whether a guess is right, and two installations store different hashes of
- * equal values.
- */
+/** An HMAC of a guessable value, so that the database alone does not reveal whether a guess is right. */
 export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>
   authorityOf(db).hash(purpose, Object.entries(values))
 
@@ -93,11 +85,7 @@ export function isAuthentic<N extends AuthenticatedTable> (
   return false
 }
 
-/**
- * Ends the request with `integrity_error` unless the MAC of the row verifies. Used for levels, since a level that
- * silently disappears would be worse than an error. The error handler records the violation, and its log line names the
- * row.
- */
+/** Throws TamperedRow unless the MAC of the row verifies, for levels: one that silently disappears would be worse. */
 export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
   if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
 }
@@ -108,9 +96,8 @@ export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Ch
 
 /** The database's time in milliseconds, for an authenticated row that contains a time. */
 export async function readNow (db: Db): Promise<number> {
-  const [row] = await db.execute(
-    sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`
-  ) as unknown as { now: string }[]
+  const rows = await db.execute(sql`SELECT floor(extract(epoch FROM now()) * 1000)::bigint AS now`)
+  const [row] = rows as unknown as { now: string }[]
   return Number(row!.now)
 }
 
@@ -125,27 +112,25 @@ export async function readClock (db: Db): Promise<void> {
 const ATTEMPTS = 3
 
 /**
- * Changes one authenticated row: reads it, verifies its MAC, and writes the change with a new MAC. Returns undefined
- * without changes when there is no such row or its MAC does not verify, so that a change never makes a manipulated row
- * authentic. `more` are columns that are not authenticated.
+ * Changes one authenticated row, and `more` columns that are not authenticated. Returns undefined without changes when
+ * there is no such row or its MAC does not verify, so that a change never makes a manipulated row authentic.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
-  db: Db, name: N, where: SQL | undefined, changes:
-    Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>), more: Record<string, unknown> = {}
+  db: Db, name: N, where: SQL | undefined,
+  changes: Partial<AuthenticatedRow<N>> | ((now: Date) => Partial<AuthenticatedRow<N>>),
+  more: Record<string, unknown> = {}
 ): Promise<AuthenticatedRow<N> | undefined> {
   const table = AUTHENTICATED[name].table as unknown as PgTable & Record<string, PgColumn>
+  const columns = authenticatedColumns(name) as unknown as Record<string, PgColumn>
   for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
-    const [row] = await db.select(
-      authenticatedColumns(name) as unknown as Record<string, PgColumn>
-    ).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
+    const [row] = await db.select(columns).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
     if (row === undefined || !isAuthentic(db, name, row)) return undefined
     const wanted = typeof changes === 'function' ? changes(new Date(await readNow(db))) : changes
     const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))
     const next = { ...row, ...set } as Authenticated<N>
     const key = AUTHENTICATED[name].key.map((column) => eq(table[column]!, (row as Record<string, unknown>)[column]))
-    const done = await db.update(table).set({
-      ...set, ...more, mac: macOf(db, name, next)
-    } as never).where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
+    const done = await db.update(table).set({ ...set, ...more, mac: macOf(db, name, next) } as never)
+      .where(and(...key, eq(table.mac!, row.mac))).returning({ mac: table.mac! })
     if (done.length === 1) return next
   }
   return undefined

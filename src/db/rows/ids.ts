@@ -1,15 +1,13 @@
-// 41 bits of milliseconds last until 2095. With 12 more bits, which separate instances, an id is a safe integer in
-// JavaScript. Ids are not secret.
+// 41 bits of milliseconds last until 2095; 12 more bits separate instances. So an id is a safe integer.
 const BEGIN = Date.UTC(2026, 0, 1)
 const APART = 2 ** 12
 
 let last = 0
 
 /**
- * The id of a row that MACs of other rows reference, or that a tenant sees: an account, a grant, a token, a key. The
- * service generates ids, each only once. An attacker with write access to the database could reset a database sequence,
- * and rows of a deleted account would then belong to a new one. A sequence would also reveal to tenants how many rows
- * others create. Ids of one process increase.
+ * The id of a row that MACs of other rows reference, or that a tenant sees. Ids of one process increase. A database
+ * sequence could be reset by an attacker with write access to the database, so that rows of a deleted account belong to
+ * a new one, and would reveal to tenants how many rows others create.
  *
  * @param after an id that the new one must exceed, whichever instance made it
  */

@@ -1,9 +1,9 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn, PgTable } from 'drizzle-orm/pg-core'
 
-// Lists as parameters, in statements whose texts do not depend on the number of values. A list of rows of one
-// organization contains the organization's id and is joined by the whole key. With the id as a constant instead, and
-// outdated statistics, PostgreSQL would read all rows of the organization for each list entry.
+// Lists as parameters, in statements whose texts do not depend on the number of values. A list contains the id of the
+// organization and is joined by the whole key. With the id as a constant and outdated statistics, PostgreSQL would read
+// all rows of the organization for each list entry.
 
 const valuesOf = (type: string, values: readonly (string | number)[]): SQL =>
   sql`SELECT value::${sql.raw(type)} FROM jsonb_array_elements_text(${JSON.stringify(values)}::jsonb)`
@@ -24,27 +24,18 @@ const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
   Object.fromEntries(Object.entries(row).map(([name, value]) =>
     [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))
 
-/**
- * Rows as a table to join, each with the `organization_id`.
- *
- * @param columns the other columns, as a column list of `jsonb_to_recordset`: `sql\`id bigint, sealed text\``
- */
+/** Rows as a table to join, each with the `organization_id` and `columns` (`sql\`id bigint, sealed text\``). */
 export const rowsOf = (organizationId: string, rows: readonly object[], columns: SQL): SQL =>
   // `OFFSET 0` is an optimization fence: without it PostgreSQL treats the organization as a constant.
   sql`(SELECT ${organizationId}::char(26) AS organization_id, its.*
     FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS its (${columns}) OFFSET 0)`
 
 /**
- * Joins the one row with this key to each row of a list (a LATERAL subquery). PostgreSQL plans a plain join for lists
- * of a hundred rows and average tables, and then scans tables of up to some ten thousand rows for a single lookup.
- *
- * @param alias the alias of the row; the key may use preceding tables of the statement
+ * Joins the one row with this key to each row of a list (a LATERAL subquery). As a plain join PostgreSQL would plan it
+ * for a list of a hundred rows, and scan tables of up to some ten thousand rows for a single lookup.
  */
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
 
-/**
- * Whether a key column has one of the values of a subquery; each value is looked up in the order of the key. A join or
- * IN becomes a merge join, which reads every row of the table up to the last value.
- */
+/** Whether a key column has one of the values. A join or IN would read every row up to the last value (merge join). */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

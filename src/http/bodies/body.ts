@@ -7,8 +7,8 @@ import { boundsOf, readJson, type Bounds } from './json.ts'
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
 
 /**
- * Accepts only JSON in UTF-8. Routes without a body schema ignore the body. An empty body counts as absent, with any
- * content type. The limits of a body follow from the route's schema.
+ * Accepts only JSON in UTF-8, within the limits of the route's schema. Routes without a body schema ignore the body. An
+ * empty body counts as absent, with any content type.
  */
 export function installBodyParser (app: FastifyInstance) {
   const known = new WeakMap<object, Bounds>()

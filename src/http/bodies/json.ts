@@ -29,24 +29,23 @@ function membersOf (schema: TSchema): number {
   }
   if (schema.type !== 'object') return 0
   if (schema.additionalProperties !== false) throw new Error('an object in a body needs additionalProperties: false')
-  return Object.values(schema.properties as Record<string, TSchema>).reduce((sum, member) =>
-    sum + 1 + membersOf(member), 0)
+  const members = Object.values(schema.properties as Record<string, TSchema>)
+  return members.reduce((sum, member) => sum + 1 + membersOf(member), 0)
 }
 
 /**
- * Parses JSON in UTF-8. The limits are checked before parsing. Also rejects duplicate names in an object (parsers
- * disagree about which one counts), NUL characters and lone surrogates, which the database cannot store.
+ * Parses JSON in UTF-8 within the limits, which are checked before parsing. Rejects duplicate names in an object
+ * (parsers disagree about them), NUL characters and lone surrogates (the database cannot store them).
  */
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
-  const scanner = new Scanner(bounds)
-  scanner.push(text)
+  new Scanner(bounds).push(text)
   return parse(text, '')
 }
 
 /**
- * The same for a stream: elements of top-level lists are parsed one by one as they arrive, so that no step blocks the
- * event loop for long. `pause` is awaited between the steps.
+ * The same for a stream of up to `limit` bytes. Elements of top-level lists are parsed one by one as they arrive, with
+ * `pause` between the steps, so that no step blocks the event loop for long.
  */
 export async function readLargeJson (
   source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
@@ -82,15 +81,18 @@ function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, strea
 }
 
 function parse (text: string, path: string): unknown {
-  let value: unknown
-  try {
-    value = JSON.parse(text)
-  } catch {
-    return fail('malformed_json')
-  }
+  const value = parseSyntax(text)
   // Only escape sequences can produce these characters, so most bodies need no check.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path)
   return value
+}
+
+function parseSyntax (text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return fail('malformed_json')
+  }
 }
 
 function refuseBadText (value: unknown, path: string): void {
@@ -117,8 +119,7 @@ class Scanner {
   readonly #open: (Set<string> | undefined)[] = []
   #quoted = false
   #escaped = false
-  /** The next string is a name. */
-  #wantsName = false
+  #isNameNext = false
   /** The part of the current name that was read so far. */
   #name: string | undefined
 
@@ -139,12 +140,12 @@ class Scanner {
         const c = text.charCodeAt(i)
         if (c === 0x22) {
           this.#quoted = true
-          this.#name = this.#wantsName ? '' : undefined
+          this.#name = this.#isNameNext ? '' : undefined
           nameFrom = i + 1
         } else if (c === 0x7b || c === 0x5b) this.#enter(c === 0x7b, i)
         else if (c === 0x7d || c === 0x5d) this.#leave(i)
         else if (c === 0x2c) this.#comma(i)
-        else if (c === 0x3a) this.#wantsName = false
+        else if (c === 0x3a) this.#isNameNext = false
         i++
         continue
       }
@@ -174,7 +175,7 @@ class Scanner {
     const isList = !isObject && this.#open.length === 1 && this.#open[0] !== undefined
     this.#open.push(isObject ? new Set() : undefined)
     if (this.#open.length > this.#bounds.depth) refuse('body', `nested deeper than ${this.#bounds.depth} levels`)
-    this.#wantsName = isObject
+    this.#isNameNext = isObject
     if (!isObject) this.#count()
     if (isList) this.#pieces?.beginList(at)
   }
@@ -183,12 +184,12 @@ class Scanner {
     if (this.#open.length === 0) fail('malformed_json')
     if (this.#open.length === 2 && this.#open[1] === undefined) this.#pieces?.endList(at)
     this.#open.pop()
-    this.#wantsName = false
+    this.#isNameNext = false
   }
 
   #comma (at: number) {
     const names = this.#open.at(-1)
-    this.#wantsName = names !== undefined
+    this.#isNameNext = names !== undefined
     if (names !== undefined || this.#open.length === 0) return
     this.#count()
     if (this.#open.length === 2) this.#pieces?.nextElement(at)
@@ -196,9 +197,10 @@ class Scanner {
 
   #named (written: string) {
     this.#name = undefined
-    this.#wantsName = false
+    this.#isNameNext = false
     this.#count()
-    const name = written.includes('\\') ? spelled(written) : written
+    // `\u0061` is the name `a`.
+    const name = written.includes('\\') ? parseSyntax(`"${written}"`) as string : written
     const names = this.#open.at(-1)
     if (names?.has(name)) fail('malformed_json')
     names?.add(name)
@@ -213,15 +215,6 @@ class Scanner {
 function indexOr (text: string, what: string, from: number): number {
   const at = text.indexOf(what, from)
   return at === -1 ? text.length : at
-}
-
-// Decodes escapes: `\u0061` is the name `a`.
-function spelled (written: string): string {
-  try {
-    return JSON.parse(`"${written}"`) as string
-  } catch {
-    return fail('malformed_json')
-  }
 }
 
 /**
@@ -249,12 +242,9 @@ class Pieces {
     this.#from = to
     if (this.#element === undefined) this.#rest += part
     else this.#element += part
-    const length = this.#element?.length ?? this.#rest.length
-    if (length > MAX_PIECE) {
-      refuse(
-        this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`, `longer than ${MAX_PIECE} characters`
-      )
-    }
+    if ((this.#element ?? this.#rest).length <= MAX_PIECE) return
+    const member = this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`
+    refuse(member, `longer than ${MAX_PIECE} characters`)
   }
 
   within (name: string) { this.#member = name.slice(0, MAX_PATH) }

@@ -7,16 +7,16 @@ import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
-// Bodies with all documents of a project may be this many times larger than the body limit, up to `LARGEST` bytes. Only
-// a few are in memory at once, and one organization cannot use all slots.
-const TIMES = 16
-const LARGEST = 64 * 1024 * 1024
-const MOST = 4
-const MOST_OF_ONE = 2
+// The limit of large bodies: a multiple of the normal body limit, but not more bytes than the maximum.
+const BODY_LIMIT_FACTOR = 16
+const MAX_BYTES = 64 * 1024 * 1024
+// Large bodies in memory at once. One organization cannot use all slots.
+const MAX_SLOTS = 4
+const MAX_SLOTS_OF_ORGANIZATION = 2
 
 const STEP = 1024 * 1024
 
-export interface LargeBody {
+interface LargeBody {
   schema: TObject
   /** The field with the large list, which is validated element by element. */
   list: string
@@ -25,14 +25,14 @@ export interface LargeBody {
 }
 
 /**
- * Route options for a large body; call it in a separate plugin. A body above the normal limit needs one of few slots.
- * The slot is taken after the access checks and before the body is read. It is released when the response is sent, or
- * when the client disconnects before the body is complete. The body is read and validated in steps.
+ * Route options for a large body, which is read and validated in steps; call it in a separate plugin. A body above the
+ * normal limit needs a slot (503 if none is free), from the access checks until the response is sent, or until the
+ * client disconnects before the body is complete.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
-  const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * TIMES, LARGEST))
+  const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
   const bounds = boundsOf(schema)
-  const takeSlot = createSlots(MOST, MOST_OF_ONE)
+  const takeSlot = createSlots(MAX_SLOTS, MAX_SLOTS_OF_ORGANIZATION)
   const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', async (
@@ -56,7 +56,6 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
   })
 
   app.setValidatorCompiler(inSteps(schema, list))
-
   return {
     bodyLimit,
     onRequest: async (request: FastifyRequest, reply: FastifyReply) => {
@@ -119,20 +118,18 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
   return (route) => {
     if (route.httpPart !== 'body') return judging(route.schema, route.httpPart)
     const judge = async (body: unknown) => {
-      const { value, error } = outside(body)
-      if (error !== undefined) throw refusal(error)
-      for await (const [i, one] of inTurns((value as Record<string, unknown[]>)[list]!, sizeOf)) {
-        const { error } = element(one, `/${list}/${i}`)
-        if (error !== undefined) throw refusal(error)
-      }
+      const value = valueOf(outside(body)) as Record<string, unknown[]>
+      for await (const [i, one] of inTurns(value[list]!, sizeOf)) valueOf(element(one, `/${list}/${i}`))
     }
     // Fastify accepts async validators, but its types do not.
     return judge as never
   }
 }
 
-const refusal = (problems: Parameters<typeof errorsByMember>[0]) =>
-  new ApiError('validation_failed', undefined, errorsByMember(problems))
+function valueOf ({ value, error }: ReturnType<ReturnType<typeof judging>>): unknown {
+  if (error !== undefined) throw new ApiError('validation_failed', undefined, errorsByMember(error))
+  return value
+}
 
 // An estimate: the characters of all strings in the element.
 function sizeOf (element: unknown): number {

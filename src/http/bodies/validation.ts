@@ -13,10 +13,7 @@ const MAX_ERRORS = 20
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
 
-/**
- * Creates a validator; `at` is the path of the value in the body. The schema is compiled on first use, because
- * compiling all schemas would slow down the start.
- */
+/** A validator; `at` is the path of the value in the body. Compiles the schema on first use, for a fast start. */
 export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
@@ -44,9 +41,9 @@ function messageOf (problem: ValueError): string {
   return isTimestamp ? TIMESTAMP_RULE : problem.message
 }
 
-// Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. Other text
-// stays a string, which the validation rejects. An empty parameter, as in `?force=`, counts as absent. An empty time is
-// rejected: otherwise a script with an empty variable would read the present.
+// Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. The validation
+// rejects other text. An empty parameter, as in `?force=`, counts as absent, but an empty time is rejected: otherwise a
+// script with an empty variable would read the present.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined

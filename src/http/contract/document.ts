@@ -1,5 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
+import type { Scope } from '../../../schemas/scopes.ts'
 import { mayBeLeftOut } from '../bodies/body.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 
@@ -9,10 +10,12 @@ import { oneOfWords } from '../responses/serialization.ts'
 type Json = Record<string, unknown>
 type Named<T = Json> = Record<string, T>
 
-interface Operation extends Json {
+export interface Operation extends Json {
   tags?: string[]
   operationId?: string
-  summary?: string
+  description?: string
+  security?: Named<Scope[]>[]
+  'x-error-codes'?: string[]
   parameters?: Json[]
   requestBody?: Json & { content: Named<{ schema: Json }> }
   responses: Named
@@ -20,7 +23,12 @@ interface Operation extends Json {
 type Paths = Named<Named<Operation>>
 
 /** The parts of an OpenAPI 3.1 document that are arranged. */
-export interface Document extends Json { tags: { name: string }[], paths: Paths, components: Named<unknown> }
+export interface Document extends Json {
+  info: { description: string }
+  tags: { name: string }[]
+  paths: Paths
+  components: Json
+}
 
 /**
  * Arranges a document: titled schemas, responses and parameters become named components, the errors of a status become
@@ -51,6 +59,23 @@ function grouped (paths: Paths, tags: Document['tags']): Paths {
     group(here) - group(there) || depth(one) - depth(other)))
 }
 
+const mapValues = <T, U>(named: Named<T>, change: (value: T, name: string) => U): Named<U> =>
+  Object.fromEntries(Object.entries(named).map(([name, value]) => [name, change(value, name)]))
+
+export const mapOperations = (paths: Paths, change: (operation: Operation) => Operation): Paths =>
+  mapValues(paths, (item) => mapValues(item, (operation) => change(operation)))
+
+// Replaces an object, or each object in an array.
+function replaceObjects (value: unknown, change: (object: Json) => unknown): unknown {
+  if (Array.isArray(value)) return value.map((one) => replaceObjects(one, change))
+  return typeof value === 'object' && value !== null ? change(value as Json) : value
+}
+
+// The values of these keywords are data, not schemas.
+const DATA = new Set(['example', 'examples', 'default'])
+const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
+  mapValues(object, (member, name) => DATA.has(name) ? member : change(member))
+
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
@@ -77,12 +102,8 @@ export function renderYaml (document: object): string {
 // Moves titled schemas to components.schemas and replaces them by a $ref.
 function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
   const schemas: Named = {}
-  const hoist = (value: unknown): unknown => {
-    if (Array.isArray(value)) return value.map(hoist)
-    if (typeof value !== 'object' || value === null) return value
-    const object = value as Json
-    const copy = sized(simplify(Object.fromEntries(Object.entries(object).map(([key, member]) =>
-      [key, DATA.has(key) ? member : hoist(member)]))))
+  const hoist = (value: unknown): unknown => replaceObjects(value, (object) => {
+    const copy = sized(simplify(mapMembers(object, hoist)))
     if (typeof copy.title !== 'string' || !['type', 'anyOf', 'oneOf'].some((key) => key in copy)) return copy
     const { title, 'x-here': description, ...schema } = copy as Json & { title: string }
     const ref = { $ref: `#/components/schemas/${title}`, ...(description !== undefined && { description }) }
@@ -93,12 +114,9 @@ function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
     }
     schemas[title] = schema
     return isNullable ? { anyOf: [ref, { type: 'null' }] } : ref
-  }
+  })
   return { value: hoist(value), schemas }
 }
-
-// Keywords whose values are data, not schemas.
-const DATA = new Set(['example', 'default'])
 
 // Converts `anyOf` of constants to `enum`, and `anyOf` with null to a list of two types.
 function simplify (schema: Json): Json {
@@ -120,29 +138,28 @@ function sized (schema: Json): Json {
 }
 
 // Moves the first example of a schema to its media type or parameter, and removes the others.
-function withExamples (value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(withExamples)
-  if (typeof value !== 'object' || value === null) return value
-  const { schema, examples: _examples, 'x-published': published, ...rest } = value as Json & { schema?: Json }
+const withExamples = (value: unknown): unknown => replaceObjects(value, (object) => {
+  const { schema, examples: _examples, 'x-published': published, ...rest } = object as Json & { schema?: Json }
   if (published !== undefined) return withExamples(published)
-  const copy: Json = Object.fromEntries(Object.entries(rest).map(([key, member]) =>
-    [key, DATA.has(key) ? member : withExamples(member)]))
+  const copy = mapMembers(rest, withExamples)
   if (schema === undefined) return copy
   const [example] = schema.examples as unknown[] | undefined ?? []
   return { ...(example !== undefined && { example }), ...copy, schema: withExamples(schema) }
-}
+})
 
+const TEXT = { type: 'string' }
+const NUMBER = sized({ type: 'integer' })
 const HEADERS = {
-  'X-Request-Id': { description: 'Names the request in the log', schema: { type: 'string' } },
-  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: sized({ type: 'integer' }) },
-  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: sized({ type: 'integer' }) },
-  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: sized({ type: 'integer' }) },
-  'Retry-After': { description: 'Seconds to wait', schema: sized({ type: 'integer' }) },
-  'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: { type: 'string' } },
+  'X-Request-Id': { description: 'Names the request in the log', schema: TEXT },
+  'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: NUMBER },
+  'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: NUMBER },
+  'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: NUMBER },
+  'Retry-After': { description: 'Seconds to wait', schema: NUMBER },
+  'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: TEXT },
   ETag: {
-    description:
-      'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the `etag` of its level or the ETag of the store response',
-    schema: { type: 'string' }
+    description: 'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the ' +
+      '`etag` of its level or the ETag of the store response',
+    schema: TEXT
   }
 }
 // The component name of a header: `Remaining`, `Request-Id`.
@@ -155,7 +172,7 @@ const isGood = (status: string) => Number(status) < 400
 // Adds response headers, response descriptions, and whether a body is optional. Headers of all responses are only
 // listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
-  for (const operation of Object.values(paths).flatMap((path) => Object.values(path))) {
+  return mapOperations(paths, (operation) => {
     const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
     delete operation['x-tagged']
     const limits = '429' in operation.responses ? LIMITS : []
@@ -173,42 +190,36 @@ function describe (paths: Paths): Paths {
     const [media] = Object.values(operation.requestBody?.content ?? {})
     if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
-    const ways = (operation.security as Named<string[]>[] | undefined ?? []).map((way) =>
-      Object.values(way).join(' '))
+    const ways = (operation.security ?? []).map((way) => Object.values(way).join(' '))
     // The scope that an operation always needs. If it depends on the request, `security` lists the alternatives.
     if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
-  }
-  return paths
+    return operation
+  })
 }
 
 // Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
-// Named schemas keep a description of their own, because other places use them without the default.
-function sayDefaults (value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(sayDefaults)
-  if (typeof value !== 'object' || value === null) return value
-  const { default: byDefault, ...object } = value as Json
-  const copy: Json = Object.fromEntries(Object.entries(object).map(([key, member]) =>
-    [key, key === 'examples' || key === 'example' ? member : sayDefaults(member)]))
+// `x-here` is the description of a named schema in this place only.
+const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ default: byDefault, ...object }) => {
+  const copy = mapMembers(object, sayDefaults)
   if (byDefault === undefined || typeof byDefault === 'object') return copy
   const words = `default: \`${String(byDefault)}\``
   const where = copy.title === undefined ? 'description' : 'x-here'
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
-}
+})
 
 // Replaces responses and parameters by references to components.
 function share (paths: Paths): { paths: Paths, parameters: Named, responses: Named } {
   const responses = collect('responses')
   const parameters = collect('parameters')
-  const shared = Object.fromEntries(Object.entries(paths).map(([path, item]) =>
-    [path, Object.fromEntries(Object.entries(item).map(([method, operation]) => [method, {
-      ...operation,
-      ...(operation.parameters !== undefined && {
-        parameters: operation.parameters.map(namedParameter).sort(byPlace).map(({ component, parameter }) =>
-          parameters.refer(component, parameter))
-      }),
-      responses: Object.fromEntries(Object.entries(operation.responses).map(([status, response]) =>
-        [status, responses.refer(nameOf(status, response), response)]))
-    }]))]))
+  const shared = mapOperations(paths, (operation) => ({
+    ...operation,
+    ...(operation.parameters !== undefined && {
+      parameters: operation.parameters.map(namedParameter).sort(byPlace).map(({ component, parameter }) =>
+        parameters.refer(component, parameter))
+    }),
+    responses: mapValues(operation.responses, (response, status) =>
+      responses.refer(nameOf(status, response), response))
+  }))
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 

@@ -3,18 +3,11 @@ import type { FastifySwaggerUiOptions } from '@fastify/swagger-ui'
 import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import { FIRST_ORGANIZATION } from '../../../schemas/organizations.ts'
 import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
-import type { Document } from './document.ts'
+import { mapOperations, type Document, type Operation } from './document.ts'
 
 // Additional texts of operations in Swagger UI, which code generators do not need.
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
-
-interface Operation {
-  operationId?: string
-  description?: string
-  security?: Record<string, Scope[]>[]
-  'x-error-codes'?: string[]
-}
 
 const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples use the
 organization of the first start, \`${FIRST_ORGANIZATION.slug}\`. Create a project, a target and an environment, in this order; then the
@@ -30,7 +23,7 @@ support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
   app.addHook('onRoute', (route) => {
-    const { operationId } = (route.schema ?? {}) as Operation
+    const { operationId } = (route.schema ?? {}) as Partial<Operation>
     if (operationId !== undefined) routes.set(operationId, route)
   })
   const explain = (operation: Operation) => {
@@ -42,10 +35,8 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
   }
   return (document) => ({
     ...document,
-    info: { ...document.info as object, description: `${begin(base)}\n\n${(document.info as Operation).description}` },
-    paths: Object.fromEntries(Object.entries(document.paths).map(([path, item]) =>
-      [path, Object.fromEntries(Object.entries(item).map(([method, operation]) =>
-        [method, explain(operation as unknown as Operation)]))]))
+    info: { ...document.info, description: `${begin(base)}\n\n${document.info.description}` },
+    paths: mapOperations(document.paths, explain)
   })
 }
 

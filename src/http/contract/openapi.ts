@@ -100,20 +100,15 @@ export async function installDocs (app: FastifyInstance) {
       route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' }
     })
     keepPages(docs)
-    docs.get('/openapi.json', { schema: { hide: true }, handler: async () => app.swagger() })
-    docs.get('/openapi-3.0.json', { schema: { hide: true }, handler: async () => readOpenApi30(app) })
-    docs.get('/openapi.yaml', {
-      schema: { hide: true },
-      handler: async (_request, reply) =>
-        reply.type('application/yaml; charset=utf-8').send(renderYaml(app.swagger()))
-    })
+    const hidden = { schema: { hide: true } }
+    docs.get('/openapi.json', hidden, async () => app.swagger())
+    docs.get('/openapi-3.0.json', hidden, async () => readOpenApi30(app))
+    docs.get('/openapi.yaml', hidden, async (_request, reply) =>
+      reply.type('application/yaml; charset=utf-8').send(renderYaml(app.swagger())))
     if (!app.config.docsUi) return
-    docs.get('/', {
-      schema: { hide: true },
-      // Redirects browsers to the documentation; other clients get 404.
-      handler: async ({ headers: { accept = '' } }, reply) =>
-        /\btext\/html\b/.test(accept) ? reply.redirect(`${basePath(app)}/docs`, 303) : fail('not_found')
-    })
+    // Redirects browsers to the documentation; other clients get 404.
+    docs.get('/', hidden, async ({ headers: { accept = '' } }, reply) =>
+      /\btext\/html\b/.test(accept) ? reply.redirect(`${basePath(app)}/docs`, 303) : fail('not_found'))
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
       indexPrefix: basePath(app),
@@ -151,10 +146,9 @@ async function readOpenApi30 (app: FastifyInstance): Promise<object> {
 }
 
 // The path of PUBLIC_URL. Without the host, so that the documentation also works under other host names of the service.
-function basePath ({ config }: FastifyInstance): string {
-  return config.publicUrl === undefined ? '' : new URL(config.publicUrl).pathname.replace(/\/$/, '')
-}
+const basePath = ({ config: { publicUrl } }: FastifyInstance): string =>
+  publicUrl === undefined ? '' : new URL(publicUrl).pathname.replace(/\/$/, '')
 
 // Swagger UI sets style attributes, but has no inline scripts.
-const UI_CSP =
-  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+const UI_CSP = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; " +
+  "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -3,14 +3,12 @@ import type { FastifyInstance } from 'fastify'
 import { sha256 } from '../../crypto/primitives.ts'
 import { listsEtag } from '../repeats/etags.ts'
 
-interface CachedPage { body: Buffer, type: string, etag: string }
-
 // All files of the documentation take 4 MiB. Requests with other spellings of paths can evict entries.
 const MAX_CACHE_BYTES = 8 * 1024 * 1024
 
 /** Caches the responses of a plugin in memory, with a strong ETag. Only for pages that never change in a process. */
 export function keepPages (app: FastifyInstance) {
-  const pages = new LRUCache<string, CachedPage>({
+  const pages = new LRUCache<string, { body: Buffer, type: string, etag: string }>({
     maxSize: MAX_CACHE_BYTES, sizeCalculation: ({ body }) => body.length + 1000
   })
 
@@ -28,13 +26,11 @@ export function keepPages (app: FastifyInstance) {
       return undefined
     }
     const body = await bytesOf(payload)
-    const page = {
-      body, type: String(reply.getHeader('content-type')), etag: `"${sha256(body).toString('base64url')}"`
-    }
-    pages.set(request.url, page)
+    const etag = `"${sha256(body).toString('base64url')}"`
+    pages.set(request.url, { body, type: String(reply.getHeader('content-type')), etag })
     // `Last-Modified` of a file is only its build time.
     for (const header of ['last-modified', 'accept-ranges']) reply.removeHeader(header)
-    reply.headers({ etag: page.etag, 'content-length': body.length })
+    reply.headers({ etag, 'content-length': body.length })
     return body
   })
 }

@@ -3,9 +3,8 @@ import type { TSchema } from '@sinclair/typebox'
 import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { replacedBy } from '../limits/limits.ts'
+import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
-
-// Documents what the guard enforces.
 
 // Errors that every operation can return. The document lists the others as `x-error-codes`.
 const OF_ALL = new Set<ErrorCode>([
@@ -23,18 +22,18 @@ const OF_ALL = new Set<ErrorCode>([
 export function documentAccess (route: RouteOptions): void {
   const { access, audit, errors = [], limit = 'api', limitOfEffect } = route.config ?? {}
   if (access === undefined) throw new Error(`${String(route.method)} ${route.url} does not declare config.access`)
-  const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
-  if (audit === undefined && !isReader) {
+  if (audit === undefined && !isReader(route)) {
     throw new Error(`${String(route.method)} ${route.url} changes something and does not declare config.audit`)
   }
   const codes: ErrorCode[] = [
     'malformed_request', 'unsupported_api_version', 'internal_error', 'service_unavailable', ...errors
   ]
   if (limit !== 'none') codes.push('rate_limit_exceeded')
-  if (access !== 'public') codes.push('unauthenticated')
-  if (access !== 'public' && access !== 'authenticated') codes.push('insufficient_permissions')
-  if (access !== 'public' && !route.config?.whenInactive) codes.push('organization_inactive')
-  if (access !== 'public') codes.push('second_factor_required')
+  if (access !== 'public') {
+    codes.push('unauthenticated', 'second_factor_required')
+    if (access !== 'authenticated') codes.push('insufficient_permissions')
+    if (!route.config?.whenInactive) codes.push('organization_inactive')
+  }
   if (route.url.includes(':organization')) codes.push('not_found')
   // The look-up of the level authenticates its row.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
@@ -43,13 +42,12 @@ export function documentAccess (route: RouteOptions): void {
   if (body || querystring) codes.push('validation_failed')
   if (body) codes.push('malformed_json', 'unsupported_media_type')
   // An operation without a body ignores a body, up to the limit of its size.
-  if (!isReader) codes.push('payload_too_large')
+  if (!isReader(route)) codes.push('payload_too_large')
   const replaced = limitOfEffect && replacedBy(limitOfEffect)
-  // Scopes that depend on the body are alternatives.
-  const alternatives = access !== 'authenticated'
-    ? [scopesOf(access)]
-    : route.config?.mayNeed?.map((scope) => [scope]) ?? [[]]
-  const extra = access === 'authenticated' ? [] : route.config?.mayNeed ?? []
+  const { mayNeed } = route.config ?? {}
+  // Without a scope in `access`, the scopes in `mayNeed` are alternatives.
+  const alternatives = access === 'authenticated' ? mayNeed?.map((scope) => [scope]) ?? [[]] : [scopesOf(access)]
+  const extra = access === 'authenticated' ? [] : mayNeed ?? []
   route.schema = {
     ...route.schema,
     ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
@@ -58,13 +56,13 @@ export function documentAccess (route: RouteOptions): void {
     ...(own.size > 0 && { 'x-error-codes': [...own] }),
     ...(extra.length > 0 &&
       { description: `Depending on the request, also needs ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
-    security: access === 'public'
-      ? []
-      : alternatives.flatMap((scopes): Record<string, Scope[]>[] =>
-        [{ apiToken: [...scopes] }, { oauth: [...scopes] }]),
+    security: access === 'public' ? [] : alternatives.flatMap(securityOf),
     response: route.config?.speaks === undefined ? { ...(response as object), ...errorsOf(codes) } : response
   }
 }
+
+const securityOf = (scopes: readonly Scope[]): Record<string, Scope[]>[] =>
+  [{ apiToken: [...scopes] }, { oauth: [...scopes] }]
 
 /** The scopes that a route always needs. */
 export function scopesOf (access: FastifyContextConfig['access']): readonly Scope[] {

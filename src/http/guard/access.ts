@@ -10,7 +10,7 @@ import { databaseError } from '../../db/database.ts'
 import type { TeamQuery } from '../../db/callers/memberships.ts'
 import { findDevice } from '../../repositories/people/attempts.ts'
 import { fail } from '../../rules/errors.ts'
-import { effectiveScopes, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../../rules/roles.ts'
+import { effectiveScopes, grants, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../../rules/roles.ts'
 import { isReserved, isWordOfRoute } from '../../rules/formats/slugs.ts'
 import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
@@ -26,15 +26,15 @@ import { waitFor } from '../routes/request-deadline.ts'
 
 const MAX_TOKEN_LENGTH = 512
 
-// Milliseconds. If the body arrives later, the guard checks the caller again, because access may have been revoked.
-const RECHECK_AFTER = 200
+// If the body arrives later, the guard checks the caller again, because access may have been revoked.
+const RECHECK_AFTER_MS = 200
 
 /**
  * Enforces and documents each route's `access`, `limit` and `errors`. Throws at start if a route does not declare
  * `access`. Order of the checks (S-2.4): token (401), organization visible (404), its rate limit (429), its status
  * (403), a second factor (403), scope (403).
  */
-export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER, counters?: Counters) {
+export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER_MS, counters?: Counters) {
   const consume = await installLimits(app, counters)
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
@@ -68,8 +68,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
-  // A known device is only known for its own account. If it tries another account, its address must be counted, too:
-  // the guard has only counted the device.
+  // The guard counts a known device instead of its address. If the device tries another account, its address counts.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -95,6 +94,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   // Changes lock their caller until they commit (`recordEvent`). This check protects reads with a slow body.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
+    // Requests for the documentation have no `judgedAt`, because its routes are older than the guard.
     if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
@@ -102,9 +102,8 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 }
 
 /**
- * Before the response is sent, removes the request from one of its two groups. If the effect began, the request stays
- * in the group of the effect, even if it failed; otherwise it stays in the group of the route. Until then it counts in
- * both groups, so that concurrent requests cannot exceed either limit.
+ * Before the response is sent, removes the request from the group of the route if its effect was counted, even if the
+ * effect failed. Until then the request counts in both groups, so that concurrent requests cannot exceed either limit.
  */
 async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request
@@ -121,8 +120,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
     if (limit === 'none') return
-    // A known device has a separate limit from other clients at its address. The account is not known yet
-    // (`countStranger`).
+    // A known device has its own limit. The account is not known yet (`countStranger`).
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
@@ -134,16 +132,11 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (access === undefined || access === 'public') return address()
 
   const params = request.params as Record<string, string>
-  let caller: Caller | undefined
-  try {
-    caller = await authenticate(app, request, params.organization, lookUp, (credential) => {
-      // No prefetch for callers that exceeded a limit.
-      if (lookUp !== undefined) return
-      locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
-    })
-  } catch (error) {
-    if (!(error instanceof TooManyLookUps)) throw error
-  }
+  const caller = await unlessTooMany(authenticate(app, request, params.organization, lookUp, (credential) => {
+    // No prefetch for callers that exceeded a limit.
+    if (lookUp !== undefined) return
+    locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
+  }))
   if (caller === undefined) {
     expectNothing(request)
     await address()
@@ -152,8 +145,8 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   request.user = caller.user ?? null
   request.judgedAt = performance.now()
   if (params.organization === undefined && caller.user !== undefined) {
-    // Without an organization, the request counts for the user.
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
+    // Outside of an organization there are no roles, so only the granted scopes count.
     for (const scope of scopesOf(access)) requireGranted(caller.user, scope)
     return
   }
@@ -187,7 +180,6 @@ async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal !== null) requireAccess(app, request, request.principal)
 }
 
-// The organization's status (403), what it requires of its members (403), then the scopes of the route (403).
 function requireAccess (app: FastifyInstance, request: FastifyRequest, principal: Principal) {
   const { access, whenInactive, asksForSecondFactor } = request.routeOptions.config
   const { status, require_second_factor } = principal.organization
@@ -196,9 +188,8 @@ function requireAccess (app: FastifyInstance, request: FastifyRequest, principal
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
-// Outside of an organization there are no roles, so only the granted scopes count.
 function requireGranted ({ granted }: UserCall, scope: Scope) {
-  if (granted.includes('*') || granted.includes(scope)) return
+  if (grants(granted, scope)) return
   fail('insufficient_permissions', { required_scope: scope, granted_scopes: [...granted] })
 }
 
@@ -215,14 +206,8 @@ async function knownDevice (
 ): Promise<string | undefined> {
   const device = readCookie(app, request, 'device')
   if (device === undefined) return undefined
-  const hash = hashToken(device)
-  try {
-    const id = await lookUp(() => findDevice(app.reads, hash))
-    return id === undefined ? undefined : `device:${id}`
-  } catch (error) {
-    if (error instanceof TooManyLookUps) return undefined
-    throw error
-  }
+  const id = await unlessTooMany(lookUp(() => findDevice(app.reads, hashToken(device))))
+  return id === undefined ? undefined : `device:${id}`
 }
 
 interface Caller { principal: Principal | undefined, user?: UserCall }
@@ -231,11 +216,18 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// For addresses that exceeded their limit: one token look-up at a time and a short queue; further requests get 429
-// without a look-up.
+// For addresses that exceeded their limit: one token look-up at a time and a short queue; then 429 without a look-up.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
-/** For addresses that did not exceed their limit. */
 const atOnce: Gate = (work) => work()
+
+async function unlessTooMany<T> (look: Promise<T>): Promise<T | undefined> {
+  try {
+    return await look
+  } catch (error) {
+    if (error instanceof TooManyLookUps) return undefined
+    throw error
+  }
+}
 
 async function authenticate (
   app: FastifyInstance, request: FastifyRequest, organization: string | undefined, lookUp: Gate = atOnce,
@@ -293,18 +285,15 @@ function useRecorder (app: FastifyInstance) {
   }
 }
 
-function names (text: string, organization: Organization): boolean {
-  return text === organization.slug || text.toUpperCase() === organization.id
-}
+const names = (text: string, { slug, id }: Organization) => text === slug || text.toUpperCase() === id
 
-function hasReservedWord (params: Record<string, string>): boolean {
-  return Object.entries(params).some(([name, word]) => name !== 'organization' && isWordOfRoute(name, word))
-}
+const hasReservedWord = (params: Record<string, string>) =>
+  Object.entries(params).some(([name, word]) => name !== 'organization' && isWordOfRoute(name, word))
 
 /**
- * Requires a scope that the route declares in `access` or `mayNeed`. The caller has it in the whole organization, or by
- * a team's role in the project of the request. If the path does not name the project, callers with the scope in any
- * project pass, and the look-up of the project decides later (`requireHeld`, `requireFoundInside`).
+ * Ends the request with 403 unless the caller has a scope, which the route must declare, in the organization or by a
+ * team's role in the project of the request. If the path does not name the project, a scope in any project is enough
+ * here, and the look-up of the project decides later (`requireHeld`, `requireFoundInside`).
  */
 export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
@@ -323,8 +312,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
 }
 
-// The team roles to look up with the caller: in the project of the path, or, if a body or an id names the project, in
-// any project.
+// The team roles to look up with the caller: in the project of the path, or in any if the path does not name it.
 function teamsAskedFor (request: FastifyRequest): TeamQuery {
   const { at, finds, boundsItself } = request.routeOptions.config
   const project = projectInPath(request)

@@ -17,21 +17,15 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * The level of a request: the deepest level in its path, or the level that a function reads from the body. It is
-     * looked up before the handler; `levelOf` returns it. A missing level, and a level outside of the token's
-     * restrictions, is 404. `organization` is outside of every restriction.
+     * looked up before the handler; `levelOf` returns it. 404 for a missing level and outside of the token's
+     * restrictions; `organization` is outside of every restriction.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
-    /**
-     * For routes without `at`, whose resource has an id instead of a name: loads the resource before the handler. Must
-     * call `requireFoundInside`.
-     */
+    /** For routes whose resource has an id: loads it before the handler. Must call `requireFoundInside`. */
     finds?: (request: FastifyRequest) => Promise<unknown>
     /** In addition to its level, the request concerns the whole organization: 404 for restricted tokens. */
     whole?: true
-    /**
-     * Validates rules that the schemas cannot express, before the level is looked up. Ends the request with 422, even a
-     * repeated request.
-     */
+    /** Validates (422) rules that the schemas cannot express, before the level is looked up; also of a repeat. */
     judge?: (request: FastifyRequest) => void
     /**
      * The handler uses `writeLevel`, which looks up the level under the lock of the organization. The level is then
@@ -53,9 +47,7 @@ declare module 'fastify' {
 
 interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelState | undefined> }
 
-/**
- * Looks up the level of every route that declares `at`. Throws at start if a path names a level that is not declared.
- */
+/** Looks up the level of every route that declares `at`. Throws at start if a path names a level without `at`. */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
   app.decorateRequest('ahead', null)
@@ -69,10 +61,7 @@ export function installPlaces (app: FastifyInstance) {
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, finds, whole, judge } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
-    if (isOfWhole && principalOf(request).slices.length > 0) {
-      done(new ApiError('not_found'))
-      return
-    }
+    if (isOfWhole && principalOf(request).slices.length > 0) return done(new ApiError('not_found'))
     judge?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
@@ -95,8 +84,8 @@ const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
 
 /**
  * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. The organization
- * is a guess: the last successful look-up of this credential for the same path. So there is no prefetch for unknown or
- * rejected credentials. The result is only used after the caller is authorized for the same organization.
+ * is that of the last successful look-up for this credential and path, so there is no prefetch for unknown or rejected
+ * credentials. The result is only used after the caller is authorized for the same organization.
  */
 export function locateAhead (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
@@ -104,8 +93,7 @@ export function locateAhead (
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
   // The body is not parsed yet.
-  const isInPath = namesLevel(at) && typeof at === 'string'
-  if (!isInPath || request.method !== 'GET') return
+  if (!namesLevel(at) || typeof at !== 'string' || request.method !== 'GET') return
   const brings = includedBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
   const organizationId = lastOrganizations.get(request.expectation)
@@ -117,15 +105,9 @@ export function locateAhead (
 }
 
 /** Stops prefetching for an invalid credential. */
-export function expectNothing ({ expectation }: FastifyRequest) {
-  if (expectation !== '') lastOrganizations.delete(expectation)
-}
+export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
 
-/**
- * Looks up the current level of a request and stores it for `levelOf`.
- *
- * @param brings what to load with the level; default: what the route declares
- */
+/** Looks up the current level of a request and stores it for `levelOf`. Default: what the route `brings`. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
   return request.at
@@ -143,16 +125,16 @@ export function namesIn (request: FastifyRequest): LevelNames {
   return typeof at === 'function' ? at(request) : request.params as LevelNames
 }
 
-/**
- * Returns the level if the caller may access it. Otherwise 404, as for a missing level, or 403 if the caller's team
- * roles belong to another project.
- */
+/** Returns the level. 404 if it is missing or restricted; 403 if the team roles belong to another project. */
 export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
   if (level === undefined) return fail('not_found')
-  requireHeld(request, request.byTeams?.teams?.filter(({ project_id }) => project_id === level.project.id) ?? [])
+  requireHeld(request, rolesIn(request.byTeams?.teams ?? [], level))
   requireInside(request, placeOf(level))
   return level
 }
+
+const rolesIn = (teams: readonly TeamRole[], { project }: LevelState) =>
+  teams.filter(({ project_id }) => project_id === project.id)
 
 async function find (db: Db, request: FastifyRequest, brings = includedBy(request)): Promise<LevelState> {
   const names = namesIn(request)
@@ -163,7 +145,7 @@ async function find (db: Db, request: FastifyRequest, brings = includedBy(reques
   const [level, teams] = await waitFor(request, Promise.all([
     isKnown ? ahead.found : findLevel(db, organizationId, names, brings), teamsIn(db, request, { slug: names.project })
   ]))
-  requireHeld(request, level === undefined ? teams : teams.filter(({ project_id }) => project_id === level.project.id))
+  requireHeld(request, level === undefined ? teams : rolesIn(teams, level))
   const reached = requireLevel(request, level)
   if (request.expectation !== '') lastOrganizations.set(request.expectation, organizationId)
   return reached
@@ -181,8 +163,7 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project; the guard has already loaded them for the project of a path. Empty if the
-// caller's own role is enough.
+// The caller's team roles in a project (loaded by the guard for a path); empty if the caller's own role is enough.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
@@ -193,8 +174,8 @@ async function teamsIn (
   return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
 }
 
-// Checks that the team roles in this project grant the scopes that the guard has accepted for any project. Otherwise
-// 403, whether or not the project exists.
+// 403 unless the team roles in this project grant the scopes that the guard accepted for any project. The response does
+// not depend on whether the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { scopes } = request.byTeams
@@ -206,19 +187,13 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   request.byTeams = { scopes, teams }
 }
 
-/**
- * Ends the request with 404 for a place outside of the token's restrictions. Team roles are checked before (`locate`,
- * `requireFoundInside`).
- */
+/** Ends the request with 404 for a place outside of the token's restrictions. Call it after checking team roles. */
 export function requireInside (request: FastifyRequest, place: Place) {
   if (request.byTeams?.teams === null) throw new Error('the roles through teams were not checked')
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
-/**
- * The same for a resource that a route found by its id (`finds`); also 404 if the caller's team roles in its project do
- * not grant the scopes.
- */
+/** The same for a resource found by its id (`finds`); also 404 if the team roles in its project do not grant access. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
     const { scopes } = request.byTeams
@@ -231,8 +206,8 @@ export async function requireFoundInside (app: FastifyInstance, request: Fastify
 }
 
 /**
- * Runs a change in a transaction that locks the project exclusively, against concurrent writes, rotations and
- * deletions. 404 if the project is gone, 412 if a precondition of the request fails.
+ * Runs a change in a transaction that locks the project against writes, rotations and deletions. 404 if the project is
+ * gone, 412 if a precondition of the request fails.
  */
 export async function inProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
@@ -245,7 +220,7 @@ export async function inProject<T> (
 }
 
 /** Runs a change in a transaction that has locked the project. */
-export type RunInProject = <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>) => Promise<T>
+type RunInProject = <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>) => Promise<T>
 
 const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProject => (projectId, change) => {
   const { id } = principalOf(request).organization

@@ -2,14 +2,14 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
-import { recordOfPerson } from '../../repositories/audit/audit.ts'
+import { recordOfPerson, type Actor } from '../../repositories/audit/audit.ts'
 import { listOrganizationsOf } from '../../repositories/people/members.ts'
-import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
+import { createPersonalEvent, type PersonalEvent } from '../../repositories/people/personal-events.ts'
 import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
-// Events of a person: a sign-in, a password, a second factor, a grant. The person sees all of them on /account, with
-// the address and browser that they came from. The organizations that the person has accepted see them in their audit
-// log without address and browser. An organization that only invites the person sees none.
+// Events of a person, such as a sign-in. The person sees them on /account, with address and browser. The person's
+// organizations see them in their audit log, without address and browser; organizations that only invite the person see
+// none.
 
 type Details = Record<string, string | number | boolean | null>
 
@@ -26,8 +26,7 @@ export async function recordForUser (
 ): Promise<void> {
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
-  const actors = (await listOrganizationsOf(db, user.id)).map((id) => withoutOrigin(personOf(request, id, user)))
-  if (await recordOfPerson(db, actors, (organizationId) => ({
+  if (await recordOfPerson(db, await actorsOf(db, request, user), (organizationId) => ({
     action,
     resource_type: 'user',
     resource_id: String(user.id),
@@ -35,12 +34,21 @@ export async function recordForUser (
   }))) request.hasLateEvents = true
 }
 
+// The user as the actor in each of their organizations.
+async function actorsOf (db: Db, request: FastifyRequest, user: Person): Promise<Actor[]> {
+  return (await listOrganizationsOf(db, user.id)).map((id) => withoutOrigin(personOf(request, id, user)))
+}
+
 /** Records an event only for its user, not in organizations. */
 export async function recordForPersonAlone (
   db: Db, request: FastifyRequest, { id }: Pick<Person, 'id'>, action: EventName, details: Details = {}
 ): Promise<void> {
+  await createPersonalEvent(db, personalEvent(request, id, action, details))
+}
+
+function personalEvent (request: FastifyRequest, id: number, action: EventName, details: Details): PersonalEvent {
   const { ip, user_agent } = originOf(request)
-  await createPersonalEvent(db, { user_id: id, action, actor_type: 'user', ip, user_agent, details })
+  return { user_id: id, action, actor_type: 'user', ip, user_agent, details }
 }
 
 /** Records that a user ended one of their API tokens, for the user and in the token's organization. */
@@ -53,34 +61,23 @@ export async function recordEndOfToken (
   if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
 }
 
-/** Wrong attempts in a row: all are recorded up to this number, then every fifth. */
+/** Wrong attempts in a row: all are recorded up to this number, then every fifth, to bound the number of events. */
 const EACH = 5
 
 /**
- * Records a wrong password or code, for the user and in their organizations. It runs the same statements for an unknown
- * address, so that the duration does not reveal whether an account exists (CR-41). To bound the number of events, only
- * every fifth of many wrong attempts in a row is recorded, with its number.
+ * Records a wrong password or code, for the user and in their organizations. Runs the same statements for an unknown
+ * address, so that the duration does not reveal whether an account exists (CR-41).
  */
 export async function recordRefusal (
   app: FastifyInstance, request: FastifyRequest, user: Person | undefined, action: EventName, attempts: number
 ): Promise<void> {
-  const { id, name } = user ?? NO_ACCOUNT
-  request.log.warn(
-    { user: user?.id ?? null, attempts },
-    action === 'second-factor.refuse' ? 'wrong code' : 'wrong password'
-  )
-  if (attempts > EACH && attempts % EACH !== 0) return
-  const organizations = await listOrganizationsOf(app.db, id)
-  const actors = organizations.map((organization) => withoutOrigin(personOf(request, organization, { id, name })))
-  const { ip, user_agent } = originOf(request)
   const details = { attempts }
-  if (await app.recordRefused(
-    { user_id: id, action, actor_type: 'user', ip, user_agent, details }, actors,
-    { action, resource_type: 'user', resource_id: String(id), details }
-  )) {
-    request.hasLateEvents = true
-  }
+  const message = action === 'second-factor.refuse' ? 'wrong code' : 'wrong password'
+  request.log.warn({ user: user?.id ?? null, ...details }, message)
+  if (attempts > EACH && attempts % EACH !== 0) return
+  // No account has the id 0.
+  const person = user ?? { id: 0, name: '' }
+  const own = personalEvent(request, person.id, action, details)
+  const event = { action, resource_type: 'user', resource_id: String(person.id), details } as const
+  if (await app.recordRefused(own, await actorsOf(app.db, request, person), event)) request.hasLateEvents = true
 }
-
-// No account has this id.
-const NO_ACCOUNT: Person = { id: 0, name: '' }

@@ -4,20 +4,18 @@ import type { Metrics } from '../../telemetry/metrics.ts'
 // Per group. The least recently used keys are evicted first.
 const MAX_KEYS = 20_000
 
-/**
- * A request to count: the group, the key, the length of the window in milliseconds, and the number of requests that it
- * allows.
- */
+/** A request to count; `length` of the window in milliseconds, `limit` in requests. */
 export type Counting = [group: string, key: string, length: number, limit: number]
 /** The number of requests in the window, including this one, and when the window ends (Unix time in milliseconds). */
 export type Counted = [count: number, end: number]
+type Done = (...counted: Counted) => void
 
 /** Counts requests in fixed windows. A window begins with its first request. */
 export interface Counters {
-  count (counting: Counting, done: (...counted: Counted) => void): void
+  count (counting: Counting, done: Done): void
   /**
-   * Removes a counted request from the window with this `end`; a later window does not change. Refused requests do not
-   * use up the limit: afterwards one more request is allowed, however many were refused.
+   * Removes a counted request from the window with this `end`, but not from a later window. Afterwards one more request
+   * is allowed, however many were refused.
    */
   giveBack (counting: Counting, end: number, done: () => void): void
   /** Whether the last request of this key exceeded its limit, and the window has not ended. Counts nothing. */
@@ -102,75 +100,58 @@ export function createCounters (): OwnCounters {
 export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
 export interface Result { counted: number, are: Counted[] }
-/** Tells the other members which keys have just exceeded their limits. */
-interface Notice { past: [counting: Counting, end: number][] }
+/** Tells the other members which keys have just exceeded their limits, and when their windows end. */
+interface Notice { past: GivenBack[] }
 
 /** Counts the requests of all members together. */
 export function createCommonCounters () {
   const counters = createCounters()
   const members = new Set<(message: Result | Notice) => void>()
-
-  /** Adds a member, which `send` sends messages to; `receive` takes its messages. */
-  function join (send: (message: Result | Notice) => void) {
-    members.add(send)
-    return {
-      receive (message: unknown) {
-        const { counting, of, back } = message as Query
-        if (back !== undefined) counters.giveBack(...back, () => {})
-        const are: Counted[] = []
-        const past: Notice['past'] = []
-        for (const one of of) {
-          counters.count(one, (count, end) => {
-            are.push([count, end])
+  return {
+    /** Adds a member, which `send` sends messages to; `receive` takes its messages. */
+    join (send: (message: Result | Notice) => void) {
+      members.add(send)
+      return {
+        receive (message: unknown) {
+          const { counting, of, back } = message as Query
+          if (back !== undefined) counters.giveBack(...back, () => {})
+          const are: Counted[] = []
+          const past: GivenBack[] = []
+          for (const one of of) {
             const [, , , limit] = one
-            if (count === limit + 1) past.push([one, end])
-          })
-        }
-        send({ counted: counting, are })
-        if (past.length > 0) for (const other of members) if (other !== send) other({ past })
-      },
-      leave () { members.delete(send) }
+            counters.count(one, (count, end) => {
+              are.push([count, end])
+              if (count === limit + 1) past.push([one, end])
+            })
+          }
+          send({ counted: counting, are })
+          if (past.length > 0) for (const other of members) if (other !== send) other({ past })
+        },
+        leave () { members.delete(send) }
+      }
     }
   }
-
-  return { join }
 }
 
-// Milliseconds. The supervisor answers in less than one, and in a few on a busy machine.
-const TIMEOUT = 1_000
-// Milliseconds between the queries of a member that counts alone.
-const RETRY_INTERVAL = 1_000
+// The supervisor answers in less than a millisecond, and in a few on a busy machine.
+const TIMEOUT_MS = 1_000
+// Between the queries of a member that counts alone.
+const RETRY_INTERVAL_MS = 1_000
 
-interface Member extends OwnCounters {
-  /** Takes a message to this member. */
-  receive (message: unknown): void
-  /** Sends a query without requests, to find out whether the shared counters answer. */
-  ask (): void
-  /** Ends the wait for a result. */
-  giveUp (number: number): void
-}
-
-interface MemberOptions {
-  /** Milliseconds that a request waits for its result. */
-  timeout?: number
-  /** Count while the shared counters do not answer. */
-  own?: OwnCounters
-}
-
-interface Pending { counting: Counting, done: (...counted: Counted) => void }
+interface Pending { counting: Counting, done: Done }
 
 /**
- * The counters of a member. The requests of one turn of the event loop are one message. If no result arrives before the
- * timeout, or the message cannot be sent, the member counts alone, from the last shared counts, until a result arrives
- * in time again.
+ * The counters of a member. The requests of one turn of the event loop are one message. If it cannot be sent, or its
+ * result is late, the member counts alone, from the last shared counts, until a result arrives in time again.
  *
  * @param send false if the message cannot be sent
  * @param onChange called when the member begins to count alone (true), and when that ends (false)
+ * @param options milliseconds that a request waits for its result; counters that count while the member is alone
  */
 export function joinCommonCounters (
   send: (message: Query) => boolean, onChange: (isAlone: boolean) => void,
-  { timeout = TIMEOUT, own = createCounters() }: MemberOptions = {}
-): Member {
+  { timeout = TIMEOUT_MS, own = createCounters() }: { timeout?: number, own?: OwnCounters } = {}
+) {
   const open = new Map<number, { pending: Pending[], timer: NodeJS.Timeout, done: () => void }>()
   let batch: Pending[] = []
   let last = 0
@@ -178,15 +159,15 @@ export function joinCommonCounters (
   let askedAt = 0
 
   return {
-    isPast: own.isPast,
-    pastUntil: own.pastUntil,
-    learn: own.learn,
+    ...own,
+    /** Ends the wait for a result. */
     giveUp,
+    /** Sends a query without requests, to find out whether the shared counters answer. */
     ask: () => ask([]),
-    count (counting, done) {
+    count (counting: Counting, done: Done) {
       if (isAlone) {
         countAlone({ counting, done })
-        if (performance.now() - askedAt > RETRY_INTERVAL) ask([])
+        if (performance.now() - askedAt > RETRY_INTERVAL_MS) ask([])
       } else if (batch.push({ counting, done }) === 1) {
         setImmediate(() => {
           const pending = batch
@@ -195,12 +176,13 @@ export function joinCommonCounters (
         })
       }
     },
-    giveBack (counting, end, done) {
+    giveBack (counting: Counting, end: number, done: () => void) {
       own.giveBack(counting, end, () => {})
       if (isAlone) done()
       else ask([], [counting, end], done)
     },
-    receive (message) {
+    /** Takes a message to this member. */
+    receive (message: unknown) {
       const { counted, are, past = [] } = message as Partial<Result & Notice>
       for (const [counting, end] of past) own.learn(counting, counting[3] + 1, end)
       if (counted !== undefined) settle(counted, are!)

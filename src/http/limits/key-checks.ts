@@ -5,16 +5,9 @@ import { refuse } from '../../rules/errors.ts'
 
 const MEMBERS = ['key_check', 'key_check_salt', 'key_check_iterations'] as const
 
-interface Sent {
-  key_check?: string | undefined
-  key_check_salt?: string | undefined
-  key_check_iterations?: number | undefined
-}
+interface Sent { key_check?: string, key_check_salt?: string, key_check_iterations?: number }
 
-/**
- * The proof of a client-managed key and the parameters of its derivation. The body must have all three fields; 422
- * names a missing or invalid field.
- */
+/** The proof of a client-managed key and the parameters of its derivation; 422 for a missing or invalid field. */
 export function readKeyCheck (body: Sent) {
   for (const member of MEMBERS) if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
   const check = decodeBase64(body.key_check!)

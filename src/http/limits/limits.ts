@@ -9,12 +9,9 @@ const MINUTE = 60_000
 // The default `api_per_minute` of plans (S-14.2). A plan overrides the configured limit only if it is higher than this.
 const DEFAULT_PLAN_LIMIT = 100
 
-const HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset']
-
 /**
- * The rate-limit groups (S-14.2): setting and window. A request can count in the group of its route and in the group of
- * its effect. With `insteadOf` it counts in only one of them: in the group of the effect if the effect begins, else in
- * the group of the route.
+ * The rate-limit groups (S-14.2). A request counts in the group of its route and in the group of its effect. With
+ * `insteadOf` it counts in only one: in the group of the effect if the effect begins, else in the group of the route.
  */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
@@ -62,8 +59,8 @@ declare module 'fastify' {
   }
 }
 
-/** A counted request: its counter, the end of the window (Unix time in ms), and the remaining requests. */
-export interface CountedRequest { counting: Counting, end: number, remaining: number }
+/** A counted request: its counter, and the end of the window (Unix time in milliseconds). */
+interface CountedRequest { counting: Counting, end: number }
 
 /**
  * Counts a request in its group and sets the X-RateLimit headers. Ends the request with 429 if the limit is exceeded.
@@ -87,10 +84,7 @@ export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan
   return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
 }
 
-/**
- * Creates one limiter per group, with fixed windows. Per-route limits of the plugin would count each route separately
- * (fastify-rate-limit #463).
- */
+/** One limiter per group: the plugin's own limits would count each route separately (fastify-rate-limit #463). */
 export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')
@@ -116,7 +110,7 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
 
   async function consume (
     group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
-  ) {
+  ): Promise<CountedRequest | undefined> {
     const limiter = limiters.get(group)
     if (limiter === undefined) return undefined
     request.limitKey = key
@@ -124,22 +118,15 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
     const result = await limiter(request)
     if (result.isAllowed) return undefined
     const { max, remaining, ttl: end, isExceeded } = result
-    const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
-    const counted: CountedRequest = { counting: [group, key, LIMITS[group].window, max], end, remaining }
-    show(counted, reply)
+    reply.header('x-ratelimit-limit', max)
+    reply.header('x-ratelimit-remaining', remaining)
+    reply.header('x-ratelimit-reset', Math.ceil(end / 1000))
     if (isExceeded) {
+      const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
       reply.header('retry-after', retryAfter)
       fail('rate_limit_exceeded', { retry_after: retryAfter })
     }
-    return counted
-  }
-
-  function show (counted: CountedRequest | null, reply: FastifyReply) {
-    if (counted === null) for (const header of HEADERS) reply.removeHeader(header)
-    else {
-      const { counting: [, , , max], end, remaining } = counted
-      for (const [i, value] of [max, remaining, Math.ceil(end / 1000)].entries()) reply.header(HEADERS[i]!, value)
-    }
+    return { counting: [group, key, LIMITS[group].window, max], end }
   }
 }
 

@@ -7,13 +7,13 @@ import {
   type GivenBack, type OwnCounters, type Query
 } from './counters.ts'
 
-// Milliseconds that a request waits for Redis: a hundred times the round trip to a Redis nearby.
-const TIMEOUT = 200
-// Milliseconds that a start waits for the connection, so that its first requests are counted in Redis.
-const START_TIMEOUT = 1_000
-// Milliseconds after which a connection is replaced if it is silent, or cannot be made.
-const CONNECTION_TIMEOUT = 1_000
-const MAX_RECONNECT_DELAY = 1_000
+// For the result of a request: a hundred times the round trip to a Redis nearby.
+const TIMEOUT_MS = 200
+// For the first connection, so that the first requests are counted in Redis.
+const START_TIMEOUT_MS = 1_000
+// For a new connection, and for a silent connection, which is replaced.
+const CONNECTION_TIMEOUT_MS = 1_000
+const MAX_RECONNECT_DELAY_MS = 1_000
 // A proxy may forward an address of any length.
 const MAX_KEY_LENGTH = 200
 // Hash tag: all keys are in one cluster slot, because one script counts the requests of a turn of the event loop.
@@ -71,9 +71,10 @@ export async function countInRedis (
     ...server,
     ...tls && { tls: {} },
     lazyConnect: true,
-    connectTimeout: CONNECTION_TIMEOUT,
-    socketTimeout: CONNECTION_TIMEOUT,
-    retryStrategy: (times) => Math.min(MAX_RECONNECT_DELAY, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
+    connectTimeout: CONNECTION_TIMEOUT_MS,
+    socketTimeout: CONNECTION_TIMEOUT_MS,
+    retryStrategy: (times) =>
+      Math.min(MAX_RECONNECT_DELAY_MS, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
     // A request without a response in time is counted by `own`.
     enableOfflineQueue: false,
     autoResendUnfulfilledCommands: false,
@@ -100,11 +101,11 @@ export async function countInRedis (
     if (isAlone) app.log.warn({ reason }, 'Redis cannot count: each instance counts its limits by itself')
     else app.log.warn('limits are counted over all instances again, in Redis')
     reason = NO_RESPONSE
-  }, { timeout: TIMEOUT, own })
+  }, { timeout: TIMEOUT_MS, own })
   client.on('error', learnReason)
   client.on('ready', member.ask)
   app.addHook('onClose', async () => { client.disconnect() })
-  await Promise.race([client.connect().catch(learnReason), pause(START_TIMEOUT, undefined, { ref: false })])
+  await Promise.race([client.connect().catch(learnReason), pause(START_TIMEOUT_MS, undefined, { ref: false })])
   if (client.status !== 'ready') member.ask()
   return member
 
@@ -152,6 +153,5 @@ const isResponse = (response: unknown, keys: number): response is number[] =>
   Array.isArray(response) && response.length === 1 + 2 * keys && response.every(Number.isSafeInteger)
 
 // A word such as ECONNREFUSED, WRONGPASS, READONLY or OOM. The rest of an error may contain the command that was sent.
-function reasonOf ({ code, message }: Error & { code?: string }): string | undefined {
-  return code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]
-}
+const reasonOf = ({ code, message }: Error & { code?: string }): string | undefined =>
+  code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]

@@ -2,22 +2,14 @@ import type { FastifyInstance } from 'fastify'
 import { databaseError, type Db } from '../../db/database.ts'
 import { recordCalls } from '../../repositories/billing/usage.ts'
 
-/** Counts API calls per organization, with batched writes. */
-export interface CallCounter {
-  /** Writes the counts since the last call. Counts that cannot be written are kept for the next call. */
-  record (): Promise<void>
-  start (): void
-  stop (): Promise<void>
-}
-
 // Milliseconds. A killed process loses the counts since the last write.
 const RECORD_EVERY = 10_000
 
 /**
- * Counts every authorized request of an organization, except 429. The counts are in memory; every ten seconds and at
- * the end they are added to the organization's month.
+ * Counts every authorized request of an organization, except 429, in memory. `record`, `stop` and a timer add the
+ * counts to the organization's month.
  */
-export function countCalls (app: FastifyInstance, db: Db): CallCounter {
+export function countCalls (app: FastifyInstance, db: Db) {
   let counts = new Map<string, number>()
   let underWay = Promise.resolve()
   let timer: NodeJS.Timeout | undefined
@@ -31,7 +23,7 @@ export function countCalls (app: FastifyInstance, db: Db): CallCounter {
     counts.set(id, (counts.get(id) ?? 0) + calls)
   }
 
-  // One write at a time.
+  // One write at a time. Counts that cannot be written are kept for the next write.
   async function record () {
     underWay = underWay.then(recordCounted)
     await underWay

@@ -7,10 +7,7 @@ import type { Domain } from '../routes/types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
 
-/**
- * `/healthz`: the process is running. `/readyz`: it can serve requests (the database is writable, and the service is
- * not shutting down).
- */
+/** `/healthz`: the process is running. `/readyz`: the database is writable, and the service is not shutting down. */
 export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
   return async (app) => {
     // These requests have no rate limit, so concurrent requests share one database check.
@@ -19,21 +16,16 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       if (!await isWritable(app.reads)) fail('service_unavailable')
     })
     const config = { access: 'public', limit: 'none' } as const
+    const schema = (operationId: string, summary: string) =>
+      ({ operationId, tags: ['operations'], summary, response: { 200: Health } })
     app.get('/healthz', {
       config,
-      schema: {
-        operationId: 'getHealth', tags: ['operations'], summary: 'Check that the process is running', response: { 200: Health }
-      },
+      schema: schema('getHealth', 'Check that the process is running'),
       handler: async () => ({ status: 'ok' as const })
     })
     app.get('/readyz', {
       config,
-      schema: {
-        operationId: 'getReadiness',
-        tags: ['operations'],
-        summary: 'Check that the service is ready for requests',
-        response: { 200: Health }
-      },
+      schema: schema('getReadiness', 'Check that the service is ready for requests'),
       handler: async () => {
         if (isLeaving()) fail('service_unavailable')
         await look()

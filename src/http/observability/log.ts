@@ -11,9 +11,9 @@ const SANE_ID = /^[A-Za-z0-9._-]{1,64}$/
 /** The destination of log lines: each call writes one whole line, in order. */
 export interface LogStream { write (line: string): unknown }
 
-// Bytes. If the reader hangs, further lines are dropped instead of filling the memory.
+// If the reader hangs, further lines are dropped instead of filling the memory.
 const MAX_UNREAD_BYTES = 16 * 1024 * 1024
-// A batch is written when it has this many bytes, or this many milliseconds after its first line.
+// A batch is written at this size, or this long after its first line.
 const BATCH_BYTES = 32_768
 const BATCH_DELAY_MS = 50
 // Bytes that a pipe writes atomically (PIPE_BUF of Linux).
@@ -23,8 +23,8 @@ const ATOMIC_BYTES = 4096
  * Standard output, pretty on a terminal. Lines are written asynchronously in batches, and flushed when the process
  * exits. A killed process loses the last batch.
  *
- * @param isShared whether other processes write to the same output: each write then has whole lines and at most the
- *   atomic size of a pipe (unless a single line is longer), so that lines do not mix
+ * @param isShared whether other processes write to the same output: writes are then atomic, so that lines do not mix
+ *   (unless a line is longer than a pipe writes atomically)
  */
 export function standardLog (isShared = false): LogStream {
   if (process.stdout.isTTY) {
@@ -80,10 +80,9 @@ class LazyChild {
   #made: FastifyBaseLogger | undefined
 
   static {
+    const prototype = this.prototype as unknown as FastifyBaseLogger
     for (const level of LEVELS) {
-      (this.prototype as unknown as FastifyBaseLogger)[level] = function (
-        this: LazyChild, ...args: unknown[]
-      ) { this.#log()[level](...args as [string]) }
+      prototype[level] = function (this: LazyChild, ...args: unknown[]) { this.#log()[level](...args as [string]) }
     }
   }
 
@@ -110,7 +109,7 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-// Milliseconds after a disconnect until the line is written in any case. Requests end long before.
+// After a disconnect, until the line is written in any case. Requests end long before.
 const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
@@ -125,9 +124,9 @@ export type ObserveRequest = (
 ) => void
 
 /**
- * Writes exactly one line per request: id, client, route, status, milliseconds, principal, organization, error code;
- * `aborted` if the client disconnected before it got the whole response. A complete request is processed even then, and
- * its line waits for the outcome, so that every effect is logged. Status null: no response was sent.
+ * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
+ * got the whole response. A complete request is processed even then, and its line waits for the outcome, so that every
+ * effect is logged.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
@@ -162,7 +161,6 @@ export function createRequestLog (
       if (!isOn && observers.length === 0) return
       const { request } = this
       const reply = this.#reply
-      const isWhole = reply.raw.writableFinished
       const { principal, user, errorCode, method } = request
       const route = request.routeOptions.url ?? null
       const status = otherwise?.status ?? (this.#isAnswered || reply.sent ? reply.statusCode : null)
@@ -170,17 +168,11 @@ export function createRequestLog (
       const code = otherwise === undefined ? errorCode : otherwise.code
       for (const observe of observers) observe(request, route, method, status, ms, code)
       if (!isOn) return
+      const caller = principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined
+      const isAborted = otherwise?.isGone ?? !reply.raw.writableFinished
       write(
-        request.id,
-        this.#client,
-        method,
-        route,
-        status,
-        Math.round(ms * 10) / 10,
-        principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined,
-        principal?.organization.id,
-        code,
-        !!(otherwise?.isGone ?? !isWhole)
+        request.id, this.#client, method, route, status, Math.round(ms * 10) / 10, caller, principal?.organization.id,
+        code, isAborted
       )
     }
 
@@ -217,10 +209,10 @@ export function createRequestLog (
     reqId: string, client: string | undefined, method: string | null, route: string | null, status: number | null,
     ms?: number, principal?: string, organization?: string, code?: ErrorCode, isAborted = false
   ) {
-    stream.write(`{"level":${INFO},"time":${Date.now()},"reqId":${quoted(reqId)}${client === undefined ? '' : `,"client":${quoted(client)}`}` +
+    stream.write(`{"level":${INFO},"time":${Date.now()},"reqId":${quoted(reqId)}${member('client', client)}` +
       `,"method":${quoted(method)},"route":${quoted(route)},"status":${status}${ms === undefined ? '' : `,"ms":${ms}`}` +
-      `${principal === undefined ? '' : `,"principal":"${principal}"`}${organization === undefined ? '' : `,"organization":"${organization}"`}` +
-      `${code === undefined ? '' : `,"error_code":"${code}"`}${isAborted ? ',"aborted":true' : ''},"msg":"request"}\n`)
+      `${member('principal', principal)}${member('organization', organization)}${member('error_code', code)}` +
+      `${isAborted ? ',"aborted":true' : ''},"msg":"request"}\n`)
   }
 
   // Pipelined requests get no `close` event of their own when the connection closes.
@@ -265,6 +257,7 @@ export function createRequestLog (
 // JSON.stringify with a fast path for text without characters to escape.
 const PLAIN = /^[\w.:/*%-]*$/
 const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
+const member = (name: string, text: string | undefined) => text === undefined ? '' : `,"${name}":${quoted(text)}`
 
 // Whether the whole request was received and read: the rest of a body is lost when the connection closes.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {

@@ -11,8 +11,7 @@ import type { ObserveRequest } from './log.ts'
 import { knownMethod } from '../routes/methods.ts'
 import { shared } from './single-flight.ts'
 
-// Seconds.
-const BOUNDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
 /** How many error responses had each code. */
@@ -29,40 +28,17 @@ export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveR
     ['route', 'method', 'status']
   )
   const durations = metrics.histogram(
-    'strongroom_request_duration_seconds', 'How long requests took until the end of their response', BOUNDS,
+    'strongroom_request_duration_seconds', 'How long requests took until the end of their response', BUCKETS_SECONDS,
     ['route', 'method']
   )
   metrics.watch('counter', 'strongroom_refusals_total', 'Error responses by their code',
     () => Object.entries(refusals).map(([code, count]) => [{ code }, count] as const), ['code'])
 
-  // Series that are looked up once.
-  interface Route {
-    duration: ReturnType<typeof durations.labels>
-    statuses: Map<number | null, ReturnType<typeof requests.labels>>
-  }
-  const routes = new Map<string | null, Map<string, Route>>()
-
-  function routeOf (url: string | null, method: string): Route {
-    let methods = routes.get(url)
-    if (methods === undefined) routes.set(url, methods = new Map())
-    let route = methods.get(method)
-    if (route === undefined) {
-      route = { duration: durations.labels({ route: url ?? 'none', method }), statuses: new Map() }
-      methods.set(method, route)
-    }
-    return route
-  }
-
-  return (_request, url, method, status, ms, code) => {
-    const known = knownMethod(method)
-    const route = routeOf(url, known)
-    let count = route.statuses.get(status)
-    if (count === undefined) {
-      count = requests.labels({ route: url ?? 'none', method: known, status: String(status ?? 'none') })
-      route.statuses.set(status, count)
-    }
-    count.inc()
-    if (ms !== undefined) route.duration.observe(ms / 1000)
+  return (_request, url, requested, status, ms, code) => {
+    const route = url ?? 'none'
+    const method = knownMethod(requested)
+    requests.inc({ route, method, status: String(status ?? 'none') })
+    if (ms !== undefined) durations.observe({ route, method }, ms / 1000)
     if (code !== undefined) refusals[code]++
   }
 }

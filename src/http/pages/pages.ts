@@ -19,7 +19,8 @@ export interface Page {
 export function sendPage (reply: FastifyReply, { title, body, status = 200, formTargets = [] }: Page) {
   const nonce = mintSecret()
   const policy = [
-    "default-src 'none'", `style-src 'nonce-${nonce}'`, "img-src 'self'", `form-action ${["'self'", ...formTargets].join(' ')}`, "base-uri 'none'", "frame-ancestors 'none'"
+    "default-src 'none'", `style-src 'nonce-${nonce}'`, "img-src 'self'",
+    `form-action ${["'self'", ...formTargets].join(' ')}`, "base-uri 'none'", "frame-ancestors 'none'"
   ].join('; ')
   const page = html`<!doctype html>
 <html lang="en">
@@ -45,10 +46,7 @@ ${body}
   }).type('text/html; charset=utf-8').serializer(String).send(text)
 }
 
-/**
- * Redirects with 303, so the browser sends GET without the form data (OA-19). A location that is a path gets the base
- * path of the service.
- */
+/** Redirects with 303, so the browser sends GET without the form data (OA-19). A path gets the service's base path. */
 export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
     location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
@@ -59,7 +57,7 @@ const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname
 
 // Cookies. With https, the prefix `__Host-` binds a cookie to exactly this host.
 
-export type CookieName = keyof typeof COOKIES
+type CookieName = keyof typeof COOKIES
 
 const DAY = 24 * 60 * 60
 const COOKIES = {
@@ -78,8 +76,8 @@ export async function installCookies (app: FastifyInstance) {
 }
 
 /**
- * The value of a cookie of this service; undefined if it is missing or malformed. Names are not decoded, because a
- * subdomain can set a cookie named `%5F%5FHost-session`.
+ * The value of a cookie; undefined if it is missing or malformed. Names are not decoded, because a subdomain can set a
+ * cookie named `%5F%5FHost-session`.
  */
 export function readCookie (app: FastifyInstance, request: FastifyRequest, name: CookieName): string | undefined {
   const value = request.server.parseCookie(request.headers.cookie ?? '')[nameOf(app, name)] ?? ''
@@ -104,9 +102,8 @@ export function browserOf (app: FastifyInstance, request: FastifyRequest, reply:
 }
 
 /** The hidden field with the CSRF token, bound to the cookie. */
-export function formField (cookie: string): Html {
-  return html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
-}
+export const formField = (cookie: string): Html =>
+  html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
 
 /**
  * Whether a page of this service sent the form from this browser (OA-18, CR-47). Checks the CSRF token and
@@ -141,11 +138,7 @@ export function formOf (request: FastifyRequest): Form {
 }
 
 /** All values of a field, such as a group of checkboxes. */
-export function valuesOf (request: FastifyRequest, name: string): string[] {
-  return [fieldsOf(request)[name] ?? []].flat()
-}
+export const valuesOf = (request: FastifyRequest, name: string): string[] => [fieldsOf(request)[name] ?? []].flat()
 
 /** Percent-encodes all but visible ASCII in a query, so that headers and hidden fields carry it unchanged. */
-export function visible (query: string): string {
-  return query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)
-}
+export const visible = (query: string): string => query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)

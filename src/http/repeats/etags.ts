@@ -5,7 +5,7 @@ import { sha256 } from '../../crypto/primitives.ts'
 import type { Db } from '../../db/database.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { principalOf } from '../routes/actor.ts'
-import { hooksOf, takeHeaders } from '../routes/routes.ts'
+import { hooksOf, isReader, takeHeaders } from '../routes/routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -29,8 +29,8 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Implements and documents ETags and preconditions. A change that does not support preconditions rejects them with 422,
- * because the client relies on them. Not with 412, after which clients read the resource and try again.
+ * Implements and documents ETags and preconditions. A change without support for preconditions rejects them with 422:
+ * the client relies on them, and after 412 it would read the resource and try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
@@ -40,9 +40,8 @@ export function installEtags (app: FastifyInstance) {
       route.config = { ...route.config, errors: [...errors, 'precondition_failed', 'validation_failed'] }
       takeHeaders(route, WriteHeaders.properties)
     }
-    const isReader = [route.method].flat().every((method) => method === 'GET' || method === 'HEAD')
     const { headers } = (route.schema ?? {}) as { headers?: { properties: object } }
-    if (!isReader && access !== 'public' && repeatable !== false && !('if-match' in (headers?.properties ?? {}))) {
+    if (!isReader(route) && access !== 'public' && repeatable !== false && !('if-match' in (headers?.properties ?? {}))) {
       route.config = { ...route.config, isUnconditional: true, errors: [...errors, 'validation_failed'] }
     }
     if (!tagged) return
@@ -52,7 +51,7 @@ export function installEtags (app: FastifyInstance) {
       request.etag = tagOf((payload as { data: object }).data)
       reply.header('etag', request.etag)
     }]
-    if (route.method !== 'GET' && route.method !== 'HEAD') return
+    if (!isReader(route)) return
     takeHeaders(route, ReadHeaders.properties)
     const { response } = route.schema as { response: object }
     const unchanged = Type.Null({ description: 'Not modified since the ETag in If-None-Match' })
@@ -89,15 +88,13 @@ const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16)
  */
 export async function requireCurrent (db: Db, request: FastifyRequest, id: string): Promise<void> {
   const { changes } = request.routeOptions.config
-  const { 'if-match': match, 'if-none-match': noneMatch } = request.headers
-  if (changes === undefined || (match === undefined && noneMatch === undefined)) return
+  const { headers } = request
+  if (changes === undefined || (headers['if-match'] ?? headers['if-none-match']) === undefined) return
   const item = await changes(db, principalOf(request).organization.id, id) ?? fail('not_found')
-  requirePrecondition(request.headers, tagOf(item))
+  requirePrecondition(headers, tagOf(item))
 }
 
-/**
- * Whether an If-None-Match or If-Match header lists the ETag or is `*` (RFC 9110, 13.1). False for invalid headers.
- */
+/** Whether an If-None-Match or If-Match header lists the ETag or is `*` (RFC 9110, 13.1). False for invalid headers. */
 export function listsEtag (header: string | undefined, etag: string | undefined, isStrong = false): boolean {
   if (header === undefined || etag === undefined || !CONDITION.test(header)) return false
   return header === '*' ||

@@ -34,14 +34,11 @@ declare module 'fastify' {
 export interface Withheld {
   /** The response without the secret, to be stored. */
   keep: (answer: never) => object
-  /**
-   * Rebuilds the response with the current secret; `event` is recorded before it is sent. Ends the request with 409
-   * `idempotent_secret_unavailable` if the secret no longer exists.
-   */
+  /** Rebuilds the response with the current secret (409 if it no longer exists); `event` is recorded before. */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Maximum number of stored responses per API token, or per user in an organization. */
+/** Per API token, or per user in an organization. */
 const MAX_RESPONSES = 20_000
 
 const HEADER = Type.Optional(Type.String({
@@ -58,7 +55,7 @@ const STORED_HEADERS = ['etag', 'warning']
 
 /**
  * Implements and documents `Idempotency-Key` on every `repeatable` route: a repeated request gets the first response
- * again. The same key with another request gets 422; a repeat while the first request is running gets 409.
+ * again; 422 for the same key with another request, 409 for a repeat while the first request is running.
  */
 export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   app.decorateRequest('answering', null)
@@ -134,6 +131,7 @@ export class KeptOnce implements Answering {
     this.#request = request
     this.#asked = asked
     this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
+    // Avoids an unhandled rejection.
     this.#answer.catch(() => {})
   }
 
@@ -183,7 +181,6 @@ export class KeptOnce implements Answering {
       own.owner.key === others.owner.key
   }
 
-  /** Registers `work` to run after the commit, and `undone` to run if the transaction is rolled back. */
   afterwards (work: () => void, undone?: () => void) {
     this.#afterwards.push({ work, undone })
   }
@@ -202,16 +199,10 @@ export class KeptOnce implements Answering {
     }
     // There was no change.
     if (!this.#isKeeping) return
-    const headers = STORED_HEADERS.flatMap((name) => {
-      const value = reply.getHeader(name)
-      return value === undefined ? [] : [[name, String(value)]]
-    })
-    settle.resolve({
-      status: reply.statusCode,
-      headers: Object.fromEntries(headers),
-      body: typeof payload === 'string' && payload !== '' ? payload : null,
-      kept: undefined
-    })
+    const sent = STORED_HEADERS.filter((name) => reply.hasHeader(name))
+    const headers = Object.fromEntries(sent.map((name) => [name, String(reply.getHeader(name))]))
+    const body = typeof payload === 'string' && payload !== '' ? payload : null
+    settle.resolve({ status: reply.statusCode, headers, body, kept: undefined })
     try {
       await this.settled
     } catch (error) {
@@ -229,21 +220,20 @@ export class KeptOnce implements Answering {
 
 /**
  * Runs `work` after the change has committed: immediately, or, with an `Idempotency-Key`, right before the response is
- * sent. Then `undone` runs instead if the transaction was rolled back.
+ * sent; `undone` instead if that transaction was rolled back.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
   if (answering === null) work()
   else answering.afterwards(work, undone)
 }
 
-// A request outside of an organization creates one, which then stores the response.
+// A request outside of an organization creates the organization that stores its response.
 async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
   const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
   return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
-// Header and request are stored as keyed hashes, so that guesses cannot be checked with the database alone. A request
-// outside of an organization is hashed without one, because it creates the organization that stores the response.
+// Header and request are stored as keyed hashes, so that guesses cannot be checked with the database alone.
 async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
   const header = request.headers['idempotency-key'] as string
   const { principal } = request
@@ -267,8 +257,8 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
   : value
 
 // Hashes the request part by part, each with the hash of the parts before, and a list element by element, so that no
-// step is long. Parts have different numbers of elements (method, path and query: 3; head of a list: 3; element of a
-// list: 1; any other member: 2) and an order, so two different requests never have the same parts.
+// step is long. Different requests have different parts: the first part has three elements, as has the head of a list;
+// an element of a list has one, and any other member two.
 async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])

@@ -3,7 +3,7 @@ import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../../crypto/keyring.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
-import { CallerEnded } from '../../db/callers/caller.ts'
+import { CallerEnded, OrganizationInactive } from '../../db/callers/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
 import { recordAlone } from '../../repositories/audit/audit.ts'
 import { ApiError } from '../../rules/errors.ts'
@@ -22,9 +22,7 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_MAX_PARAM_LENGTH: 'not_found'
 }
 
-/**
- * Converts every error to an error of the catalogue. Unknown errors become `internal_error`; the cause is only logged.
- */
+/** Converts every error to an error of the catalogue; the cause of an unknown error is only logged. */
 export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
     let error = thrown
@@ -83,15 +81,14 @@ const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
+  if (thrown instanceof OrganizationInactive) return new ApiError('organization_inactive', { status: thrown.status })
   if (thrown.validation) {
     return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   }
   // The client disconnected while sending its body; not an error of the service.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
-  const code = OF_FASTIFY[thrown.code] ?? (thrown.code?.startsWith('FST_') && thrown.statusCode !== undefined &&
-    thrown.statusCode < 500
-    ? 'malformed_request'
-    : undefined)
+  const isOfFastify = thrown.code?.startsWith('FST_') && Number(thrown.statusCode) < 500
+  const code = OF_FASTIFY[thrown.code] ?? (isOfFastify ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
   // A row that names an unknown master key was not written by the service.
   if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
@@ -107,9 +104,8 @@ export function toApiError (thrown: FastifyError): ApiError {
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {
-    await recordAlone(
-      app.db, witnessOf(request), { action: 'integrity.violation', resource_type: 'request', resource_id: null }
-    )
+    const event = { action: 'integrity.violation', resource_type: 'request', resource_id: null } as const
+    await recordAlone(app.db, witnessOf(request), event)
   } catch (error) {
     request.log.error({ err: databaseError(error) }, 'recording the integrity violation failed')
   }

@@ -13,7 +13,6 @@ const ALWAYS = {
 }
 
 const OVER_TLS = { ...ALWAYS, 'strict-transport-security': 'max-age=31536000; includeSubDomains' }
-
 const always = ({ publicUrl }: Config) => publicUrl?.startsWith('https:') ? OVER_TLS : ALWAYS
 
 /** The headers of every response, including errors. */

@@ -4,9 +4,8 @@ import { rest } from '../../crypto/rest.ts'
 const STEP = 256 * 1024
 
 /**
- * `JSON.stringify` as UTF-8 in steps of about `STEP` characters, so that it does not block the event loop; a single
- * string is never split. Fastify sends a buffer unchanged: it runs no `preSerialization` hooks, and the caller must set
- * the content type.
+ * `JSON.stringify` as UTF-8 in steps of about `STEP` characters (a single string is never split). Fastify runs no
+ * `preSerialization` hooks for a buffer, and the caller must set the content type.
  */
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []

@@ -5,7 +5,6 @@ import type { Config } from '../../config.ts'
 import { standingHeaders } from './headers.ts'
 import type { Answered } from '../observability/log.ts'
 
-/** Errors that are sent without a request. */
 export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'method_not_allowed'
 
 /**

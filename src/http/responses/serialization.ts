@@ -29,8 +29,8 @@ export function serializerOf (declared: unknown): Serializer {
 }
 
 /**
- * Converts `anyOf` of string constants to `enum`; undefined for other schemas. An `enum` is easier to read in the
- * document, and serializes faster: alternatives of `anyOf` are tried one by one.
+ * Converts `anyOf` of string constants to `enum`, which is easier to read and serializes faster; undefined for other
+ * schemas.
  */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf

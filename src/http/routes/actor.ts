@@ -9,10 +9,7 @@ export function principalOf (request: FastifyRequest): Principal {
   return request.principal
 }
 
-/**
- * The actor that audit events and versions record, with its origin, and the caller that a change locks until it
- * commits.
- */
+/** The actor that audit events and versions record, and the caller that a change locks until it commits. */
 export function actorOf (request: FastifyRequest): Actor {
   return {
     ...witnessOf(request),

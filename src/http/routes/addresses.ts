@@ -4,8 +4,8 @@ import { isIPv4, isIPv6 } from 'node:net'
 export type Shown = 'off' | 'network' | 'full'
 
 /**
- * An IPv4 address (also IPv4-mapped), or the first 64 bits of an IPv6 address as four groups: one subscriber usually
- * has a /64. Undefined for other strings, which a proxy may forward.
+ * An IPv4 address (also IPv4-mapped), or the first four groups of an IPv6 address: a subscriber usually has a /64.
+ * Undefined for other strings, which a proxy may forward.
  */
 function partsOf (address: string): { ipv4: string } | { groups: string[] } | undefined {
   const plain = address.replace(/^::ffff:/i, '')
@@ -26,10 +26,7 @@ export function addressKey (address: string | undefined): string {
   return 'ipv4' in parts ? `ip:${parts.ipv4}` : `ip:${parts.groups.join(':')}::/64`
 }
 
-/**
- * The client address for the log: its network (IPv4 /24, IPv6 /64) or the full address. Undefined if logging is off or
- * the string is not an address.
- */
+/** The client address for the log: full or its network (IPv4 /24, IPv6 /64); undefined for `off` or no address. */
 export function shownAddress (address: string | undefined, shown: Shown): string | undefined {
   const parts = shown === 'off' || address === undefined ? undefined : partsOf(address)
   if (parts === undefined) return undefined

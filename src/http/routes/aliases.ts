@@ -2,13 +2,16 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** A deprecated path of the route. Its responses have Deprecation, Sunset and Link headers. */
-    formerly?: string
+    /**
+     * The route has a deprecated path, with a noun before each name: `/organizations/:organization/projects/:project`.
+     * Its responses have Deprecation, Sunset and Link headers.
+     */
+    hasLongPath?: true
     /** Another path of the route, which is not deprecated. */
     also?: string
     /** For PATCH routes: registers the same route for PUT. */
     put?: true
-    /** The path that replaces a deprecated path; set by `formerly`. */
+    /** The path that replaces a deprecated path; set by `hasLongPath`. */
     successor?: string
   }
 }
@@ -19,31 +22,26 @@ export const DEPRECATED = 'deprecated'
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
-/** Registers the alias routes that a route declares with `formerly`, `also` and `put`. */
+/** Registers the alias routes that a route declares with `hasLongPath`, `also` and `put`. */
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
-    const { formerly, also, put, ...config } = route.config ?? {}
+    const { hasLongPath, also, put, ...config } = route.config ?? {}
     // Fastify registers HEAD routes itself.
-    if (route.method === 'HEAD' || (formerly === undefined && also === undefined && !put)) return
+    if (route.method === 'HEAD' || (!hasLongPath && also === undefined && !put)) return
     const { schema } = route
     const { operationId = '' } = schema as { operationId?: string }
-    if (formerly !== undefined) {
+    if (hasLongPath) {
+      const url = route.routePath.replace(/\/:(\w+)/g, '/$1s/:$1')
       const alias = { ...schema, operationId: `${operationId}LongPath`, tags: [DEPRECATED], deprecated: true }
-      this.route({ ...route, url: formerly, config: { ...config, successor: route.url }, schema: alias })
+      this.route({ ...route, url, config: { ...config, successor: route.url }, schema: alias })
     }
     if (also !== undefined) {
-      this.route({
-        ...route, url: also, config, schema: { ...schema, operationId: `${operationId}ShortPath` } as object
-      })
+      const alias = { ...schema, operationId: `${operationId}ShortPath` }
+      this.route({ ...route, url: also, config, schema: alias })
     }
     if (put) {
-      this.route({
-        ...route,
-        method: 'PUT',
-        url: route.routePath,
-        config,
-        schema: { ...schema, operationId: operationId.replace(/^update/, 'put') } as object
-      })
+      const alias = { ...schema, operationId: operationId.replace(/^update/, 'put') }
+      this.route({ ...route, method: 'PUT', url: route.routePath, config, schema: alias })
     }
   })
   app.addHook('preHandler', (request, reply, done) => {
@@ -53,7 +51,6 @@ export function installAliases (app: FastifyInstance) {
   })
 }
 
-// Sets the deprecation headers of a response.
 function deprecate (request: FastifyRequest, reply: FastifyReply, successor: string) {
   const params = request.params as Record<string, string>
   const path = successor.replace(/:(\w+)/g, (_, name: string) => encodeURIComponent(params[name] ?? ''))

@@ -11,18 +11,14 @@ declare module 'fastify' {
 
 const GO_SDK = /^dotenv-go-sdk\//
 
-interface Exception {
-  /** Converts the SDK's body to the body of the API. */
-  body?: (body: Readonly<Record<string, unknown>>) => object
-  /** Converts the response to the format that the SDK expects. */
-  answer?: (answer: Readonly<Record<string, unknown>>) => object
-}
+type Json = Readonly<Record<string, unknown>>
+interface Exception { convertBody?: (body: Json) => object, convertResponse?: (response: Json) => object }
 
 // All client-specific behavior; nothing else depends on `User-Agent`.
 const EXCEPTIONS = {
   /** The SDK does not send `level`: the deepest slug names the level. */
   levelBySlugs: {
-    body: (body) => {
+    convertBody: (body) => {
       const { target, environment } = body as Partial<LevelNames>
       const level: Level = environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
       return body.scope === 'project' ? body : { level, ...body }
@@ -30,8 +26,8 @@ const EXCEPTIONS = {
   },
   /** The SDK expects an object as `token`. With a string it fails, and the value of the new token is lost. */
   tokenInObject: {
-    answer: ({ token, api_key, ...answer }) => {
-      const { name, abilities, expires_at } = api_key as Record<string, unknown>
+    convertResponse: ({ token, api_key, ...answer }) => {
+      const { name, abilities, expires_at } = api_key as Json
       return { ...answer, token: { name, token, abilities, expires_at }, api_key }
     }
   }
@@ -42,23 +38,22 @@ export function installAgents (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { goSdk } = route.config ?? {}
     if (goSdk === undefined) return
-    const { body: asMeant, answer: asRead }: Exception = EXCEPTIONS[goSdk]
+    const { convertBody, convertResponse }: Exception = EXCEPTIONS[goSdk]
     route.onRequest = [...hooksOf(route.onRequest), async (_request, reply) => {
       reply.header('vary', `${String(reply.getHeader('vary'))}, User-Agent`)
     }]
-    if (asMeant !== undefined) {
+    if (convertBody !== undefined) {
       route.preValidation = [...hooksOf(route.preValidation), async (request) => {
         const { body } = request
-        if (!isGoSdk(request) || typeof body !== 'object' || body === null) return
-        request.body = asMeant(body as Record<string, unknown>)
+        if (isGoSdk(request) && typeof body === 'object' && body !== null) request.body = convertBody(body as Json)
       }]
     }
-    if (asRead !== undefined) {
+    if (convertResponse !== undefined) {
       route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
         if (!isGoSdk(request) || reply.statusCode >= 300) return answer
         // The response schema does not match the SDK's format.
         reply.serializer(JSON.stringify)
-        return asRead(answer as Record<string, unknown>)
+        return convertResponse(answer as Json)
       }]
     }
   })

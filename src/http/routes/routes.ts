@@ -4,6 +4,10 @@ import type { RouteOptions } from 'fastify'
 /** A route's hooks of one kind as an array, to append more. */
 export const hooksOf = <T>(hooks: T | T[] | undefined): T[] => hooks === undefined ? [] : [hooks].flat() as T[]
 
+/** Whether a route only reads: its methods are GET and HEAD. */
+export const isReader = ({ method }: Pick<RouteOptions, 'method'>) =>
+  [method].flat().every((one) => one === 'GET' || one === 'HEAD')
+
 /** Adds headers to the schema of a route. */
 export function takeHeaders (route: Pick<RouteOptions, 'schema'>, headers: TProperties) {
   const { headers: own } = (route.schema ?? {}) as { headers?: TObject }

@@ -12,17 +12,15 @@ import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from 
  * two concurrent requests the second gets `slug_taken`.
  */
 export async function chooseSlug (
-  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined, { name, slug }: {
-    name: string
-    slug?: string | undefined
-  }
+  db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined,
+  { name, slug }: { name: string, slug?: string | undefined }
 ): Promise<string> {
   if (slug !== undefined) return slug
   const made = slugFrom(name, kind)
   const candidates = numberedSlugs(made, kind)
-  const taken = await (among === undefined
-    ? listTakenOrganizations(db, candidates)
-    : listTakenSlugs(db, among, candidates))
+  const taken = among === undefined
+    ? await listTakenOrganizations(db, candidates)
+    : await listTakenSlugs(db, among, candidates)
   return candidates.find((one) => !taken.has(one)) ?? withSuffix(made, random(4).toString('hex'))
 }
 
@@ -31,10 +29,7 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
-/**
- * Runs a create or an update; 422 if the slug is taken. Every unique violation concerns the slug, because the service
- * generates all other unique values.
- */
+/** Runs a create or an update; 422 if the slug is taken. The service generates all other unique values. */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()

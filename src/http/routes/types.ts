@@ -3,7 +3,6 @@ import type { FastifyPluginAsync, FastifyTypeProvider, RawServerDefault } from '
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
-import type { Party } from '../../../schemas/billing.ts'
 import type { Config } from '../../config.ts'
 import type { Costs } from '../../crypto/costs.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
@@ -15,21 +14,21 @@ import type { PersonalEvent } from '../../repositories/people/personal-events.ts
 import type { Principal } from '../../repositories/people/principals.ts'
 import type { TeamRole } from '../../rules/roles.ts'
 import type { LimitGroup } from '../limits/limits.ts'
-import type { CallCounter } from '../limits/usage.ts'
+import type { countCalls } from '../limits/usage.ts'
 
-export interface TypeBoxProvider extends FastifyTypeProvider {
+interface TypeBoxProvider extends FastifyTypeProvider {
   validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
   serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
 }
 
-/** An encapsulated Fastify plugin whose routes are typed by their schemas. */
+/** A Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/**
- * Scopes that a caller has only by roles through teams, and these roles in the project of the request (null until the
- * project is looked up).
- */
-export interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
+/** Scopes that a caller has only through teams, and the team roles in the project (null until it is looked up). */
+interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
+
+/** A background job; call `wake` after adding work. */
+interface Worker { start (): void, wake (): void, stop (): Promise<void> }
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -39,28 +38,21 @@ declare module 'fastify' {
     mayNeed?: readonly Scope[]
     /**
      * For lists of projects: the guard accepts callers who have the scope only by a team's role, and the handler lists
-     * only the projects of these roles. Not for repeatable routes, which replay responses before the handler runs: they
-     * declare `finds`.
+     * only the projects of these roles. Not for repeatable routes, which replay responses before the handler runs.
      */
     boundsItself?: true
     /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
     limit?: LimitGroup | 'none'
     /**
-     * The rate-limit group of the route's expensive effect. The handler calls `countEffect` after all checks, right
-     * before the effect, so that rejected requests do not use up the limit. The request also counts in `limit`, unless
-     * the group replaces it (`insteadOf` in `LIMITS`).
+     * The rate-limit group of the route's expensive effect. The handler calls `countEffect` right before the effect, so
+     * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
     /** Error codes of the handler, in addition to those of every route. */
     errors?: readonly ErrorCode[]
-    /**
-     * The audit events of a route that changes or reveals something: each successful request records at least one.
-     * `none` for a POST that only reads.
-     */
+    /** Each successful request records at least one of these audit events. `none` for a POST that only reads. */
     audit?: EventName | readonly EventName[] | 'none'
-    /**
-     * The response format, if it is not that of the API: OAuth (RFC 6749) or HTML. The plugin sends its own errors.
-     */
+    /** The response format, if it is not that of the API: OAuth (RFC 6749) or HTML. The plugin sends its own errors. */
     speaks?: 'oauth' | 'html'
     /** Cache-Control of successful responses; default `no-store`. */
     cache?: string
@@ -81,18 +73,13 @@ declare module 'fastify' {
     databaseKind: Database['kind']
     /** Records the event of a read, before the response is sent. */
     recordRead: RecordRead
-    /**
-     * Records a failed sign-in, for the user and for each actor (one per organization). True if an event is late, as in
-     * `recordOfPerson`.
-     */
+    /** Records a failed sign-in, for the user and for each actor (one per organization). True if an event is late. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
     /** Costs of key and password derivations. */
     costs: Costs
     config: Config
-    /**
-     * The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address.
-     */
+    /** The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address. */
     issuer (): string
     /** The e-mail queue; requests do not wait for it. */
     outbox: Outbox
@@ -101,31 +88,21 @@ declare module 'fastify' {
      * requests, call it in the transaction of the change, so that replays and concurrent repeats do not count.
      */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
-    /**
-     * Counts a sign-in attempt by address if the browser is not a known device of the account; 429 if the limit is
-     * exceeded.
-     */
+    /** Counts a sign-in attempt by address if the browser is not a known device of the account; 429 above the limit. */
     countStranger (request: FastifyRequest, reply: FastifyReply): Promise<void>
-    /** Background re-encryption of histories; call `wake` after adding work. */
-    histories: { start (): void, wake (): void }
-    /** Background cleanup of purged and deleted rows. */
-    removals: { start (): void, wake (): void }
+    /** Re-encrypts histories in the background. */
+    histories: Worker
+    /** Cleans up purged and deleted rows in the background. */
+    removals: Worker
+    /** Numbers late audit events in the background. */
+    lateEvents: Worker
+    /** Writes the ends of audit chains to the log. */
+    anchors: Worker
+    /** Renews subscriptions and calls the payment provider in the background. */
+    billing: Worker
+    calls: ReturnType<typeof countCalls>
     /** Settings of invoices. */
-    invoicing: {
-      seller: Party
-      warnOfSeller: () => void
-      note: string
-      dueDays: number
-      paymentDetails: string
-      provider: { name: string }
-    }
-    /** Background worker that renews subscriptions and calls the payment provider. */
-    billing: { start (): void, wake (): void, stop (): Promise<void> }
-    /** Counts API calls per organization. */
-    calls: CallCounter
-    /** Background worker that numbers late audit events. */
-    lateEvents: { start (): void, wake (): void }
-    anchors: { start (): void, wake (): void }
+    invoicing: Config['invoices'] & { warnOfSeller: () => void, provider: { name: string } }
   }
   interface FastifyRequest {
     /** The caller in the organization of the request. */

@@ -1,5 +1,5 @@
+import type { FastifyRequest } from 'fastify'
 import { Invoice, InvoiceFile, InvoiceItem, InvoiceParams, LatestInvoices } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { ListQuery } from '../../../schemas/shapes.ts'
 import { INVOICE_POLICY, renderInvoice } from '../../billing/invoice-page.ts'
 import { principalOf } from '../../http/routes/actor.ts'
@@ -10,15 +10,18 @@ import { fail } from '../../rules/errors.ts'
 import { answerPage, pageMeta } from '../../rules/pagination.ts'
 
 const LATEST = { page: 1, per_page: 50 }
+const READ = { access: 'billing:read', at: 'organization', whenInactive: true } as const
 
 export const invoices: Domain = async (app) => {
+  const requireInvoice = async (request: FastifyRequest, id: string) =>
+    await findInvoice(app.reads, principalOf(request).organization.id, id) ?? fail('not_found')
+
   app.get('/organizations/:organization/billing/invoices', {
-    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    config: READ,
     schema: {
       operationId: 'listInvoices',
       tags: ['billing'],
       summary: 'List invoices, newest first',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }
     },
@@ -27,12 +30,11 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/invoices', {
-    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    config: READ,
     schema: {
       operationId: 'listLatestInvoices',
       tags: ['billing'],
       summary: 'List the latest 50 invoices',
-      params: OrganizationParams,
       response: { 200: LatestInvoices }
     },
     handler: async (request) => {
@@ -42,7 +44,7 @@ export const invoices: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/billing/invoices/:invoice', {
-    config: { access: 'billing:read', at: 'organization', whenInactive: true },
+    config: READ,
     schema: {
       operationId: 'getInvoice',
       tags: ['billing'],
@@ -50,18 +52,11 @@ export const invoices: Domain = async (app) => {
       params: InvoiceParams,
       response: { 200: Invoice.one }
     },
-    handler: async (request) => {
-      const invoice = await findInvoice(
-        app.reads, principalOf(request).organization.id, request.params.invoice
-      ) ?? fail('not_found')
-      const { lines, seller, buyer, reference, note } = invoice
-      const { attributes, ...item } = toItem(invoice)
-      return { data: { ...item, attributes: { ...attributes, lines, seller, buyer, reference, note } } }
-    }
+    handler: async (request) => ({ data: toItem(await requireInvoice(request, request.params.invoice)) })
   })
 
   app.get('/organizations/:organization/billing/invoices/:invoice/download', {
-    config: { access: 'billing:read', at: 'organization', limitOfEffect: 'invoice_files', whenInactive: true },
+    config: { ...READ, limitOfEffect: 'invoice_files' },
     schema: {
       operationId: 'downloadInvoice',
       tags: ['billing'],
@@ -70,9 +65,7 @@ export const invoices: Domain = async (app) => {
       response: { 200: InvoiceFile }
     },
     handler: async (request, reply) => {
-      const invoice = await findInvoice(
-        app.reads, principalOf(request).organization.id, request.params.invoice
-      ) ?? fail('not_found')
+      const invoice = await requireInvoice(request, request.params.invoice)
       const number = invoiceNumber(invoice.organization_id, invoice.number)
       await app.countEffect(request, reply)
       return reply.type('text/html; charset=utf-8').headers({
@@ -83,27 +76,7 @@ export const invoices: Domain = async (app) => {
   })
 }
 
-function toItem (row: InvoiceRow) {
-  const {
-    organization_id, id, number, status, currency, subtotal, discount, credit, total, issued_at, due_at, paid_at,
-    charge_id, refunded
-  } = row
-  return {
-    type: 'invoices' as const,
-    id,
-    attributes: {
-      number: invoiceNumber(organization_id, number),
-      status,
-      currency,
-      subtotal,
-      discount,
-      credit,
-      total,
-      issued_at,
-      due_at,
-      paid_at,
-      charge_id,
-      refunded
-    }
-  }
-}
+// The response schema selects the attributes: a list shows no lines.
+const toItem = ({ organization_id, id, number, ...row }: InvoiceRow) => ({
+  type: 'invoices' as const, id, attributes: { ...row, number: invoiceNumber(organization_id, number) }
+})

@@ -1,57 +1,61 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import {
   Charge, ChargeParams, Coupon, COUPON_PATTERN, CreateChargeBody, CreatePaymentMethodBody, CreateRefundBody, EmptyBody,
   PaymentMethod, PaymentMethodParams, RedeemCouponBody, Refund
 } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
 import { holdAccount, issueInvoice } from '../../billing/invoicing.ts'
 import { giveBack } from '../../billing/settlement.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { principalOf } from '../../http/routes/actor.ts'
-import { afterCommit, changeOnce } from '../../http/repeats/idempotency.ts'
+import { afterCommit, changeOnce, type Change } from '../../http/repeats/idempotency.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { eventOf } from '../../repositories/audit/audit.ts'
 import {
   countPaymentMethods, createPaymentMethod, deletePaymentMethod, findCoupon, findPaymentMethod, hasRedeemed,
-  listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Coupon as CouponRow,
-  type PaymentMethodRow
+  listPaymentMethods, redeemCoupon, updateCoupon, updateDefaultMethod, updateDetails, type Account,
+  type Coupon as CouponRow, type PaymentMethodRow
 } from '../../repositories/billing/billing.ts'
 import type { Charge as ChargeRow, Refund as RefundRow } from '../../repositories/billing/invoices.ts'
 import { findSubscription } from '../../repositories/billing/subscriptions.ts'
 import { refuseCardNumbers } from '../../rules/billing.ts'
 import { fail, refuse } from '../../rules/errors.ts'
-import { pageMeta, pageOf } from '../../rules/pagination.ts'
+import { answerPage } from '../../rules/pagination.ts'
 
 const MAX_METHODS = 100
 const CODE = new RegExp(COUPON_PATTERN)
 const METHODS = '/organizations/:organization/billing/payment-methods'
+const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const payments: Domain = async (app) => {
+  // A change under the lock of the organization and its account.
+  function change (
+    request: FastifyRequest, reply: FastifyReply,
+    work: (db: Db, organizationId: string, account: Account) => Promise<Change>
+  ) {
+    const { id } = principalOf(request).organization
+    return changeOnce(app, request, reply, async (db) => work(db, id, (await holdAccount(db, id)).account))
+  }
+
   app.get(METHODS, {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'listPaymentMethods',
       tags: ['billing'],
       summary: 'List payment methods, the default method first',
-      params: OrganizationParams,
       querystring: ListQuery,
       response: { 200: PaymentMethod.list }
     },
-    handler: async (request) => {
-      const page = pageOf(request.query)
-      const { rows, total } = await listPaymentMethods(app.pages, principalOf(request).organization.id, page)
-      return { data: rows.map(toMethod), meta: pageMeta(page, total, rows.length) }
-    }
+    handler: async (request) => answerPage(request.query, toMethod, (page) =>
+      listPaymentMethods(app.pages, principalOf(request).organization.id, page))
   })
 
   app.post(METHODS, {
     config: {
-      access: 'billing:write',
-      at: 'organization',
+      ...WRITE,
       also: '/organizations/:organization/payment-methods',
-      limitOfEffect: 'billing',
       judge,
       audit: 'payment-method.create',
       errors: ['card_number_refused']
@@ -60,28 +64,25 @@ export const payments: Domain = async (app) => {
       operationId: 'createPaymentMethod',
       tags: ['billing'],
       summary: 'Add a payment method; card numbers are rejected',
-      params: OrganizationParams,
       body: CreatePaymentMethodBody,
       response: { 201: PaymentMethod.one }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
       const { kind, label, reference = null, is_default = false, billing_details = {} } = request.body
-      return changeOnce(app, request, reply, async (db) => {
-        await holdAccount(db, organizationId)
+      return change(request, reply, async (db, organizationId) => {
         await updateDetails(db, organizationId, billing_details)
         const others = await countPaymentMethods(db, organizationId)
         if (others >= MAX_METHODS) refuse('label', `Limit of ${MAX_METHODS} payment methods reached; delete one first`)
         const made = await createPaymentMethod(db, organizationId, {
           id: ulid(), kind, label, reference, is_default: is_default || others === 0
         })
-        return { status: 201, body: { data: toMethod(made) }, events: [methodEvent('create', made.id)] }
+        return { status: 201, body: { data: toMethod(made) }, events: [eventOf('payment-method.create', made.id)] }
       })
     }
   })
 
   app.patch(`${METHODS}/:payment_method/default`, {
-    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'payment-method.update' },
+    config: { ...WRITE, audit: 'payment-method.update' },
     schema: {
       operationId: 'updateDefaultPaymentMethod',
       tags: ['billing'],
@@ -91,24 +92,16 @@ export const payments: Domain = async (app) => {
       response: { 200: PaymentMethod.one }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
       const id = request.params.payment_method
-      return changeOnce(app, request, reply, async (db) => {
-        await holdAccount(db, organizationId)
+      return change(request, reply, async (db, organizationId) => {
         const changed = await updateDefaultMethod(db, organizationId, id) ?? fail('not_found')
-        return { status: 200, body: { data: toMethod(changed) }, events: [methodEvent('update', id)] }
+        return { status: 200, body: { data: toMethod(changed) }, events: [eventOf('payment-method.update', id)] }
       })
     }
   })
 
   app.delete(`${METHODS}/:payment_method`, {
-    config: {
-      access: 'billing:write',
-      at: 'organization',
-      limitOfEffect: 'billing',
-      audit: 'payment-method.delete',
-      errors: ['payment_method_in_use']
-    },
+    config: { ...WRITE, audit: 'payment-method.delete', errors: ['payment_method_in_use'] },
     schema: {
       operationId: 'deletePaymentMethod',
       tags: ['billing'],
@@ -117,43 +110,32 @@ export const payments: Domain = async (app) => {
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
       const id = request.params.payment_method
-      return changeOnce(app, request, reply, async (db) => {
-        await holdAccount(db, organizationId)
+      return change(request, reply, async (db, organizationId) => {
         const method = await findPaymentMethod(db, organizationId, id) ?? fail('not_found')
         if (method.is_default && await findSubscription(db, organizationId) !== undefined) fail('payment_method_in_use')
         await deletePaymentMethod(db, organizationId, id)
-        return { status: 204, body: null, events: [methodEvent('delete', id)] }
+        return { status: 204, body: null, events: [eventOf('payment-method.delete', id)] }
       })
     }
   })
 
   app.post('/organizations/:organization/billing/charges', {
-    config: {
-      access: 'billing:write',
-      at: 'organization',
-      limitOfEffect: 'billing',
-      judge,
-      audit: 'charge.create',
-      errors: ['card_number_refused', 'invoicing_unavailable']
-    },
+    config: { ...WRITE, judge, audit: 'charge.create', errors: ['card_number_refused', 'invoicing_unavailable'] },
     schema: {
       operationId: 'createCharge',
       tags: ['billing'],
       summary: 'Charge an amount with a separate invoice',
-      params: OrganizationParams,
       body: CreateChargeBody,
       response: { 201: Charge.one }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
       const { amount, currency, description, payment_method_id: paymentMethodId } = request.body
-      const answer = await changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdAccount(db, organizationId)
+      const answer = await change(request, reply, async (db, organizationId, account) => {
         const method = paymentMethodId === undefined
           ? undefined
-          : await requireMethod(db, organizationId, paymentMethodId)
+          : await findPaymentMethod(db, organizationId, paymentMethodId) ??
+            refuse('payment_method_id', 'No such payment method in this organization')
         const { charge } = await issueInvoice(db, app.invoicing, account, {
           currency,
           lines: [{ description, amount, period_start: null, period_end: null }],
@@ -175,9 +157,7 @@ export const payments: Domain = async (app) => {
 
   app.post('/organizations/:organization/billing/charges/:charge/refund', {
     config: {
-      access: 'billing:write',
-      at: 'organization',
-      limitOfEffect: 'billing',
+      ...WRITE,
       judge,
       audit: 'refund.create',
       errors: ['charge_not_settled', 'refund_exceeds_charge', 'card_number_refused']
@@ -191,9 +171,7 @@ export const payments: Domain = async (app) => {
       response: { 201: Refund.one }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
-      const answer = await changeOnce(app, request, reply, async (db) => {
-        await holdAccount(db, organizationId)
+      const answer = await change(request, reply, async (db, organizationId) => {
         const { refund, charge, event } = await giveBack(db, organizationId, request.params.charge, request.body)
         return { status: 201, body: { data: toRefund(refund, charge) }, events: [event] }
       })
@@ -204,9 +182,7 @@ export const payments: Domain = async (app) => {
 
   app.post('/organizations/:organization/billing/coupons', {
     config: {
-      access: 'billing:write',
-      at: 'organization',
-      limitOfEffect: 'billing',
+      ...WRITE,
       audit: 'coupon.redeem',
       errors: ['coupon_unknown', 'coupon_expired', 'coupon_used_up', 'coupon_taken', 'coupon_redeemed']
     },
@@ -214,15 +190,12 @@ export const payments: Domain = async (app) => {
       operationId: 'redeemCoupon',
       tags: ['billing'],
       summary: 'Redeem a coupon once: it reduces future invoices of the subscription',
-      params: OrganizationParams,
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
       const code = request.body.code.toUpperCase()
-      return changeOnce(app, request, reply, async (db) => {
-        const { account } = await holdAccount(db, organizationId)
+      return change(request, reply, async (db, organizationId, account) => {
         if (account.coupon !== null) fail('coupon_taken')
         if (await hasRedeemed(db, organizationId, code)) fail('coupon_redeemed')
         const coupon = CODE.test(code) && await redeemCoupon(db, organizationId, code)
@@ -233,18 +206,15 @@ export const payments: Domain = async (app) => {
   })
 
   app.delete('/organizations/:organization/billing/coupons', {
-    config: { access: 'billing:write', at: 'organization', limitOfEffect: 'billing', audit: 'coupon.remove' },
+    config: { ...WRITE, audit: 'coupon.remove' },
     schema: {
       operationId: 'removeCoupon',
       tags: ['billing'],
       summary: 'Remove the coupon; it still counts as redeemed',
-      params: OrganizationParams,
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
-      const organizationId = principalOf(request).organization.id
-      return changeOnce(app, request, reply, async (db) => {
-        const { coupon } = (await holdAccount(db, organizationId)).account
+      return change(request, reply, async (db, organizationId, { coupon }) => {
         if (coupon === null) fail('not_found')
         await updateCoupon(db, organizationId, null)
         return { status: 204, body: null, events: [eventOf('coupon.remove', coupon)] }
@@ -253,19 +223,11 @@ export const payments: Domain = async (app) => {
   })
 }
 
-async function requireMethod (db: Db, organizationId: string, id: string): Promise<PaymentMethodRow> {
-  return await findPaymentMethod(db, organizationId, id) ??
-    refuse('payment_method_id', 'No such payment method in this organization')
-}
-
 function refuseCoupon (coupon: CouponRow | undefined, now: number): never {
   if (coupon === undefined) fail('coupon_unknown')
   if (coupon.valid_until !== null && coupon.valid_until.getTime() <= now) fail('coupon_expired')
   return fail('coupon_used_up')
 }
-
-const methodEvent = (verb: 'create' | 'update' | 'delete', id: string) =>
-  ({ action: `payment-method.${verb}` as const, resource_type: 'payment-method', resource_id: id })
 
 const toMethod = ({ id, kind, label, reference, is_default, created_at }: PaymentMethodRow) =>
   ({ type: 'payment-methods' as const, id, attributes: { kind, label, reference, is_default, created_at } })

@@ -1,5 +1,4 @@
 import { PlanList, Usage } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { principalOf } from '../../http/routes/actor.ts'
 import { requestsOf } from '../../http/limits/limits.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -26,7 +25,6 @@ export const plans: Domain = async (app) => {
       operationId: 'getUsage',
       tags: ['billing'],
       summary: "Get the organization's usage in this month and the limits of its plan",
-      params: OrganizationParams,
       response: { 200: Usage.one }
     },
     handler: async (request) => {

@@ -2,13 +2,13 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../../schemas/billing.ts'
-import { OrganizationParams } from '../../../schemas/organizations.ts'
 import { holdAccount, holdSubscription } from '../../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../../billing/subscriptions.ts'
-import { readNow } from '../../db/database.ts'
+import { readNow, type Db } from '../../db/database.ts'
 import { principalOf } from '../../http/routes/actor.ts'
 import { afterCommit, changeOnce } from '../../http/repeats/idempotency.ts'
 import type { Domain } from '../../http/routes/types.ts'
+import { eventOf } from '../../repositories/audit/audit.ts'
 import { findAccount, updateDetails, type Account } from '../../repositories/billing/billing.ts'
 import { findOffer } from '../../repositories/billing/plans.ts'
 import {
@@ -19,22 +19,33 @@ import { fail } from '../../rules/errors.ts'
 
 const FLAT = '/organizations/:organization/subscription'
 const STRUCTURED = '/organizations/:organization/billing/subscription'
+const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
-  const closeEndedPeriods = (id: string) => closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
-
-  async function setEnding (
-    request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean, event: SubscriptionEvent
+  // Closes ended periods first, so that the change applies to the current one.
+  async function change (
+    request: FastifyRequest, reply: FastifyReply, event: SubscriptionEvent,
+    work: (db: Db, organizationId: string) => Promise<{ row: SubscriptionRow, account: Account }>
   ): Promise<FastifyReply> {
     const { id } = principalOf(request).organization
-    await closeEndedPeriods(id)
+    await closePeriods(app.db, app.invoicing, app.config.defaultPlan, id)
     return changeOnce(app, request, reply, async (db) => {
-      const { account } = await holdSubscription(db, id)
-      const changed = await updateSubscription(db, id, { cancel_at_period_end })
-      return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, event)] }
+      const { row, account } = await work(db, id)
+      const { plan, interval } = row
+      return {
+        status: event === 'subscription.create' ? 201 : 200,
+        body: toAnswer(row, account),
+        events: [eventOf(event, row.id, { plan, interval })]
+      }
     })
   }
+
+  const setEnding = (request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean) =>
+    change(request, reply, `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}`, async (db, id) => {
+      const { account } = await holdSubscription(db, id)
+      return { row: await updateSubscription(db, id, { cancel_at_period_end }), account }
+    })
 
   app.get(STRUCTURED, {
     config: { access: 'billing:read', at: 'organization', also: FLAT, whenInactive: true, errors: ['no_subscription'] },
@@ -42,7 +53,6 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'getSubscription',
       tags: ['billing'],
       summary: 'Get the subscription',
-      params: OrganizationParams,
       response: { 200: Subscription.one }
     },
     handler: async (request) => {
@@ -54,10 +64,8 @@ export const subscriptions: Domain = async (app) => {
 
   app.post(STRUCTURED, {
     config: {
-      access: 'billing:write',
-      at: 'organization',
+      ...WRITE,
       also: FLAT,
-      limitOfEffect: 'billing',
       judge,
       audit: 'subscription.create',
       errors: ['subscription_exists', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
@@ -66,24 +74,19 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'createSubscription',
       tags: ['billing'],
       summary: 'Subscribe to a plan, effective immediately',
-      params: OrganizationParams,
       body: CreateSubscriptionBody,
       response: { 201: Subscription.one }
     },
     handler: async (request, reply) => {
-      const { id } = principalOf(request).organization
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
-      await closeEndedPeriods(id)
-      const answer = await changeOnce(app, request, reply, async (db) => {
+      const answer = await change(request, reply, 'subscription.create', async (db, id) => {
         await holdAccount(db, id)
         if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
         const offer = await findOffer(db, name, interval, currency) ?? fail('plan_not_offered')
         const account = await updateDetails(db, id, billing_details)
         const now = new Date(await readNow(db))
-        const made = await beginSubscription(db, app.invoicing, account, { ...offer, interval, currency }, now)
-        return {
-          status: 201, body: toAnswer(made, account), events: [eventOf(made, 'subscription.create')]
-        }
+        const to = { ...offer, interval, currency }
+        return { row: await beginSubscription(db, app.invoicing, account, to, now), account }
       })
       afterCommit(request, () => app.billing.wake())
       return answer
@@ -92,10 +95,8 @@ export const subscriptions: Domain = async (app) => {
 
   app.patch(STRUCTURED, {
     config: {
-      access: 'billing:write',
-      at: 'organization',
+      ...WRITE,
       also: FLAT,
-      limitOfEffect: 'billing',
       judge,
       audit: 'subscription.update',
       errors: ['no_subscription', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
@@ -104,27 +105,22 @@ export const subscriptions: Domain = async (app) => {
       operationId: 'updateSubscription',
       tags: ['billing'],
       summary: 'Change the plan or the interval, effective immediately, or the billing details',
-      params: OrganizationParams,
       body: UpdateSubscriptionBody,
       response: { 200: Subscription.one }
     },
     handler: async (request, reply) => {
-      const { id } = principalOf(request).organization
       const { billing_details = {} } = request.body
-      await closeEndedPeriods(id)
-      const answer = await changeOnce(app, request, reply, async (db) => {
+      const answer = await change(request, reply, 'subscription.update', async (db, id) => {
         const { subscription } = await holdSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
         // No charge if neither the plan nor the interval changes.
-        const isSame = plan === subscription.plan && interval === subscription.interval
+        if (plan === subscription.plan && interval === subscription.interval) return { row: subscription, account }
         const { currency } = subscription
-        const changed = isSame
-          ? subscription
-          : await changeSubscription(db, app.invoicing, account, subscription, {
-            ...await findOffer(db, plan, interval, currency) ?? fail('plan_not_offered'), interval, currency
-          }, new Date(await readNow(db)))
-        return { status: 200, body: toAnswer(changed, account), events: [eventOf(changed, 'subscription.update')] }
+        const offer = await findOffer(db, plan, interval, currency) ?? fail('plan_not_offered')
+        const now = new Date(await readNow(db))
+        const to = { ...offer, interval, currency }
+        return { row: await changeSubscription(db, app.invoicing, account, subscription, to, now), account }
       })
       afterCommit(request, () => app.billing.wake())
       return answer
@@ -133,64 +129,41 @@ export const subscriptions: Domain = async (app) => {
 
   app.delete(STRUCTURED, {
     config: {
-      access: 'billing:write',
-      at: 'organization',
-      also: FLAT,
-      limitOfEffect: 'billing',
-      audit: 'subscription.cancel',
-      errors: ['no_subscription', 'invoicing_unavailable']
+      ...WRITE, also: FLAT, audit: 'subscription.cancel', errors: ['no_subscription', 'invoicing_unavailable']
     },
     schema: {
       operationId: 'cancelSubscription',
       tags: ['billing'],
       summary: 'Cancel the subscription: it ends with the current period and can be resumed until then',
-      params: OrganizationParams,
       response: { 200: Subscription.one }
     },
-    handler: async (request, reply) => setEnding(request, reply, true, 'subscription.cancel')
+    handler: async (request, reply) => setEnding(request, reply, true)
   })
 
   app.post(`${STRUCTURED}/resume`, {
-    config: {
-      access: 'billing:write',
-      at: 'organization',
-      limitOfEffect: 'billing',
-      audit: 'subscription.resume',
-      errors: ['no_subscription', 'invoicing_unavailable']
-    },
+    config: { ...WRITE, audit: 'subscription.resume', errors: ['no_subscription', 'invoicing_unavailable'] },
     schema: {
       operationId: 'resumeSubscription',
       tags: ['billing'],
       summary: 'Undo a cancellation before the period ends',
-      params: OrganizationParams,
       body: EmptyBody,
       response: { 200: Subscription.one }
     },
-    handler: async (request, reply) => setEnding(request, reply, false, 'subscription.resume')
+    handler: async (request, reply) => setEnding(request, reply, false)
   })
 }
 
-type SubscriptionEvent = 'subscription.create' | 'subscription.update' | 'subscription.cancel' | 'subscription.resume'
+type SubscriptionEvent = `subscription.${'create' | 'update' | 'cancel' | 'resume'}`
 
-const eventOf = ({ id, plan, interval }: SubscriptionRow, action: SubscriptionEvent) =>
-  ({ action, resource_type: 'subscription', resource_id: id, details: { plan, interval } })
-
-function toAnswer (row: SubscriptionRow, { name, address, tax_id }: Account) {
-  const {
-    id, plan, interval, currency, amount, cancel_at_period_end, period_start, period_end, created_at, updated_at
-  } = row
+function toAnswer (
+  { id, organization_id: _, period_start, period_end, ...row }: SubscriptionRow, { name, address, tax_id }: Account
+) {
   const attributes: SubscriptionAttributes = {
-    plan,
-    interval,
-    currency,
-    amount,
-    status: cancel_at_period_end ? 'ending' : 'active',
-    cancel_at_period_end,
+    ...row,
+    status: row.cancel_at_period_end ? 'ending' : 'active',
     current_period_start: period_start,
     current_period_end: period_end,
-    billing_details: { name, address, tax_id },
-    created_at,
-    updated_at
+    billing_details: { name, address, tax_id }
   }
   return { data: { type: 'subscriptions' as const, id, attributes } }
 }

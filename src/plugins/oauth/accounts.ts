@@ -1,12 +1,11 @@
-import { Type } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { EndedTokens } from '../../db/callers/grants.ts'
 import { personOf } from '../../http/routes/actor.ts'
-import { browserOf, formOf, readCookie, sendPage, seeOther, setCookie, visible, type Form } from '../../http/pages/pages.ts'
+import { browserOf, setCookie, visible, type Form } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
   findInvitationOfLink, findInvitingOrganization, listInvitationsTo, type OwnInvitation
@@ -30,16 +29,15 @@ import {
 } from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
-  refusal, refusesForm, signedIn, stepHash, withSecondFactor, WRONG_CODE
+  refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
+import { pagesOf } from './page-routes.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
 import {
   accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
   signInPage, type Problem, type SignedIn
 } from './views.ts'
 
-const PAGE = { access: 'public', speaks: 'html' } as const
-const FORM = { schema: { hide: true, body: Type.Unknown() }, validatorCompiler: () => () => true }
 // Characters; the longest URL that this service accepts.
 const MAX_LOCATION = 8192
 
@@ -56,87 +54,67 @@ const REFUSALS: Record<Refusal, string> = {
 
 /** The account pages: sign-in, sign-out, passwords, invitations, sessions, tokens and applications of a user. */
 export const accounts: Domain = async (app) => {
-  app.post('/oauth/sign-in', {
-    ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['session.create', 'session.refuse', 'second-factor.ask'] },
-    handler: async (request, reply) => {
-      const form = formOf(request)
-      const cookie = formCookie(app, request, reply)
-      if (refusesForm(app, request, reply, form, cookie)) return reply
-      const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
-      const user = await authenticate(
-        app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) }
-      )
-      const entered = typeof user === 'object' ? await enter(app, request, reply, user) : user
-      if (entered === 'wrong' || typeof entered === 'number') {
-        return sendPage(reply, signInPage({ cookie, query, email, ...refusal(reply, entered, WRONG) }))
-      }
-      return entered === 'in' ? seeOther(reply, locationOf(query)) : sendPage(reply, codePage({ ...entered, query }))
+  const { showPage, showOwnPage, onForm, onOwnForm } = pagesOf(app)
+
+  onForm('/oauth/sign-in', {
+    cookie: 'either', limit: 'sign_in', audit: ['session.create', 'session.refuse', 'second-factor.ask']
+  }, async (request, reply, form, cookie) => {
+    const [email, password, query] = [form.get('email') ?? '', form.get('password') ?? '', form.get('query') ?? '']
+    const user = await authenticate(
+      app, request, reply, { email: email.slice(0, 320), password: password.slice(0, 1024) }
+    )
+    const entered = typeof user === 'object' ? await enter(app, request, reply, user) : user
+    if (entered === 'wrong' || typeof entered === 'number') {
+      return signInPage({ cookie, query, email, ...refusal(reply, entered, WRONG) })
     }
+    return entered === 'in' ? locationOf(query) : codePage({ ...entered, query })
   })
 
-  app.post('/oauth/sign-in/code', {
-    ...FORM,
-    config: {
-      ...PAGE, limit: 'sign_in', audit: ['session.create', 'second-factor.use_recovery_code', 'second-factor.refuse']
-    },
-    handler: async (request, reply) => {
-      const form = formOf(request)
-      const cookie = formCookie(app, request, reply)
-      if (refusesForm(app, request, reply, form, cookie)) return reply
-      const [step, query] = [form.get('step') ?? '', form.get('query') ?? '']
-      const hash = stepHash(step, cookie)
-      const again = () => sendPage(reply, signInPage({ cookie, query, problem: AGAIN, status: 422 }))
-      const id = await findSignInStep(app.db, hash)
-      const user = id === undefined ? undefined : await findUser(app.db, id)
-      if (user?.password_hash == null) return again()
-      const given = await codeOfStranger(app, request, reply, user, codeIn(form))
-      const judged = await withSecondFactor(app, request, given, (db) => takeSignInStep(db, hash))
-      if (judged === 'wrong' && !await countWrongCode(app.db, hash)) return again()
-      if (typeof judged !== 'object') {
-        return sendPage(reply, codePage({ cookie, step, query, ...refusal(reply, judged, WRONG_CODE) }))
-      }
-      const verified = { ...user, password_hash: user.password_hash }
-      if (!judged.done || await beginSession(app, request, reply, verified) === 'wrong') return again()
-      return seeOther(reply, locationOf(query))
-    }
+  onForm('/oauth/sign-in/code', {
+    cookie: 'either',
+    limit: 'sign_in',
+    audit: ['session.create', 'second-factor.use_recovery_code', 'second-factor.refuse']
+  }, async (request, reply, form, cookie) => {
+    const [step, query] = [form.get('step') ?? '', form.get('query') ?? '']
+    const hash = stepHash(step, cookie)
+    const again = signInPage({ cookie, query, problem: AGAIN, status: 422 })
+    const id = await findSignInStep(app.db, hash)
+    const user = id === undefined ? undefined : await findUser(app.db, id)
+    if (user?.password_hash == null) return again
+    const given = await codeOfStranger(app, request, reply, user, codeIn(form))
+    const judged = await withSecondFactor(app, request, given, (db) => takeSignInStep(db, hash))
+    if (judged === 'wrong' && !await countWrongCode(app.db, hash)) return again
+    if (typeof judged !== 'object') return codePage({ cookie, step, query, ...refusal(reply, judged, WRONG_CODE) })
+    const verified = { ...user, password_hash: user.password_hash }
+    const isIn = judged.done && await beginSession(app, request, reply, verified) !== 'wrong'
+    return isIn ? locationOf(query) : again
   })
 
-  app.get('/account', {
-    schema: { hide: true },
-    config: PAGE,
-    handler: async (request, reply) => {
-      const session = await signedIn(app, request)
-      if (session === undefined) {
-        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query: '' }))
-      }
-      return showAccount(request, reply, session)
-    }
+  showPage('/account', async (request, reply) => {
+    const session = await signedIn(app, request)
+    return session === undefined
+      ? signInPage({ cookie: formCookie(app, request, reply), query: '' })
+      : showAccount(request, session)
   })
 
-  app.post('/account/sign-out', {
-    ...FORM,
-    config: { ...PAGE, audit: ['session.delete', 'oauth.revoke'] },
-    handler: async (request, reply) => {
-      const form = formOf(request)
-      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
-      const session = await signedIn(app, request)
-      if (session !== undefined) {
+  onForm('/account/sign-out', {
+    cookie: 'session', audit: ['session.delete', 'oauth.revoke']
+  }, async (request, reply, form) => {
+    const session = await signedIn(app, request)
+    if (session !== undefined) {
+      const { user, hash } = session
+      await transaction(app.db, async (db) => {
         if (form.get('where') === 'everywhere') {
-          await transaction(app.db, async (db) => {
-            const ended = await endEverything(db, session.user.id)
-            await recordForUser(db, request, session.user, 'oauth.revoke', { everything: true }, ended)
-          }, request)
+          const ended = await endEverything(db, user.id)
+          await recordForUser(db, request, user, 'oauth.revoke', { everything: true }, ended)
         } else {
-          await transaction(app.db, async (db) => {
-            await deleteSession(db, session.hash)
-            await recordForUser(db, request, session.user, 'session.delete')
-          }, request)
+          await deleteSession(db, hash)
+          await recordForUser(db, request, user, 'session.delete')
         }
-      }
-      setCookie(app, reply, 'session', undefined)
-      return seeOther(reply, '/account')
+      }, request)
     }
+    setCookie(app, reply, 'session', undefined)
+    return '/account'
   })
 
   // Each form names an object of the signed-in user. Ids of other objects have no effect.
@@ -148,192 +126,130 @@ export const accounts: Domain = async (app) => {
     'invitations/decline': { event: 'invitation.decline', act: decline },
     'organizations/leave': { event: 'member.delete', act: leave }
   } as const)) {
-    app.post(`/account/${path}`, {
-      ...FORM,
-      config: { ...PAGE, audit: event },
-      handler: async (request, reply) => {
-        const form = formOf(request)
-        if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
-        const session = await signedIn(app, request)
-        if (session === undefined) return seeOther(reply, '/account')
-        const id = (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
-        const organization_id = path.startsWith('invitations/')
-          ? await findInvitingOrganization(app.db, session.user.email, id)
-          : undefined
-        const problem = await transaction(app.db, async (db) =>
-          act(db, request, session, id), { organization_id, waited: request.waited })
-        // The background cleanup deletes the tokens of an ended membership.
-        app.removals.wake()
-        return problem === undefined ? seeOther(reply, '/account') : showAccount(request, reply, session, problem)
-      }
+    onOwnForm(`/account/${path}`, { audit: event }, async (request, _reply, session, form) => {
+      const id = (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
+      const organization_id = path.startsWith('invitations/')
+        ? await findInvitingOrganization(app.db, session.user.email, id)
+        : undefined
+      const problem = await transaction(app.db, async (db) =>
+        act(db, request, session, id), { organization_id, waited: request.waited })
+      // The background cleanup deletes the tokens of an ended membership.
+      app.removals.wake()
+      return problem === undefined ? '/account' : showAccount(request, session, problem)
     })
   }
 
-  app.get('/account/organizations/leave', {
-    schema: { hide: true },
-    config: PAGE,
-    handler: async (request, reply) => {
-      const session = await signedIn(app, request)
-      if (session === undefined) return seeOther(reply, '/account')
-      const { id } = request.query as Record<string, unknown>
-      const membership = (await listMemberships(app.db, session.user.id)).find((one) => one.id === id)
-      return membership === undefined ? seeOther(reply, '/account') : sendPage(reply, leavePage(session, membership))
-    }
+  showOwnPage('/account/organizations/leave', async (request, _reply, session) => {
+    const { id } = request.query as Record<string, unknown>
+    const membership = (await listMemberships(app.db, session.user.id)).find((one) => one.id === id)
+    return membership === undefined ? '/account' : leavePage(session, membership)
   })
 
-  app.get('/account/password', {
-    schema: { hide: true },
-    config: PAGE,
-    handler: async (request, reply) => {
-      const session = await signedIn(app, request)
-      return session === undefined ? seeOther(reply, '/account') : sendPage(reply, changePasswordPage(session))
+  showOwnPage('/account/password', async (_request, _reply, session) => changePasswordPage(session))
+
+  onOwnForm('/account/password', {
+    limit: 'sign_in',
+    audit: [
+      'user.password', 'session.create', 'password.refuse', 'second-factor.use_recovery_code', 'second-factor.refuse'
+    ]
+  }, async (request, reply, session, form) => {
+    const { user } = session
+    const password = form.get('password') ?? ''
+    const problem = problemWith(password)
+    if (problem !== undefined) return changePasswordPage(session, { problem, status: 422 })
+    const confirmed = await confirmPassword(app, request, session, form)
+    if (typeof confirmed !== 'object') {
+      return changePasswordPage(session, refusal(reply, confirmed, 'The current password is wrong.'))
     }
+    const hash = await hashPassword(password, app.costs.password)
+    const changed = await withSecondFactor(app, request, codeInSession(session, codeIn(form)), async (db) => {
+      const ended = await changePassword(db, user.id, hash, confirmed.password_hash)
+      if (ended === undefined) return false
+      await recordForUser(db, request, user, 'user.password', {}, ended)
+      return true
+    })
+    if (typeof changed !== 'object') return changePasswordPage(session, refusal(reply, changed, WRONG_CODE))
+    if (changed.done) await beginSession(app, request, reply, { ...confirmed, password_hash: hash })
+    return '/account'
   })
 
-  app.post('/account/password', {
-    ...FORM,
-    config: {
-      ...PAGE,
-      limit: 'sign_in',
-      audit: [
-        'user.password', 'session.create', 'password.refuse', 'second-factor.use_recovery_code', 'second-factor.refuse'
-      ]
-    },
-    handler: async (request, reply) => {
-      const form = formOf(request)
-      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
-      const session = await signedIn(app, request)
-      if (session === undefined) return seeOther(reply, '/account')
-      const { user } = session
-      const password = form.get('password') ?? ''
-      const problem = problemWith(password)
-      if (problem !== undefined) return sendPage(reply, changePasswordPage(session, { problem, status: 422 }))
-      const confirmed = await confirmPassword(app, request, session, form)
-      if (typeof confirmed !== 'object') {
-        return sendPage(reply, changePasswordPage(
-          session, refusal(reply, confirmed, 'The current password is wrong.')
-        ))
-      }
-      const hash = await hashPassword(password, app.costs.password)
-      const changed = await withSecondFactor(app, request, codeInSession(session, codeIn(form)), async (db) => {
-        const ended = await changePassword(db, user.id, hash, confirmed.password_hash)
-        if (ended === undefined) return false
-        await recordForUser(db, request, user, 'user.password', {}, ended)
-        return true
-      })
-      if (typeof changed !== 'object') {
-        return sendPage(reply, changePasswordPage(session, refusal(reply, changed, WRONG_CODE)))
-      }
-      if (changed.done) await beginSession(app, request, reply, { ...confirmed, password_hash: hash })
-      return seeOther(reply, '/account')
-    }
+  showPage('/account/set-password/:link', async (request, reply) => {
+    const link = linkOf(request)
+    const user = await findPasswordLink(app.db, hashToken(link))
+    return user === undefined ? EXPIRED : setPasswordPage(browserOf(app, request, reply), link, user)
   })
 
-  app.get('/account/set-password/:link', {
-    schema: { hide: true },
-    config: PAGE,
-    handler: async (request, reply) => {
-      const { link } = request.params as { link: string }
-      const user = await findPasswordLink(app.db, hashToken(link))
-      return user === undefined
-        ? sendPage(reply, expired())
-        : sendPage(reply, setPasswordPage(browserOf(app, request, reply), link, user))
-    }
+  onForm('/account/set-password/:link', {
+    cookie: 'browser', limit: 'sign_in', audit: ['user.password', 'session.create', 'second-factor.ask']
+  }, async (request, reply, form, cookie) => {
+    const link = linkOf(request)
+    const user = await findPasswordLink(app.db, hashToken(link))
+    if (user === undefined) return EXPIRED
+    const password = form.get('password') ?? ''
+    const problem = problemWith(password)
+    if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
+    const password_hash = await hashPassword(password, app.costs.password)
+    // The operator chose the name of the account; the user can now change it.
+    const name = user.is_verified ? undefined : nameOf(form)
+    // Of two concurrent requests with the same link, the second finds it used.
+    const done = await transaction(app.db, async (db) => {
+      await lockUser(db, user.id)
+      if (await takePasswordLink(db, hashToken(link)) === undefined) return false
+      const ended = await changePassword(db, user.id, password_hash, undefined, name)
+      if (ended === undefined) return false
+      await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', {}, ended)
+      return true
+    }, request)
+    if (!done) return EXPIRED
+    // The link proves only one factor. An account with a second factor must enter a code, too.
+    const entered = await enter(app, request, reply, { ...user, password_hash })
+    return typeof entered === 'object' ? codePage({ ...entered, query: '' }) : '/account'
   })
 
-  app.post('/account/set-password/:link', {
-    ...FORM,
-    config: {
-      ...PAGE, limit: 'sign_in', audit: ['user.password', 'session.create', 'second-factor.ask']
-    },
-    handler: async (request, reply) => {
-      const { link } = request.params as { link: string }
-      const form = formOf(request)
-      const cookie = readCookie(app, request, 'browser')
-      if (refusesForm(app, request, reply, form, cookie)) return reply
-      const user = await findPasswordLink(app.db, hashToken(link))
-      if (user === undefined) return sendPage(reply, expired())
-      const password = form.get('password') ?? ''
-      const problem = problemWith(password)
-      if (problem !== undefined) return sendPage(reply, setPasswordPage(cookie!, link, user, problem))
-      const password_hash = await hashPassword(password, app.costs.password)
-      // The operator chose the name of the account; the user can now change it.
-      const name = user.is_verified ? undefined : nameOf(form)
-      // Of two concurrent requests with the same link, the second finds it used.
-      const done = await transaction(app.db, async (db) => {
-        await lockUser(db, user.id)
-        if (await takePasswordLink(db, hashToken(link)) === undefined) return false
-        const ended = await changePassword(db, user.id, password_hash, undefined, name)
-        if (ended === undefined) return false
-        await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', {}, ended)
-        return true
-      }, request)
-      if (!done) return sendPage(reply, expired())
-      // The link proves only one factor. An account with a second factor must enter a code, too.
-      const entered = await enter(app, request, reply, { ...user, password_hash })
-      return typeof entered === 'object'
-        ? sendPage(reply, codePage({ ...entered, query: '' }))
-        : seeOther(reply, '/account')
-    }
+  showPage('/account/invitation/:link', async (request, reply) => {
+    const found = await findLinked(request)
+    if (found === undefined) return INVITATION_GONE
+    const { invitation, user } = found
+    const session = await signedIn(app, request)
+    const isOther = session !== undefined && canonicalEmail(session.user.email) !== canonicalEmail(invitation.email)
+    if (isOther) return otherAccountPage(session, invitation)
+    // An existing user accepts on the account page: the link must not serve as a sign-in.
+    return hasPassword(user) ? '/account' : joinPage(browserOf(app, request, reply), linkOf(request), invitation)
   })
 
-  app.get('/account/invitation/:link', {
-    schema: { hide: true },
-    config: PAGE,
-    handler: async (request, reply) => {
-      const found = await findLinked(request)
-      if (found === undefined) return sendPage(reply, invitationGone())
-      const { invitation, user } = found
-      const session = await signedIn(app, request)
-      const isOther = session !== undefined && canonicalEmail(session.user.email) !== canonicalEmail(invitation.email)
-      if (isOther) return sendPage(reply, otherAccountPage(session, invitation))
-      // An existing user accepts on the account page: the link must not serve as a sign-in.
-      if (hasPassword(user)) return seeOther(reply, '/account')
-      const { link } = request.params as { link: string }
-      return sendPage(reply, joinPage(browserOf(app, request, reply), link, invitation))
-    }
-  })
-
-  app.post('/account/invitation/:link', {
-    ...FORM,
-    config: { ...PAGE, limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create'] },
-    handler: async (request, reply) => {
-      const { link } = request.params as { link: string }
-      const form = formOf(request)
-      const cookie = readCookie(app, request, 'browser')
-      if (refusesForm(app, request, reply, form, cookie)) return reply
-      const found = await findLinked(request)
-      if (found === undefined) return sendPage(reply, invitationGone())
-      const { invitation, user } = found
-      if (hasPassword(user)) return seeOther(reply, '/account')
-      const password = form.get('password') ?? ''
-      const problem = problemWith(password)
-      if (problem !== undefined) return sendPage(reply, joinPage(cookie!, link, invitation, problem))
-      const password_hash = await hashPassword(password, app.costs.password)
-      const name = nameOf(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
-      const joined = await transaction(app.db, async (db) => {
-        // Lock order: the organization before the account (decision 0029).
-        await lockPlan(db, invitation.organization_id)
-        const opened = await openAccount(db, invitation.email, name, password_hash)
-        if (opened === undefined || await findLinked(request, db) === undefined) return undefined
-        const person = { id: opened.id, name, email: invitation.email }
-        // If `join` fails, the invitation stays open and is listed on /account. Lock order: the inviting organization
-        // before the other organizations of the user (decision 0029).
-        await join(db, request, person, invitation)
-        await recordForUser(db, request, person, 'user.password', {}, opened.ended)
-        return { id: opened.id, name, second_factor_id: null, password_hash }
-      }, { organization_id: invitation.organization_id, waited: request.waited })
-      // The invitation was withdrawn, or another request used it.
-      if (joined === undefined) return sendPage(reply, invitationGone())
-      await beginSession(app, request, reply, joined)
-      return seeOther(reply, '/account')
-    }
+  onForm('/account/invitation/:link', {
+    cookie: 'browser', limit: 'sign_in', audit: ['user.password', 'member.join', 'session.create']
+  }, async (request, reply, form, cookie) => {
+    const found = await findLinked(request)
+    if (found === undefined) return INVITATION_GONE
+    const { invitation, user } = found
+    if (hasPassword(user)) return '/account'
+    const password = form.get('password') ?? ''
+    const problem = problemWith(password)
+    if (problem !== undefined) return joinPage(cookie, linkOf(request), invitation, problem)
+    const password_hash = await hashPassword(password, app.costs.password)
+    const name = nameOf(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
+    const joined = await transaction(app.db, async (db) => {
+      // Lock order: the organization before the account (decision 0029).
+      await lockPlan(db, invitation.organization_id)
+      const opened = await openAccount(db, invitation.email, name, password_hash)
+      if (opened === undefined || await findLinked(request, db) === undefined) return undefined
+      const person = { id: opened.id, name, email: invitation.email }
+      // If `join` fails, the invitation stays open and is listed on /account. Lock order: the inviting organization
+      // before the other organizations of the user (decision 0029).
+      await join(db, request, person, invitation)
+      await recordForUser(db, request, person, 'user.password', {}, opened.ended)
+      return { id: opened.id, name, second_factor_id: null, password_hash }
+    }, { organization_id: invitation.organization_id, waited: request.waited })
+    // The invitation was withdrawn, or another request used it.
+    if (joined === undefined) return INVITATION_GONE
+    await beginSession(app, request, reply, joined)
+    return '/account'
   })
 
   /** The open invitation of a link, with the account of its address if there is one; undefined if it is disabled. */
   async function findLinked (request: FastifyRequest, db: Db = app.db) {
-    const { link } = request.params as { link: string }
-    const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(link) ?? []
+    const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(linkOf(request)) ?? []
     if (organization === undefined || secret === undefined) return undefined
     const invitation = await findInvitationOfLink(db, organization, hashToken(secret))
     if (invitation === undefined) return undefined
@@ -341,7 +257,7 @@ export const accounts: Domain = async (app) => {
     return user?.disabled_at ? undefined : { invitation, user }
   }
 
-  async function showAccount (request: FastifyRequest, reply: FastifyReply, session: SignedIn, problem?: Problem) {
+  async function showAccount (request: FastifyRequest, session: SignedIn, problem?: Problem) {
     const { cookie, user, hash } = session
     const [memberships, invitations, sessions, tokens, applications, events] = await Promise.all([
       listMemberships(app.db, user.id), listOwnInvitations(user.email, pageIn(request, 'invitations')),
@@ -350,9 +266,9 @@ export const accounts: Domain = async (app) => {
       listGrants(app.db, user.id, pageIn(request, 'applications')),
       listPersonalEvents(app.db, user.id, pageIn(request, 'events'))
     ])
-    return sendPage(reply, accountPage({
+    return accountPage({
       cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, events, problem
-    }))
+    })
   }
 
   async function listOwnInvitations (email: string, page: number): Promise<HeldPage<OwnInvitation>> {
@@ -368,6 +284,8 @@ function pageIn ({ query }: FastifyRequest, list: string): number {
   const page = Number((query as Record<string, unknown>)[list])
   return Number.isInteger(page) && page >= 1 && page <= MAX_PAGES ? page : 1
 }
+
+const linkOf = ({ params }: FastifyRequest) => (params as { link: string }).link
 
 const hasPassword = (user: { password_hash: string | null } | undefined): boolean => user?.password_hash != null
 
@@ -457,8 +375,8 @@ function locationOf (query: string): string {
 
 const nameOf = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
-const invitationGone = () => problemPage(404, 'This invitation is not valid', REFUSALS.gone)
+const INVITATION_GONE = problemPage(404, 'This invitation is not valid', REFUSALS.gone)
 
-const expired = () => problemPage(
+const EXPIRED = problemPage(
   404, 'This link is not valid', 'It was already used, or it is older than three days. Ask for a new link.'
 )

@@ -1,10 +1,9 @@
-import { Type } from '@sinclair/typebox'
 import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { namesOf } from '../../db/callers/grants.ts'
-import { formOf, readCookie, sendPage, seeOther, valuesOf } from '../../http/pages/pages.ts'
+import { valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
   createCode, createGrant, createRequest, findClient, findRequest, revokeExcessGrants, takeRequest, type Client,
@@ -17,131 +16,109 @@ import {
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
-import {
-  codeIn, codeInSession, formCookie, refusal, refusesForm, signedIn, withSecondFactor, WRONG_CODE
-} from './browser.ts'
+import { codeIn, codeInSession, formCookie, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
+import { pagesOf } from './page-routes.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
 export const authorize: Domain = async (app) => {
-  app.get('/authorize', {
-    config: { access: 'public', speaks: 'html' },
-    schema: { hide: true },
-    handler: async (request, reply) => {
-      const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
-      const parameters = parametersOf(query)
-      const id = namedClient(parameters)
-      const client = id === undefined ? undefined : await findClient(app.db, id)
-      const judged = judgeAuthorization(parameters, client, app.issuer())
-      if ('page' in judged) return sendPage(reply, problemPage(400, 'This request is not valid', judged.page))
-      if ('error' in judged) return goBack(judged.error, judged.to)
+  const { showPage, onForm } = pagesOf(app)
 
-      const session = await signedIn(app, request)
-      if (session === undefined) {
-        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
-      }
-      const memberships = await listMemberships(app.db, session.user.id)
-      // Offers only scopes that the roles of the user include.
-      const grantable = grantableScopes({
-        organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.lists, session.user.id)
-      })
-      const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
-      const pending = mintSecret()
-      const { client_id, redirect_uri, state, code_challenge } = judged.request
-      const isCreated = await createRequest(
-        app.db, hashToken(pending), session.hash,
-        { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
-      )
-      if (!isCreated) {
-        return sendPage(reply, signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name }))
-      }
-      return sendPage(reply, consentPage({
-        ...consentOf(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes
-      }))
-
-      function goBack (error: OAuthErrorCode, to: ReturnAddress) {
-        return seeOther(
-          reply, returnUrl(to, app.issuer(), { error, error_description: OAUTH_ERRORS[error].description })
-        )
-      }
-    }
+  showPage('/authorize', async (request, reply) => {
+    const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
+    const parameters = parametersOf(query)
+    const id = namedClient(parameters)
+    const client = id === undefined ? undefined : await findClient(app.db, id)
+    const judged = judgeAuthorization(parameters, client, app.issuer())
+    if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
+    if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error))
+    const signIn = () => signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name })
+    const session = await signedIn(app, request)
+    if (session === undefined) return signIn()
+    const memberships = await listMemberships(app.db, session.user.id)
+    // Offers only scopes that the roles of the user include.
+    const grantable = grantableScopes({
+      organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.lists, session.user.id)
+    })
+    const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
+    const pending = mintSecret()
+    const { client_id, redirect_uri, state, code_challenge } = judged.request
+    const isCreated = await createRequest(
+      app.db, hashToken(pending), session.hash,
+      { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
+    )
+    return isCreated
+      ? consentPage({ ...consentOf(session, pending, client!, redirect_uri), memberships, scopes, chosen: scopes })
+      : signIn()
   })
 
-  app.post('/authorize/decision', {
-    config: {
-      access: 'public',
-      audit: ['oauth.grant', 'oauth.revoke', 'second-factor.use_recovery_code', 'second-factor.refuse'],
-      speaks: 'html'
-    },
-    schema: { hide: true, body: Type.Unknown() },
-    validatorCompiler: () => () => true,
-    handler: async (request, reply) => {
-      const form = formOf(request)
-      if (refusesForm(app, request, reply, form, readCookie(app, request, 'session'))) return reply
-      const session = await signedIn(app, request)
-      const pending = form.get('request') ?? ''
-      const stale = () => sendPage(reply, problemPage(
-        400, 'This request is not valid',
-        'It was already answered, or it is older than ten minutes. Start again from the application.'
-      ))
-      if (session === undefined) return stale()
-      const chosen = new Set(valuesOf(request, 'scope'))
-      const code = mintCredential('ac')
-      const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
-      if (shown === undefined) return stale()
-      const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
-      const decided = needsFactor
-        ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), (db) => decide(db, session))
-        : { done: await transaction(app.db, (db) => decide(db, session), request) }
-      if (typeof decided !== 'object') {
-        const client = await findClient(app.db, shown.client_id)
-        return client === undefined
-          ? stale()
-          : sendPage(reply, consentPage({
-            ...consentOf(session, pending, client, shown.redirect_uri),
-            memberships: await listMemberships(app.db, session.user.id),
-            scopes: shown.scopes as Scope[],
-            chosen: allowedOf(shown, chosen),
-            problem: refusal(reply, decided, WRONG_CODE)
-          }))
-      }
-      if (decided.done === undefined) return stale()
-      const { to, issued } = decided.done
-      const answer: Record<string, string> = issued !== undefined
-        ? { code: issued }
-        : { error: 'access_denied', error_description: OAUTH_ERRORS.access_denied.description }
-      return seeOther(reply, returnUrl(to, app.issuer(), answer))
-
-      async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
-        await lockUser(db, session.user.id)
-        const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
-        // No redirect to a client that was disabled meanwhile.
-        if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
-        const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
-        if (form.get('decision') !== 'allow') return { to }
-        // Only offered scopes that are ticked; other scopes in the form are ignored.
-        const scopes = allowedOf(taken, chosen)
-        const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
-        const { revoked, ended } = await revokeExcessGrants(db, grantOwner)
-        const grant_id = await createGrant(db, { ...grantOwner, scopes })
-        await createCode(db, {
-          code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
+  onForm('/authorize/decision', {
+    cookie: 'session',
+    audit: ['oauth.grant', 'oauth.revoke', 'second-factor.use_recovery_code', 'second-factor.refuse']
+  }, async (request, reply, form) => {
+    const session = await signedIn(app, request)
+    const pending = form.get('request') ?? ''
+    if (session === undefined) return STALE
+    const chosen = new Set(valuesOf(request, 'scope'))
+    const code = mintCredential('ac')
+    const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
+    if (shown === undefined) return STALE
+    const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
+    const decided = needsFactor
+      ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), (db) => decide(db, session))
+      : { done: await transaction(app.db, (db) => decide(db, session), request) }
+    if (typeof decided !== 'object') {
+      const client = await findClient(app.db, shown.client_id)
+      return client === undefined
+        ? STALE
+        : consentPage({
+          ...consentOf(session, pending, client, shown.redirect_uri),
+          memberships: await listMemberships(app.db, session.user.id),
+          scopes: shown.scopes as Scope[],
+          chosen: allowedOf(shown, chosen),
+          problem: refusal(reply, decided, WRONG_CODE)
         })
-        if (revoked.length > 0) {
-          await recordForUser(db, request, session.user, 'oauth.revoke', {
-            client: taken.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
-          }, ended)
-        }
-        await recordForUser(
-          db, request, session.user, 'oauth.grant',
-          { grant: grant_id, client: taken.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
-        )
-        return { to, issued: code }
+    }
+    if (decided.done === undefined) return STALE
+    const { to, issued } = decided.done
+    return returnUrl(to, app.issuer(), issued === undefined ? errorOf('access_denied') : { code: issued })
+
+    async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
+      await lockUser(db, session.user.id)
+      const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
+      // No redirect to a client that was disabled meanwhile.
+      if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
+      const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
+      if (form.get('decision') !== 'allow') return { to }
+      // Only offered scopes that are ticked; other scopes in the form are ignored.
+      const scopes = allowedOf(taken, chosen)
+      const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
+      const { revoked, ended } = await revokeExcessGrants(db, grantOwner)
+      const grant_id = await createGrant(db, { ...grantOwner, scopes })
+      await createCode(db, {
+        code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
+      })
+      if (revoked.length > 0) {
+        await recordForUser(db, request, session.user, 'oauth.revoke', {
+          client: taken.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
+        }, ended)
       }
+      await recordForUser(
+        db, request, session.user, 'oauth.grant',
+        { grant: grant_id, client: taken.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
+      )
+      return { to, issued: code }
     }
   })
 }
+
+const STALE = problemPage(
+  400, 'This request is not valid',
+  'It was already answered, or it is older than ten minutes. Start again from the application.'
+)
+
+const errorOf = (error: OAuthErrorCode) => ({ error, error_description: OAUTH_ERRORS[error].description })
 
 const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
   scopes.filter((scope) => chosen.has(scope)) as Scope[]
@@ -155,9 +132,7 @@ const consentOf = (session: SignedIn, request: string, client: Client, redirectU
   formTarget: formTarget(redirectUri)
 })
 
-/**
- * All values of all parameters. Invalid UTF-8 and NUL are replaced by U+FFFD, because PostgreSQL rejects them.
- */
+/** All values of all parameters. Invalid UTF-8 and NUL are replaced by U+FFFD, because PostgreSQL rejects them. */
 function parametersOf (query: string): Parameters {
   const parameters = new Map<string, string[]>()
   for (const [name, value] of new URLSearchParams(query)) {

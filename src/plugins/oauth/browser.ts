@@ -4,7 +4,7 @@ import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { addressKey } from '../../http/routes/addresses.ts'
-import { browserOf, isOwnForm, readCookie, sendPage, setCookie, type Form } from '../../http/pages/pages.ts'
+import { browserOf, readCookie, setCookie, type Form } from '../../http/pages/pages.ts'
 import {
   findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../repositories/people/attempts.ts'
@@ -18,7 +18,7 @@ import { useCode } from '../../vault/keys/second-factor.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
 import { recordForUser, recordRefusal } from '../../http/guard/personal-events.ts'
-import { problemPage, type Problem, type SignedIn } from './views.ts'
+import type { Problem, SignedIn } from './views.ts'
 
 /** A user whose password was just verified, with the verified hash and the second factor, if there is one. */
 export type Verified = Pick<User, 'id' | 'name' | 'second_factor_id'> & { password_hash: string }
@@ -81,17 +81,6 @@ export const stepHash = (step: string, cookie: string) => hashToken(`${step} ${c
 /** The cookie to which forms of this browser are bound: the session cookie, or the cookie from before sign-in. */
 export function formCookie (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   return readCookie(app, request, 'session') ?? browserOf(app, request, reply)
-}
-
-/** Rejects forms from other sites or browsers: sends an error page and returns true. */
-export function refusesForm (
-  app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, form: Form, cookie: string | undefined
-): boolean {
-  if (isOwnForm(app, request, form, cookie)) return false
-  sendPage(reply, problemPage(
-    403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
-  ))
-  return true
 }
 
 /**

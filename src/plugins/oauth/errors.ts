@@ -1,4 +1,4 @@
-import type { FastifyInstance, FastifyReply } from 'fastify'
+import type { FastifyReply } from 'fastify'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 
 /** An error with a code of RFC 6749. */
@@ -42,5 +42,3 @@ const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
 export function toOAuthError (code: string): OAuthError {
   return new OAuthError(OF_CATALOGUE[code] ?? 'invalid_request')
 }
-
-export type App = FastifyInstance

@@ -3,13 +3,12 @@ import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import {
-  appendEvents, appendToCounter, chainOf, openChange, lockCounters, type Counter, type SynchronousCommit
+  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type Counter, type SynchronousCommit
 } from '../../db/changes/chain.ts'
 import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
-import { keepLateEvents } from '../../db/changes/late-events.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
 /** The caller of a change, and where the request comes from. */

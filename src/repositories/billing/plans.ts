@@ -8,7 +8,8 @@ import { invitations, members, organization_counters, organizations, plan_prices
 
 const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
   SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
-  FROM organizations o CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)} WHERE o.id = ${$('id')}::char(26)`)
+  FROM organization_counters c CROSS JOIN ${lookUp('p', plans, sql`name = c.plan`)}
+  WHERE c.organization_id = ${$('id')}::char(26) AND NOT c.is_closed`)
 
 /**
  * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it already.
@@ -23,8 +24,9 @@ export async function lockPlan (db: Db, organizationId: string): Promise<Plan | 
 
 /** The status of an organization; undefined when it was deleted. */
 export async function findStatus (db: Db, organizationId: string): Promise<OrganizationStatus | undefined> {
-  const [row] = await db.select({ status: organizations.status }).from(organizations)
-    .where(eq(organizations.id, organizationId))
+  const { status } = organization_counters
+  const [row] = await db.select({ status }).from(organization_counters)
+    .where(matching(organization_counters, { organization_id: organizationId, is_closed: false }))
   return row?.status
 }
 
@@ -90,7 +92,8 @@ export async function findOffer (
 
 /** Changes the plan of an organization; its limits apply from the commit on. The caller has locked the organization. */
 export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
-  await db.update(organizations).set({ plan, updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
+  await db.update(organization_counters).set({ plan }).where(eq(organization_counters.organization_id, organizationId))
+  await db.update(organizations).set({ updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
 }
 
 /** Sets or deletes the price of a plan; false when there is no such plan or price. */

@@ -1,6 +1,6 @@
 import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
-import { organizations, subscriptions } from '../../db/tables.ts'
+import { organization_counters, subscriptions } from '../../db/tables.ts'
 
 export type Subscription = typeof subscriptions.$inferSelect
 export type NewSubscription = Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
@@ -38,10 +38,10 @@ const AT_ONCE = 100
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
-  const rows = await db.select({ id }).from(subscriptions).innerJoin(organizations, eq(organizations.id, id))
+  const rows = await db.select({ id }).from(subscriptions).innerJoin(organization_counters, eq(organization_counters.organization_id, id))
     .where(and(
       lte(period_end, sql`now()`), gt(id, after),
-      or(cancel_at_period_end, inArray(organizations.status, ['active', 'cancelled']))
+      or(cancel_at_period_end, inArray(organization_counters.status, ['active', 'cancelled']))
     )).orderBy(asc(id)).limit(AT_ONCE)
   return rows.map((row) => row.id)
 }

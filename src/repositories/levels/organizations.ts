@@ -17,9 +17,10 @@ export interface NewOrganization { id: string, name: string, slug: string, plan:
 
 /** Creates an organization with its counters at 1. Throws SlugRefused when its slug is reserved for another one. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
-  await db.insert(organizations).values(organization)
+  const { plan, ...its } = organization
+  await db.insert(organizations).values(its)
   await claimSlug(db, organization.id, organization.slug)
-  await db.insert(organization_counters).values({ organization_id: organization.id })
+  await db.insert(organization_counters).values({ organization_id: organization.id, plan })
 }
 
 /** Prevents other transactions from creating an organization, so that of two first starts one creates it. */
@@ -77,10 +78,11 @@ async function listed (
 }
 
 function selectOrganizations (db: Db) {
-  const { id, name, slug, status, require_second_factor, created_at, updated_at } = organizations
+  const { id, name, slug, require_second_factor, created_at, updated_at } = organizations
+  const { organization_id, status, plan } = organization_counters
   return db.select({
     organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
-  }).from(organizations).innerJoin(plans, eq(plans.name, organizations.plan))
+  }).from(organizations).innerJoin(organization_counters, eq(organization_id, id)).innerJoin(plans, eq(plans.name, plan))
 }
 
 /** Those of the slugs that an organization has, or that are reserved. */
@@ -158,14 +160,19 @@ export async function updateOrganization (
 ): Promise<string | undefined> {
   const { id, slug } = organizations
   const isNamed = or(eq(id, idOrSlug.toUpperCase()), eq(slug, idOrSlug))
+  const { plan, status, ...own } = changes
   // Locks the row, so that a concurrent rename sees the new slug.
   const [former] = changes.slug === undefined
     ? []
     : await db.select({ slug }).from(organizations).where(isNamed).for('update')
   const [row] = await db.update(organizations).set({
-    ...changes, updated_at: changedAt(organizations.updated_at, changes)
+    ...own, updated_at: changedAt(organizations.updated_at, changes)
   })
     .where(isNamed).returning({ id, slug })
+  if (row !== undefined && (plan !== undefined || status !== undefined)) {
+    await db.update(organization_counters).set({ plan, status })
+      .where(eq(organization_counters.organization_id, row.id))
+  }
   if (row !== undefined && former !== undefined && former.slug !== row.slug) {
     await claimSlug(db, row.id, row.slug)
     await reserveSlug(db, row.id, former.slug)

@@ -15,7 +15,7 @@ import { matching } from '../../db/rows/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import {
   api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
-  organizationColumns, organizations, plans, userColumns, users
+  organization_counters, organizationColumns, organizations, plans, userColumns, users
 } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { TeamPowers } from '../../rules/roles.ts'
@@ -401,6 +401,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
       THEN ${teamRoles(sql`${members}`, sql`slug = queries.project`)} END`.as('in_project'),
     anywhere: sql<Role[] | null>`CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
     organization: organizationColumns,
+    status: organization_counters.status,
     plan: plans
   })
   .from(
@@ -415,7 +416,8 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     eq(organizations.id, sql`upper(queries.organization)::bpchar`), eq(organizations.slug, sql`queries.organization`)
   ))
   .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
-  .leftJoin(plans, eq(plans.name, organizations.plan))
+  .leftJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
+  .leftJoin(plans, eq(plans.name, organization_counters.plan))
   .where(and(
     isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
     isNull(oauth_grants.revoked_at), gt(
@@ -461,7 +463,7 @@ function userCallOf (
     ? {
         role: own.member!.role,
         teams: { inProject: authenticTeamRoles(db, own.member!, own.inProject), anywhere: own.anywhere ?? [] },
-        organization: { ...own.organization!, plan: own.plan! }
+        organization: { ...own.organization!, status: own.status!, plan: own.plan! }
       }
     : undefined
   // Scopes beyond the grant are ignored.

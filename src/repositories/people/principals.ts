@@ -8,7 +8,9 @@ import { matching } from '../../db/rows/matching.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
-import { api_tokens, members, oauth_clients, oauth_grants, organizations, plans, users } from '../../db/tables.ts'
+import {
+  api_tokens, members, oauth_clients, oauth_grants, organization_counters, organizations, plans, users
+} from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
 
@@ -61,7 +63,7 @@ const principalsByHash = preparedSql<TokenFound, { queries: string }>('principal
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
       api_tokens.grant_id, api_tokens.mac,
-    o.name AS organization_name, o.slug, o.status, o.storage_key, o.require_second_factor, o.created_at, o.updated_at,
+    o.name AS organization_name, o.slug, counter.status, o.storage_key, o.require_second_factor, o.created_at, o.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
     CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
@@ -79,7 +81,8 @@ const principalsByHash = preparedSql<TokenFound, { queries: string }>('principal
       WHERE f.token_hash = decode(queries.hash, 'hex') AND f.expires_at > now()
     ), decode(queries.hash, 'hex'))`)}
   CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
-  CROSS JOIN ${lookUp('p', plans, sql`name = o.plan`)}
+  CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = api_tokens.organization_id`)}
+  CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}
   LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
   LEFT JOIN ${lookUp('m', members,
     sql`organization_id = api_tokens.organization_id AND user_id = api_tokens.user_id`)} ON true

@@ -6,7 +6,9 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { columnsOf, encryption_keys, keyColumns, secret_versions, secrets } from '../../db/tables.ts'
+import {
+  columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
+} from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
@@ -36,7 +38,10 @@ const columns = {
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => queries.retention_days), false)`
+    // By the plan that the organization has now.
+    sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => (
+      SELECT p.retention_days FROM ${organization_counters} c JOIN ${plans} p ON p.name = c.plan
+      WHERE c.organization_id = queries.organization_id)), false)`
 }
 
 const { organization_id, history_id } = secret_versions
@@ -182,7 +187,7 @@ export interface FullVersion extends FoundVersion {
 
 // Each row is looked up by its key, as by `lookUp`.
 const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
-  AS queries (query_index int, organization_id char(26), id bigint, retention_days int)`
+  AS queries (query_index int, organization_id char(26), id bigint)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
   eq(secret_versions.organization_id, sql`queries.organization_id`), eq(secret_versions.id, sql`queries.id`)
 )).limit(1).as('secret_versions')
@@ -203,7 +208,7 @@ const fullByIds = prepared('full_versions_by_id', (db) => db
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
   .leftJoinLateral(itsKey(db), sql`true`))
 
-interface VersionQuery { organization_id: string, id: number, retention_days: number | null }
+interface VersionQuery { organization_id: string, id: number }
 
 const rowsBy = <R extends { query_index: number }>(find: (db: Db, values: { queries: string }) => Promise<R[]>) =>
   async (db: Db, batch: readonly VersionQuery[]) => {
@@ -231,22 +236,18 @@ function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefin
   return { ...found, sealed, key: key ?? tampered() }
 }
 
-const keyOf = ({ organization_id, id, retention_days }: VersionQuery) => `${organization_id} ${id} ${retention_days}`
+const keyOf = ({ organization_id, id }: VersionQuery) => `${organization_id} ${id}`
 const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
 const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
 /** A version of the organization, through the secret that has it. */
-export async function findVersion (
-  db: Db, organizationId: string, id: number, retentionDays: number | null
-): Promise<FoundVersion | undefined> {
-  return findVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+export async function findVersion (db: Db, organizationId: string, id: number): Promise<FoundVersion | undefined> {
+  return findVersions(db, { organization_id: organizationId, id })
 }
 
 /** The same with its sealed content and its key. */
-export async function findFullVersion (
-  db: Db, organizationId: string, id: number, retentionDays: number | null
-): Promise<FullVersion | undefined> {
-  return findFullVersions(db, { organization_id: organizationId, id, retention_days: retentionDays })
+export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
+  return findFullVersions(db, { organization_id: organizationId, id })
 }
 
 /**
@@ -254,7 +255,7 @@ export async function findFullVersion (
  * returns undefined when the organization has no such version.
  */
 export async function findVersionsTogether (
-  db: Db, some: readonly { organization_id: string, id: number, retention_days: number | null }[]
+  db: Db, some: readonly VersionQuery[]
 ): Promise<(() => FullVersion | undefined)[]> {
   return (await fullRowsOf(db, some)).map((found) => () => toFullVersion(db, found))
 }

@@ -10,21 +10,14 @@ export function isEmail (text: string | undefined): text is string {
     asciiOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
-/**
- * The canonical form, by which addresses are compared (CR-42): lower case, NFKC, and the domain in ASCII (RFC 5890).
- * Also accepts invalid addresses, so that they can be compared.
- */
-export function canonicalEmail (email: string): string {
-  return mailboxIn(email).toLowerCase()
-}
+/** The form by which addresses, valid or not, are compared (CR-42): lower case, NFKC, domain in ASCII (RFC 5890). */
+export const canonicalEmail = (email: string): string => mailboxIn(email).toLowerCase()
 
 /**
  * The address that mail is sent to: the canonical form, but in the original case. Opening a link proves control of
  * exactly this mailbox. Undefined for an invalid address.
  */
-export function mailboxOf (email: string): string | undefined {
-  return isEmail(email) ? mailboxIn(email) : undefined
-}
+export const mailboxOf = (email: string): string | undefined => isEmail(email) ? mailboxIn(email) : undefined
 
 function mailboxIn (email: string): string {
   const { local, domain } = partsOf(email)

@@ -16,22 +16,15 @@ export type SlugKind = keyof typeof RESERVED
 const WORDS: Readonly<Record<string, readonly string[]>> = { ...RESERVED, version: ['purge'] }
 
 /** Whether a static route has this word in the place of the parameter and takes precedence. */
-export function isWordOfRoute (parameter: string, word: string): boolean {
-  return WORDS[parameter]?.includes(word) ?? false
-}
+export const isWordOfRoute = (parameter: string, word: string): boolean => WORDS[parameter]?.includes(word) ?? false
 
-export function isReserved (kind: SlugKind, slug: string): boolean {
-  return (RESERVED[kind] as readonly string[]).includes(slug)
-}
+export const isReserved = (kind: SlugKind, slug: string): boolean =>
+  (RESERVED[kind] as readonly string[]).includes(slug)
 
-/**
- * Whether the slug is not allowed: a reserved word, or for an organization also a text in the form of an id, because a
- * path accepts the id or the slug of an organization.
- */
-export function isForbidden (kind: SlugKind, slug: string): boolean {
-  return isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
-}
 const ULID = new RegExp(ULID_PATTERN)
+/** Whether a slug is reserved. A path accepts the id of an organization, so its slug must not look like an id. */
+export const isForbidden = (kind: SlugKind, slug: string): boolean =>
+  isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
 
 /** Makes a slug from a name: lower case, no accents, hyphens between words; the kind if nothing remains. */
 export function slugFrom (name: string, kind: SlugKind): string {
@@ -41,12 +34,12 @@ export function slugFrom (name: string, kind: SlugKind): string {
   return slug === '' ? kind : slug
 }
 
-const MOST_NUMBERED = 50
+const MAX_NUMBERED = 50
 
 /** Candidates for a new slug in order of preference: `slug`, `slug-2`, `slug-3`, …, without forbidden slugs. */
 export function numberedSlugs (slug: string, kind: SlugKind): string[] {
-  return Array.from({ length: MOST_NUMBERED }, (_, i) =>
-    i === 0 ? slug : withSuffix(slug, String(i + 1))).filter((candidate) => !isForbidden(kind, candidate))
+  const numbered = Array.from({ length: MAX_NUMBERED }, (_, i) => i === 0 ? slug : withSuffix(slug, String(i + 1)))
+  return numbered.filter((candidate) => !isForbidden(kind, candidate))
 }
 
 /** Appends a suffix and shortens the slug to the maximum length. */

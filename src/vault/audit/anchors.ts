@@ -12,8 +12,8 @@ const LOOK_EVERY = 5_000
 
 /**
  * Writes anchors to the log: the end of each organization's chain, after a thousand events or ten minutes, and on
- * shutdown. With a copy of the log elsewhere, operators can detect a truncated chain or a restored older state. Each
- * instance writes anchors for the organizations whose events it recorded.
+ * shutdown. A copy of the log reveals a truncated chain or a restored older state. Each instance anchors the events
+ * that it recorded.
  */
 export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
   // Anchors are archived, so they are written whatever the log level is.

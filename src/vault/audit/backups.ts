@@ -1,16 +1,16 @@
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { hmac, random, takeKey } from '../../crypto/primitives.ts'
+import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { backupContext } from '../keys/contexts.ts'
+import { makeKey } from '../keys/keys.ts'
 
 /** Returns the MAC of the next frame of a backup, which also covers the MAC of the previous frame. */
 export type FrameChain = (...frame: Buffer[]) => Buffer
 
 /** Begins the MAC chain of a backup under a new key. Returns the wrapped key too, which the backup contains. */
 export function beginChain (keyring: Keyring, id: string): { next: FrameChain, wrapped: Buffer } {
-  const bytes = random(32)
-  const wrapped = keyring.wrap(bytes, backupContext(id))
-  return { next: chainUnder(takeKey(bytes)), wrapped }
+  const { key, wrapped } = makeKey(keyring, backupContext(id))
+  return { next: chainUnder(key), wrapped }
 }
 
 /** Begins the MAC chain of an existing backup, to verify it. Throws MasterKeyMissing or IntegrityError. */

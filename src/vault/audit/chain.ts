@@ -1,9 +1,8 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
 import { ulid } from 'ulidx'
-import { IntegrityError } from '../../crypto/at-rest.ts'
-import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
-import { hmac, random, takeKey } from '../../crypto/primitives.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { createRowEncoder, encodeField, rowMac } from '../../crypto/row-mac.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { ChainKeyRow, EventChain, Head } from '../../db/events.ts'
@@ -11,6 +10,7 @@ import type { audit_events } from '../../db/tables.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { handOver } from '../../repositories/audit/chain-keys.ts'
 import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
+import { makeKey, unlessTampered } from '../keys/keys.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 // Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
@@ -25,8 +25,7 @@ export const FIRST_CHAIN_KEY = 'events'
 /** A column that the MAC of an event covers. */
 export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
 
-// Every column except the MAC. The order is part of the MAC. A new order needs a new chain key; the key id of an event
-// then says which order applies.
+// The order is part of the MAC: a new order needs a new chain key, whose id in an event then says which order applies.
 const CHAINED = {
   organization_id: true,
   seq: true,
@@ -42,16 +41,13 @@ const CHAINED = {
   details: true,
   chain_kid: true
 } satisfies Record<ChainedColumn, true>
-/** The columns that the MAC of an event covers, in this order; the MAC of the event before follows. */
-export const CHAINED_COLUMNS = Object.keys(CHAINED) as ChainedColumn[]
 
-const encode = createRowEncoder('audit_events', { fields: CHAINED_COLUMNS })
+const encode = createRowEncoder('audit_events', { fields: Object.keys(CHAINED) })
 
 /** The MAC of an event after the event with the MAC `previous`; null for the first event. */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
-): Buffer =>
-  hmac(key, encode(event) + encodeField('previous', previous))
+): Buffer => hmac(key, encode(event) + encodeField('previous', previous))
 
 /** Unwraps the first key of every chain. Throws MasterKeyMissing or IntegrityError. */
 export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
@@ -62,8 +58,8 @@ export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * The proof in the event that hands a chain over: a MAC of the new key over the key's position and the MAC of the
- * previous event. So the former key alone cannot hand over to a forged key, or from a forged past.
+ * The proof in the event that hands a chain over: a MAC of the new key. So the former key alone cannot hand over to a
+ * forged key, or from a forged past.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
@@ -78,10 +74,7 @@ export interface ExportedChain extends Head {
   after: { seq: number, mac: Buffer } | null
 }
 
-/**
- * The MAC of the range under the last key of the chain, so that a partial export cannot pass for a complete or a later
- * one.
- */
+/** The MAC of a range under the last key, so that a partial export cannot pass for a complete or a later export. */
 export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
   return rowMac(key, 'audit_export', Object.entries({
@@ -89,17 +82,13 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   }))
 }
 
-/**
- * Hands the chain of the actor's organization over to a new key. The transaction has locked the canary. Undefined
- * without a counter: no event was ever recorded.
- */
+/** Hands the chain of the actor's organization over to a new key. Undefined without a counter. The canary is locked. */
 export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
   return handOver(db, actor, ({ next_event, event_head }) => {
     const place = { organization_id, kid: ulid(), from_seq: next_event + 1 }
-    const bytes = random(32)
-    const wrapped = keyring.wrap(bytes, chainKeyContext(place))
-    return { key: { ...place, wrapped }, proof: handOverProof(takeKey(bytes), place, event_head) }
+    const { key, wrapped } = makeKey(keyring, chainKeyContext(place))
+    return { key: { ...place, wrapped }, proof: handOverProof(key, place, event_head) }
   })
 }
 
@@ -113,12 +102,7 @@ export async function rotateChainKey (
   }, operatorOf(organizationId))
 }
 
-/**
- * Computes MACs under the first chain key, and under the keys to which chains were handed over.
- *
- * @param open unwraps a later chain key, as `openChainKey` does
- * @param clock a monotonic clock in milliseconds
- */
+/** Computes MACs under the first chain key and later ones. `clock` is a monotonic clock in milliseconds. */
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
@@ -132,11 +116,8 @@ export function createChain (
     kid,
     hasKey: (organizationId, id) => id === null || keys.has(nameOf(organizationId, id)),
     openKey (row) {
-      try {
-        keys.set(nameOf(row.organization_id, row.kid), open(row))
-      } catch (error) {
-        if (!(error instanceof IntegrityError || error instanceof MasterKeyMissing)) throw error
-      }
+      const key = unlessTampered(() => open(row))
+      if (key !== undefined) keys.set(nameOf(row.organization_id, row.kid), key)
     },
     mac (event, previous) {
       const key = event.chain_kid === kid ? first : keys.get(nameOf(event.organization_id, event.chain_kid))

@@ -1,17 +1,18 @@
-import { databaseError, type Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import { listLate, recordLate } from '../../repositories/audit/audit.ts'
 import type { Log } from '../../telemetry/log.ts'
-import { createBackground, type Background } from '../jobs/background.ts'
-import { roundRobin } from '../jobs/round-robin.ts'
+import type { Background } from '../jobs/background.ts'
+import { createRoundRobin } from '../jobs/round-robin.ts'
 
 /**
  * Numbers late events as soon as the counter of their organization is free. The worker does not wait for locks, so an
- * organization whose counter is locked, or that has many late events or a missing key, does not delay others.
- *
- * @param putOff milliseconds until an organization with a failure is retried
+ * organization with a locked counter, many late events or a missing key does not delay others. `retryDelay` is in
+ * milliseconds.
  */
-export function createLateEventWorker ({ db, log, putOff }: { db: Db, log: Log, putOff?: number }): Background {
-  return createBackground(roundRobin<string, true>({
+export function createLateEventWorker (
+  { db, log, retryDelay }: { db: Db, log: Log, retryDelay?: number }
+): Background {
+  return createRoundRobin<string, true>({
     list: (after, limit) => listLate(db, after, limit),
     nameOf: (organization) => organization,
     async step (organization) {
@@ -21,13 +22,10 @@ export function createLateEventWorker ({ db, log, putOff }: { db: Db, log: Log, 
       log.info({ organization, events }, 'late events recorded')
       return { more: true }
     },
-    onFailure (error, organization) {
-      const of = organization === undefined ? {} : { organization }
-      log.warn({ err: databaseError(error), ...of }, 'recording late events failed; will retry')
-    },
-    onLocked (organizations) {
-      log.warn({ organizations }, 'events wait for the counter of their organization')
-    },
-    ...(putOff !== undefined && { retryDelay: putOff })
-  }))
+    log,
+    failure: 'recording late events failed; will retry',
+    about: (organization) => ({ organization }),
+    onLocked: (organizations) => { log.warn({ organizations }, 'events wait for the counter of their organization') },
+    retryDelay
+  })
 }

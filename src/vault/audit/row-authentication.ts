@@ -1,8 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import type { KeyObject } from 'node:crypto'
-import { IntegrityError } from '../../crypto/at-rest.ts'
-import { makeCanary, MasterKeyMissing, openCanary, type Keyring } from '../../crypto/keyring.ts'
-import { random, sameBytes, takeKey } from '../../crypto/primitives.ts'
+import { makeCanary, openCanary, type Keyring } from '../../crypto/keyring.ts'
+import { sameBytes, takeKey } from '../../crypto/primitives.ts'
 import {
   chainKeyFingerprint, createRowChecker, createRowEncoder, deriveLookupKey, rowKeyFingerprint, rowMac
 } from '../../crypto/row-mac.ts'
@@ -15,15 +14,15 @@ import {
 import { recordEvent, systemOf, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { authenticateSeeds } from '../../repositories/keys/authenticated-rows.ts'
 import {
-  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries, type ServiceKeyRow
+  createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries
 } from '../../repositories/keys/master-keys.ts'
 import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from '../keys/contexts.ts'
+import { makeKey, unlessTampered } from '../keys/keys.ts'
 
 const ENCODERS = new Map(Object.entries(AUTHENTICATED).map(([name, format]) => [name, createRowEncoder(name, format)]))
 
-/** The name of the row key among the service keys. */
 const ROWS = 'rows'
 
 const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
@@ -39,10 +38,8 @@ const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprin
 const FINGERPRINT_BYTES = 32
 
 /**
- * Unwraps the keys of rows and events, so that all handles make and verify MACs. The first start on an empty database
- * creates the keys.
- *
- * @throws RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name
+ * Unwraps the keys of rows and events for all handles. The first start on an empty database creates them. Throws
+ * RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<void> {
   // No lock is held here, so this may see keys that another start has created only partly. `createKeys` checks again.
@@ -68,19 +65,17 @@ async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
 async function findKey (
   db: Db, keyring: Keyring, name: keyof typeof WHAT, named: readonly Buffer[], toFingerprint: (key: KeyObject) => Buffer
 ): Promise<KeyObject | undefined> {
-  const wrapped = await findServiceKey(db, name)
-  if (named.length === 0) {
-    if (wrapped !== undefined) {
-      throw new RowKeyError(
-        `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
-      )
-    }
-    return undefined
-  }
-  if (wrapped === undefined) {
+  const stored = await findServiceKey(db, name)
+  if (stored === undefined) {
+    if (named.length === 0) return undefined
     throw new RowKeyError(`The key that ${WHAT[name]} is missing: restore the table service_keys from a backup`)
   }
-  const key = openServiceKey(keyring, wrapped)
+  if (named.length === 0) {
+    throw new RowKeyError(
+      `The key of ${name} matches no canary: the table master_key_canaries was changed, restore it from a backup`
+    )
+  }
+  const key = unlessTampered(() => takeKey(keyring.unwrap(stored.wrapped, serviceKeyContext(name))))
   if (key === undefined || !named.every((fingerprint) => sameBytes(fingerprint, toFingerprint(key)))) {
     throw new RowKeyError(
       `The key that ${WHAT[name]} is not the one that was used here: restore the table service_keys from a backup`
@@ -89,24 +84,15 @@ async function findKey (
   return key
 }
 
-function openServiceKey (keyring: Keyring, { id, wrapped }: ServiceKeyRow): KeyObject | undefined {
-  try {
-    return takeKey(keyring.unwrap(wrapped, serviceKeyContext(id)))
-  } catch (error) {
-    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
-    throw error
-  }
-}
-
 async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   await lockCanaries(db)
   // Another start may have created them.
   const known = await findKeys(db, keyring)
   if (known !== undefined) return known
   const create = async (id: string) => {
-    const bytes = random(32)
-    await createServiceKey(db, { id, wrapped: keyring.wrap(bytes, serviceKeyContext(id)) })
-    return takeKey(bytes)
+    const { key, wrapped } = makeKey(keyring, serviceKeyContext(id))
+    await createServiceKey(db, { id, wrapped })
+    return key
   }
   const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, keyring, db))
@@ -127,9 +113,7 @@ const MAX_PER_MINUTE = 600
 const AT_ONCE = 100
 
 const toStandardError: ViolationLog = {
-  warn: (details, message) => {
-    process.stderr.write(`${message}: ${JSON.stringify(details)}\n`)
-  }
+  warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) }
 }
 
 /** Makes and verifies MACs under the keys. Violations are recorded through `db`. */
@@ -161,9 +145,8 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   let reports = 0
 
   function isDue ({ table, row }: Violation): boolean {
-    const { mac } = row
-    const seen =
-      `${table} ${authority.mac(table, row).toString('base64')} ${Buffer.isBuffer(mac) ? mac.toString('hex') : 'none'}`
+    const mac = Buffer.isBuffer(row.mac) ? row.mac.toString('hex') : 'none'
+    const seen = `${table} ${authority.mac(table, row).toString('base64')} ${mac}`
     if (reported.has(seen)) return false
     if (performance.now() - minute.began > MINUTE) minute = { began: performance.now(), reports: 0 }
     if (++minute.reports > MAX_PER_MINUTE) return false
@@ -197,8 +180,7 @@ function describe ({ table, row, about }: Violation) {
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Recorded in the organization of the row, or in all organizations of its user. A row without either, such as an OAuth
-// client, is only logged. A failure in one organization does not affect the others.
+// Recorded in the organization of the row, or in all of its user; a row without either is only logged.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

@@ -3,11 +3,10 @@ import { HAND_OVER, type Head } from '../../db/events.ts'
 import type { ChainRow } from '../../repositories/audit/chains.ts'
 import { eventMac, handOverProof } from './chain.ts'
 
-// Verifies chains of events from the database or from an export file. Only MACs and separately archived anchors are
-// trusted.
+// Verifies chains from the database or from an export file, which may be forged: trusts only MACs and archived anchors.
 
 /** A chain to verify, before its events. */
-export interface Chain extends Head {
+interface Chain extends Head {
   organization_id: string
   /** The event before the first event of the chain; null if the chain is complete. */
   after: { seq: number, mac: Buffer } | null
@@ -16,10 +15,10 @@ export interface Chain extends Head {
 }
 
 /** An archived end of a chain. */
-export interface Anchor { organization: string, sequence: number, mac: Buffer }
+interface Anchor { organization: string, sequence: number, mac: Buffer }
 
 /** The first break of a chain. */
-export interface Broken {
+interface Broken {
   organization: string
   /** The first event that is missing or not authentic. */
   sequence: number
@@ -85,7 +84,6 @@ export class ChainVerifier {
   readonly #chain: Chain
   readonly #keys: ChainKeys
   readonly #anchors: Anchors
-  // The index of the current key.
   #at = 0
   #previous: Buffer | null
   #last: number
@@ -110,9 +108,10 @@ export class ChainVerifier {
     if (this.#broken !== null) return false
     const { seq, mac, chain_kid } = event
     if (seq < 1) return this.#break(seq, 'is none of the numbers', null, hex(mac))
+    const { organization_id } = this.#chain
     const { kid, key } = this.#keyOf(seq)
-    const expected = chain_kid === kid ? macOf(key, this.#own(event), this.#previous) : undefined
-    const isRight = expected !== undefined && mac !== null && expected.equals(mac)
+    // The organization is part of the MAC, so a copied event of another organization does not verify.
+    const expected = chain_kid === kid ? macOf(key, { ...event, organization_id }, this.#previous) : undefined
     if (seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
     if (mac === null) return this.#break(seq, 'has no MAC', hex(expected), null)
     if (chain_kid !== kid) {
@@ -120,7 +119,7 @@ export class ChainVerifier {
       const what = isOther ? 'names a key that is not in force there' : 'names a key that is not there'
       return this.#break(seq, what, null, hex(mac))
     }
-    if (!isRight) return this.#break(seq, 'is not what was recorded', hex(expected), hex(mac))
+    if (expected?.equals(mac) !== true) return this.#break(seq, 'is not what was recorded', hex(expected), hex(mac))
     const follows = this.#keys[this.#at + 1]
     if (follows?.from_seq === seq + 1) {
       if (!this.#handsOver(event, follows)) {
@@ -180,12 +179,6 @@ export class ChainVerifier {
   #keyOf (seq: number): ChainKey {
     while (this.#at + 1 < this.#keys.length && this.#keys[this.#at + 1]!.from_seq <= seq) this.#at++
     return this.#keys[this.#at]!
-  }
-
-  // The organization is part of the MAC, so a copied event of another organization does not verify.
-  #own (event: ChainRow): ChainRow {
-    const { organization_id } = this.#chain
-    return event.organization_id === organization_id ? event : { ...event, organization_id }
   }
 
   #compare (sequence: number, mac: Buffer): boolean {

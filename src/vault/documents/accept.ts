@@ -17,10 +17,7 @@ interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof
 /** The content to store. `revealed`: its proof reveals the client's key, which the operator allows. */
 export interface Accepted { blob: string, revealed: boolean }
 
-/**
- * Validates the content of a write: against the proof of a client-managed key, or by decrypting it with the
- * server-managed key.
- */
+/** Validates content by the proof of a client-managed key, or by decrypting it with the server-managed key. */
 export function acceptContent (
   vault: Vault, state: LevelState,
   sent: { content?: string | undefined, plaintext?: string | undefined, key_proof?: string | undefined }
@@ -33,10 +30,7 @@ export function acceptContent (
 /** A project with its active key, from the state of a level. */
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
-/**
- * The content that a restore stores (S-5.8): that of the version, or the client's new content, validated as for any
- * write.
- */
+/** The content that a restore stores (S-5.8): that of the version, or new content, validated as for a write. */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
     content?: string | undefined

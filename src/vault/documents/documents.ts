@@ -3,41 +3,33 @@ import type { KeyObject } from 'node:crypto'
 import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
 import { makeEtag } from '../../crypto/etag.ts'
 import { deriveKey } from '../../crypto/primitives.ts'
-import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
+import type { SecretRow } from '../../repositories/levels/levels.ts'
+import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
 import { currentContext, versionContext, type SecretContext } from '../keys/contexts.ts'
-
-/** Rejects a document that is older than the newest version of its secret: the row was rolled back. */
-function requireNewest ({ revision, recorded_revision }: Pick<SecretRow, 'revision' | 'recorded_revision'>) {
-  if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
-}
 
 /** A current document, from the state of a level or from a rotation. */
 export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & {
   sealed: Buffer
 }
 
-/**
- * The blob of a current document. Throws IntegrityError when it does not decrypt, or is not under the project's active
- * key (S-6.6).
- */
+/** The blob of a current document. Throws IntegrityError, also when it is not under the active key (S-6.6). */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
 ): string {
-  requireNewest(secret)
-  if (secret.key_version !== state.project.key_version) throw new IntegrityError()
-  return openAtRest(
-    storageKey, secret.sealed, currentContext(contextOf(state, secret), secret.revision)
-  ).toString('utf8')
+  const { id, level_id, key_version, revision, recorded_revision } = secret
+  // A version that is newer than the document: the row was rolled back.
+  if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
+  if (key_version !== state.project.key_version) throw new IntegrityError()
+  const context = { organization_id: state.organization_id, secret_id: id, level_id, key_version }
+  return openAtRest(storageKey, secret.sealed, currentContext(context, revision)).toString('utf8')
 }
 
-/** The blob of a version. */
 export function openVersion (storageKey: KeyObject, organizationId: string, {
   version, secret, sealed
 }: Pick<FullVersion, 'sealed'> & {
-  version: Pick<FullVersion['version'],
-    'id' | 'revision' | 'key_version'>,
+  version: Pick<FullVersion['version'], 'id' | 'revision' | 'key_version'>,
   secret: Pick<FullVersion['secret'], 'id' | 'level_id'>
 }): string {
   const context = {
@@ -57,15 +49,18 @@ export function openPast (storageKey: KeyObject, document: PastDocument): string
     })
 }
 
-export function sealCurrent (storageKey: KeyObject, context: SecretContext, revision: number, blob: string): Buffer {
-  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentContext(context, revision))
-}
+/** The encryption context of a document under its project's key. */
+export const contextOf = (
+  { organization_id, key_version }: Pick<KeyState, 'organization_id' | 'key_version'>,
+  { id, level_id }: Pick<StoredDocument, 'id' | 'level_id'>
+): SecretContext => ({ organization_id, secret_id: id, level_id, key_version })
 
-export function sealVersion (
+export const sealCurrent = (storageKey: KeyObject, context: SecretContext, revision: number, blob: string): Buffer =>
+  sealAtRest(storageKey, Buffer.from(blob, 'utf8'), currentContext(context, revision))
+
+export const sealVersion = (
   storageKey: KeyObject, context: SecretContext, version: number, revision: number, blob: string
-): Buffer {
-  return sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionContext(context, version, revision))
-}
+): Buffer => sealAtRest(storageKey, Buffer.from(blob, 'utf8'), versionContext(context, version, revision))
 
 const ETAG_SALT = Buffer.from('strongroom etag')
 
@@ -75,10 +70,7 @@ interface Etags { key: KeyObject, made: LRUCache<string, string> }
 const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
-/**
- * A strong ETag over the revisions of documents and the parameters of the response. It is keyed, so that it reveals
- * nothing about a document.
- */
+/** A strong ETag over the revisions of documents and the parameters of the response. Keyed, to reveal nothing else. */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
 ): string {
@@ -101,8 +93,4 @@ export function etagOf (
 export function sizeOf (blob: string): number {
   const padding = blob.endsWith('==') ? 2 : blob.endsWith('=') ? 1 : 0
   return Math.floor((blob.length - padding) * 3 / 4)
-}
-
-function contextOf ({ organization_id }: Pick<LevelState, 'organization_id'>, secret: StoredDocument): SecretContext {
-  return { organization_id, secret_id: secret.id, level_id: secret.level_id, key_version: secret.key_version }
 }

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import { ulid } from 'ulidx'
-import type { Plan } from '../../../schemas/organizations.ts'
 import type { VersionAction } from '../../../schemas/versions.ts'
+import type { Counter } from '../../db/changes/chain.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
@@ -28,22 +28,16 @@ export interface Planned extends SecretWrite, Written {
   growth: number
 }
 
-/**
- * The level with the document from an earlier write of the same transaction. A level to write contains only its own
- * document.
- */
+/** The level with its document from an earlier write of the transaction. A level to write has only its own document. */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
-/**
- * Seals a write with its version id and revision. The counter has the next version id and the stored bytes, including
- * the writes before this one. Throws `plan_limit_reached`.
- */
+/** Seals a write. The counter includes the writes before this one. Throws `plan_limit_reached`. */
 export function planOf (
-  { actor, storageKey, plan }: { actor: Planned['actor'], storageKey: KeyObject, plan: Plan }, state: LevelState,
-  { blob, record, event, revealed = false }: Change, counter: { next_version: number, stored_bytes: number }
+  { actor, storageKey }: { actor: Planned['actor'], storageKey: KeyObject }, state: LevelState,
+  { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan'>
 ): Planned {
   const { organization_id, project, target, environment, level, level_id } = state
   const before = ownSecret(state)
@@ -58,7 +52,7 @@ export function planOf (
     restored_from: record.restored_from ?? null
   }
   const growth = size_bytes - (before?.size_bytes ?? 0) + (version?.size_bytes ?? 0)
-  requireBytes(plan, counter.stored_bytes, growth)
+  requireBytes(counter.plan, counter.stored_bytes, growth)
   const secret: SecretRow = {
     id: context.secret_id,
     organization_id,

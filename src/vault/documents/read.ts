@@ -1,5 +1,4 @@
 import type { KeyObject } from 'node:crypto'
-import type { SecretFormat } from '../../../schemas/projects.ts'
 import {
   LEVELS, type Level, type LevelDocument, type Merge, type RetrieveBody, type SecretsAnswer
 } from '../../../schemas/secrets.ts'
@@ -17,7 +16,6 @@ import { dataKeyOf } from '../keys/keys.ts'
 
 type StoredSecret = SecretRow & { sealed: Buffer }
 
-/** The parameters of a read of a level. */
 export interface Reading {
   action: string
   decrypt: boolean
@@ -47,10 +45,11 @@ export function readingEtag (
   const { decrypt, merge, raw, filters, isRetrieve, at } = reading
   // A re-encrypted version has another key version at the same revision.
   const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
-  return etagOf(storageKey, visible, isRetrieve
-    ? 'retrieve'
-    : 'read', String(decrypt), merge, String(raw), JSON.stringify(filters ?? null),
-  state.project.secret_format, state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '', ...past)
+  return etagOf(
+    storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw),
+    JSON.stringify(filters ?? null), state.project.secret_format, state.project.slug, state.target?.slug ?? '',
+    state.environment?.slug ?? '', ...past
+  )
 }
 
 /** Contents by level: blobs, or decrypted documents. */
@@ -61,8 +60,7 @@ export async function currentContents (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
 ): Promise<Contents> {
   const dataKey = decrypt && visible.length > 0 ? dataKeyOf(keyring, activeKeyOf(state)) : undefined
-  return contentsOf(visible, (secret) =>
-    contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
+  return contentsOf(visible, (secret) => contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
 /** The contents of past documents, each decrypted with the key of its time; 422 for documents under a client's key. */
@@ -95,9 +93,9 @@ export async function answerReading (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
   const { merge, raw, filters } = reading
-  return raw
-    ? filterValues(await valuesOf(state, documents, merge === 'true' ? LEVELS : [state.level]), filters)
-    : toAnswer(state, reading, visible, documents, storageKey)
+  if (!raw) return toAnswer(state, reading, visible, documents, storageKey)
+  const levels = merge === 'true' ? LEVELS : [state.level]
+  return filterValues(await valuesOf(state, documents, levels, refuseUnreadable), filters)
 }
 
 // The decrypted document with a data key, else the blob.
@@ -109,14 +107,17 @@ function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   return plain.toString('utf8')
 }
 
-// Deeper levels override, whatever the requested order is.
-async function valuesOf (
-  state: LevelState, documents: Contents, levels: readonly Level[]
-): Promise<Entries> {
+const refuseUnreadable = (level: Level) => fail('document_unreadable', { level })
+
+// Deeper levels override, whatever the requested order is. `unreadable` gives the result for an invalid document.
+async function valuesOf<Unreadable> (
+  { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable
+): Promise<Entries | Unreadable> {
   const values = emptyEntries()
   for (const level of levels) {
-    if (!documents.has(level)) continue
-    readDocument(state.project.secret_format, documents.get(level)!, values) ?? fail('document_unreadable', { level })
+    const text = documents.get(level)
+    if (text === undefined) continue
+    if (readDocument(project.secret_format, text, values) === undefined) return unreadable(level)
     await rest()
   }
   return values
@@ -128,8 +129,10 @@ async function toAnswer (
   const { decrypt, merge, action, filters, isRetrieve, path, at } = reading
   const { project, target, environment } = state
   const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
-  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS)
-  const values = action === 'decrypt' && isRetrieve ? merged ?? await readableValues(state, documents) : undefined
+  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS, refuseUnreadable)
+  // A document that cannot be parsed is returned unchanged, without values.
+  const readable = () => valuesOf(state, documents, LEVELS, () => undefined)
+  const values = action === 'decrypt' && isRetrieve ? merged ?? await readable() : undefined
   const format = project.secret_format === 'json' ? 'json' : 'env'
   return {
     data: {
@@ -169,20 +172,6 @@ function levelsOf (
     }
   }
   return levels
-}
-
-// A document that cannot be parsed is returned unchanged, without values.
-async function readableValues (
-  { project }: LevelState, documents: Contents
-): Promise<Entries | undefined> {
-  const values = emptyEntries()
-  for (const level of LEVELS) {
-    if (!documents.has(level)) continue
-    const text = documents.get(level)!
-    if (readDocument(project.secret_format as SecretFormat, text, values) === undefined) return undefined
-    await rest()
-  }
-  return values
 }
 
 function filterValues (values: Entries, filters: Reading['filters']): Entries {

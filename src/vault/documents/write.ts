@@ -1,7 +1,6 @@
 import type { KeyObject } from 'node:crypto'
-import type { Plan } from '../../../schemas/organizations.ts'
 import { CallerEnded, RowLocked, validateCallers } from '../../db/callers/caller.ts'
-import { appendEvents, counterOf, lockCounters, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
+import { appendEvents, counterOf, lockCounters, requireOpen, type Counter, type SynchronousCommit } from '../../db/changes/chain.ts'
 import {
   codeOf, databaseError, DatabaseUnavailable, isAwayForAll, isLockTimeout, isUndone, tampered, transaction, type Db
 } from '../../db/database.ts'
@@ -19,9 +18,9 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { planOf, withDocument, type Change, type Planned, type Written } from './plan-write.ts'
 
 /**
- * A write of a document. `decide` gets the level as it is under the organization's lock (undefined when it does not
- * exist) and the version to restore. It applies the rules; an error that it throws refuses the write. It is
- * synchronous, because all other changes of the organization wait for it.
+ * A write of a document. `decide` applies the rules to the level under the organization's lock (undefined when it does
+ * not exist) and the version to restore; an error that it throws refuses the write. It is synchronous, because all
+ * other changes of the organization wait for it.
  */
 export interface Write {
   /** The key that seals what the organization stores. */
@@ -32,7 +31,7 @@ export interface Write {
   decide: (state: LevelState | undefined, restored: FullVersion | undefined) => Change
 }
 
-interface WriteRequest extends Write { organizationId: string, actor: Actor, plan: Plan }
+interface WriteRequest extends Write { organizationId: string, actor: Actor }
 
 /** The event of a request that reads. */
 interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
@@ -40,26 +39,21 @@ interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
 type Request = (WriteRequest | ReadRequest) & { isApart?: boolean }
 type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (written: Written | undefined) => void }
 
-/** What a transaction has decided for a request. RowLocked: a row was locked, so the request runs again. */
+/** The decision about a request. RowLocked: a row was locked, so the request runs again. */
 type Outcome = { written: Written | undefined } | { error: unknown }
 
 /**
- * Writes a document with its version and its event, in one transaction with the other changes in the queue. Each write
- * is decided on the committed state and the effects of the writes before it.
- *
- * Throws what `decide` throws; `plan_limit_reached`; CallerEnded; DatabaseUnavailable after the deadline, also when a
- * long operation has locked the project until then.
+ * Writes a document with its version and its event, in one transaction with other queued changes. Each write is decided
+ * on the committed state and the effects of the writes before it. Throws what `decide` throws; `plan_limit_reached`;
+ * CallerEnded; DatabaseUnavailable after the deadline, also when a long operation has locked the project.
  */
-export async function writeLevel (
-  db: Db, { id, plan }: Organization, actor: Actor, write: Write
-): Promise<Written> {
+export async function writeLevel (db: Db, { id }: Organization, actor: Actor, write: Write): Promise<Written> {
   const request: WriteRequest = {
     ...write,
     // The document and its version.
     bytes: 2 * write.bytes,
     organizationId: id,
-    actor,
-    plan
+    actor
   }
   if (!actor.answering) return await enqueue(db, request, actor, 'on') as Written
   return transaction(db, async (db) => {
@@ -91,8 +85,7 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
     queueOf(db).join({ ...request, until: endOfWait(waited), commit, run: writeTogether, resolve, reject } as Queued)
   })
 
-// Milliseconds that a transaction has at least, however long its requests have waited: longer than `lock_timeout`, so
-// that a locked counter is reported as one.
+// Milliseconds that a transaction has at least: longer than `lock_timeout`, so that a locked counter is reported.
 const MIN_TIMEOUT_MS = 1_500
 
 async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
@@ -130,9 +123,8 @@ function joinAgain (db: Db, entry: Queued) {
 }
 
 /**
- * Locks the counters, decides the requests in their order, and writes the rows and events. A request runs again (an
- * outcome of RowLocked) when another instance has locked its counter, unless the request is apart: it then waits for
- * the counter.
+ * Locks the counters, decides the requests in their order, and writes the rows and events. When another instance has
+ * locked its counter, a request that is apart waits, and any other runs again (an outcome of RowLocked).
  */
 async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit): Promise<Outcome[]> {
   const writes = requests.filter((request) => 'decide' in request)
@@ -154,7 +146,8 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
 
   function decide (write: WriteRequest, counter: Counter): Written {
     const { verdict, levelOf } = found.get(write)!
-    if (verdict === 'ended' || counter.is_closed) throw new CallerEnded()
+    if (verdict === 'ended') throw new CallerEnded()
+    if (write.actor.caller != null) requireOpen(counter)
     const level = levelOf()
     const state = level && withDocument(level.state, documents)
     // Before the locks are checked, so that a refusal does not depend on them.
@@ -186,12 +179,10 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
   return outcomes
 }
 
-// The versions that writes restore.
 async function versionsOf (db: Db, writes: readonly WriteRequest[]) {
   const restores = writes.flatMap((write) => 'version' in write.target ? [{ write, id: write.target.version }] : [])
   const found = restores.length === 0
     ? []
-    : await findVersionsTogether(db, restores.map(({ write: { organizationId, plan }, id }) =>
-      ({ organization_id: organizationId, id, retention_days: plan.retention_days })))
+    : await findVersionsTogether(db, restores.map(({ write: { organizationId }, id }) => ({ organization_id: organizationId, id })))
   return new Map(restores.map(({ write }, i) => [write, found[i]!]))
 }

@@ -1,4 +1,4 @@
-/** A background job. Its work list is in the database, so that a restart or another instance continues the work. */
+/** A background job. Its work list is in the database, so that another instance or a restart can continue. */
 export interface Background {
   /** Starts at once, and then checks every half minute for work that another instance left. */
   start (): void
@@ -12,9 +12,7 @@ const LOOK_EVERY = 30_000
 const SHORTEST_REST = 5
 
 /** Runs `work` on each wake-up, one run at a time. `work` calls `isStopped` before each batch and pauses after it. */
-export function createBackground (
-  work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY
-): Background {
+export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY): Background {
   let timer: NodeJS.Timeout | undefined
   let running: Promise<void> | undefined
   let again = false
@@ -36,8 +34,7 @@ export function createBackground (
 
   return {
     start () {
-      timer = setInterval(wake, every)
-      timer.unref()
+      timer = setInterval(wake, every).unref()
       wake()
     },
     wake,
@@ -60,6 +57,5 @@ export function sideBySide (...all: readonly Background[]): Background {
 }
 
 /** Pauses for as long as the last batch took, and at least `least` milliseconds, so that requests have priority. */
-export async function rest (began: number, least = SHORTEST_REST): Promise<void> {
-  await new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })
-}
+export const rest = (began: number, least = SHORTEST_REST): Promise<void> =>
+  new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })

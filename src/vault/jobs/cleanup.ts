@@ -1,4 +1,4 @@
-import { databaseError, transaction, type Db } from '../../db/database.ts'
+import { transaction, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { createTokenRemovals, deleteTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
 import { eventOf, lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
@@ -16,27 +16,23 @@ import { deleteTokens, lockTokensOfNothing } from '../../repositories/people/tok
 import { fail } from '../../rules/errors.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { expireInvitations } from './memberships.ts'
-import { createBackground, sideBySide, type Background } from './background.ts'
+import { sideBySide, type Background } from './background.ts'
 import { MAX_LEVELS_OF_SHORT_DELETION, runLongOperation } from '../operations/long-operations.ts'
-import { roundRobin } from './round-robin.ts'
+import { createRoundRobin } from './round-robin.ts'
 
 const START: Removal = { history_id: '', id: 0 }
 
-/** A deletion of a level, for `deletionRunner`. */
-export interface Deletion {
+interface Deletion {
   organization: { id: string }
   actor: Actor
   below: Below
-  /**
-   * Called in the transaction of a long operation, before its effect. The deletion of a single level is not a long
-   * operation.
-   */
+  /** Called in the transaction of a long operation, before its effect. */
   countLongOperation?: () => Promise<void>
 }
 
 /**
- * Returns a runner for the deletion of a level. The transaction locks the organization, because API tokens may end, and
- * then the project (0029). A deletion of more than 1,000 levels is a long operation.
+ * Returns a runner for the deletion of a level. Its transaction locks the organization and then the project (0029). A
+ * deletion of more than 1,000 levels is a long operation.
  */
 export function deletionRunner (
   { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
@@ -44,28 +40,22 @@ export function deletionRunner (
 ) {
   return async <T>(projectId: string, change: (db: Db, project: KeyState) => Promise<T>): Promise<T> => {
     const { id } = organization
-    if (await countLevels(reads, id, below) > MAX_LEVELS_OF_SHORT_DELETION) {
-      const run = async (db: Db, project: KeyState) => {
-        await countLongOperation?.()
-        return change(db, project)
-      }
-      const operation = { organization, projectId, actor, inUse: 'conflict' as const, run }
-      return runLongOperation({ longTransactions }, operation)
+    if (await countLevels(reads, id, below) <= MAX_LEVELS_OF_SHORT_DELETION) {
+      return transaction(handle, async (db) =>
+        change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actor)
     }
-    return transaction(handle, async (db) => {
-      return change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
-    }, actor)
+    const run = async (db: Db, project: KeyState) => {
+      await countLongOperation?.()
+      return change(db, project)
+    }
+    return runLongOperation({ longTransactions }, { organization, projectId, actor, inUse: 'conflict', run })
   }
 }
 
-/**
- * Deletes a project, target or environment with everything below it, in the transaction of a `deletionRunner`. Its slug
- * is free at once. Tokens that were restricted to it end.
- */
+/** Deletes a level with everything below it in a `deletionRunner`, and ends tokens restricted to it. */
 export async function deleteLevel (
-  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>, deleteRow: (gone: {
-    documents: number
-  }) => Promise<void>
+  db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
+  deleteRow: (gone: { documents: number }) => Promise<void>
 ): Promise<void> {
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
   // Before the tokens, one of which can be the caller's, and before the roles of teams in the project.
@@ -76,32 +66,16 @@ export async function deleteLevel (
   await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
   // After the events, because the caller may be one of the tokens.
   await deleteTokens(db, actor.organization_id, tokens)
-  // More tokens than one batch: the others give no access without the level, and end in the background.
+  // The other tokens give no access without the level, and end in the background.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
 const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, ended: 'level', ended_id: 0 })
 
-/**
- * Ends the next API tokens of an organization that are restricted to deleted levels only, in the caller's transaction,
- * which has locked the organization; returns their number. The events name the service as actor, with this cause.
- */
-async function endTokensOfNothing (db: Db, organizationId: string, cause: string): Promise<number> {
-  const tokens = await lockTokensOfNothing(db, organizationId, PIECE)
-  if (tokens.length > 0) await recordEvent(db, systemOf(organizationId), ...endingsOf(tokens, cause))
-  await deleteTokens(db, organizationId, tokens)
-  return tokens.length
-}
-
-// Events of tokens that end with a level.
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
-  tokens.map((id) =>
-    eventOf('api-token.delete', id, { with: cause }))
+  tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 
-/**
- * Deletes a first batch of the rows that were just marked as removed, in the same transaction: all of them if they are
- * few. The worker deletes the rest.
- */
+/** Deletes a first batch of rows that the transaction has marked as removed. The worker deletes the rest. */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
@@ -124,9 +98,9 @@ interface Removing { kind: number, organization: string }
 interface Place { step: number, at: Removal }
 
 /**
- * Deletes in the background, in batches and round robin: the rows of purged and deleted levels and of deleted
- * organizations, expired responses, expired invitations, and API tokens that expired or ended. API tokens from the work
- * list have a worker of their own, because a person who was invited again may be waiting for their deletion.
+ * Deletes in the background: the rows of purged and deleted levels and of deleted organizations, expired responses and
+ * invitations, and expired or ended API tokens. Those of the work list have a worker of their own, because a person who
+ * was invited again may be waiting for their deletion.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
@@ -164,32 +138,29 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
     { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
   ]
 
-  async function removeTokens ({ ended, ...removal }: TokenRemoval): Promise<number> {
-    if (ended !== 'level') return deleteEndedTokens(db, { ended, ...removal }, PIECE)
+  async function removeTokens (removal: TokenRemoval): Promise<number> {
+    const { organization_id, ended } = removal
+    if (ended !== 'level') return deleteEndedTokens(db, { ...removal, ended }, PIECE)
     return transaction(db, async (db) => {
-      const { organization_id } = removal
       const isThere = await lockPlan(db, organization_id) !== undefined
-      const taken = isThere ? await endTokensOfNothing(db, organization_id, ended) : 0
-      if (taken < PIECE) await deleteTokenRemoval(db, { ended, ...removal })
-      return taken
-    }, removal)
+      const tokens = isThere ? await lockTokensOfNothing(db, organization_id, PIECE) : []
+      if (tokens.length > 0) await recordEvent(db, systemOf(organization_id), ...endingsOf(tokens, ended))
+      await deleteTokens(db, organization_id, tokens)
+      if (tokens.length < PIECE) await deleteTokenRemoval(db, removal)
+      return tokens.length
+    }, { organization_id })
   }
 
-  const logFailure = (error: unknown, organization?: string) => {
-    log.warn(
-      { err: databaseError(error), ...(organization !== undefined && { organization }) },
-      'cleanup failed; will retry'
-    )
-  }
-
-  const endedTokens = createBackground(roundRobin<TokenRemoval, true>({
+  const failure = 'cleanup failed; will retry'
+  const endedTokens = createRoundRobin<TokenRemoval, true>({
     list: (after, limit) => listTokenRemovals(db, after, limit),
     nameOf: ({ organization_id, ended, ended_id }) => `${organization_id} ${ended} ${ended_id}`,
     step: async (removal) => await removeTokens(removal) === PIECE ? { more: true } : 'nothing',
-    onFailure: (error, removal) => { logFailure(error, removal?.organization_id) }
-  }))
-
-  const others = createBackground(roundRobin<Removing, Place>({
+    log,
+    failure,
+    about: ({ organization_id }) => ({ organization: organization_id })
+  })
+  const others = createRoundRobin<Removing, Place>({
     async list (after = { kind: 0, organization: '' }, limit) {
       const found: Removing[] = []
       for (let { kind, organization: last } = after; kind < kinds.length && found.length < limit; kind++, last = '') {
@@ -207,7 +178,9 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       await end?.(organization)
       return 'nothing'
     },
-    onFailure: (error, removing) => { logFailure(error, removing?.organization) }
-  }))
+    log,
+    failure,
+    about: ({ organization }) => ({ organization })
+  })
   return sideBySide(endedTokens, others)
 }

@@ -2,7 +2,7 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../../db/database.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
 import { lockMemberships, reachedLimit } from '../../db/callers/memberships.ts'
-import { eventOf, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
+import { eventOf, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
 import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../../repositories/people/invitations.ts'
 import { deleteMember, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
@@ -12,10 +12,8 @@ import { createMember } from '../../repositories/people/users.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 
-// Joining and leaving an organization. Each function runs in the caller's transaction, and locks the organization
-// before the account (decision 0029).
+// Each function runs in the caller's transaction, and locks the organization before the account (0029).
 
-/** The person who accepts or declines an invitation. */
 export interface Invitee { id: number, name: string, email: string }
 
 /**
@@ -27,12 +25,7 @@ export interface Invitee { id: number, name: string, email: string }
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
-/**
- * Accepts an invitation: makes the person a member, and records the event. Before that, the organization knows nothing
- * about the person.
- *
- * @param actorOf the person as the actor in this organization, with this role
- */
+/** Makes the invited person a member. `actorOf` is the person as an actor in this organization, with this role. */
 export async function acceptInvitation (
   db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
 ): Promise<{ role: Role } | Refusal> {
@@ -40,8 +33,8 @@ export async function acceptInvitation (
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (plan === undefined || invitation === undefined) return 'gone'
-  const { role } = invitation
   const member = await findMember(db, organizationId, person.id)
+  const role = member?.role ?? invitation.role
   if (member === undefined) {
     if (reachedLimit(memberships, role) !== undefined) return 'memberships_full'
     // The open invitation is already counted as a member.
@@ -50,9 +43,8 @@ export async function acceptInvitation (
     await createMember(db, { organization_id: organizationId, user_id: person.id, role })
   }
   await deleteInvitation(db, organizationId, id)
-  const actor = actorOf(member?.role ?? role)
-  await recordEvent(db, actor, eventOf('member.join', person.id, { invitation: id, role: member?.role ?? role }))
-  return { role: member?.role ?? role }
+  await recordEvent(db, actorOf(role), eventOf('member.join', person.id, { invitation: id, role }))
+  return { role }
 }
 
 /** Declines an invitation. The organization learns that the address declined, and nothing about the person. */
@@ -67,16 +59,11 @@ export async function declineInvitation (
   return true
 }
 
-/**
- * Deletes expired invitations of an organization, 1,000 at most, with an event each. Returns their number. The caller
- * has locked the organization.
- */
+/** Deletes up to 1,000 expired invitations, with an event each; returns their number. The organization is locked. */
 export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
-  if (expired.length > 0) {
-    await recordEvent(db, systemOf(organizationId), ...expired.map(({ id, email }): AuditEvent =>
-      eventOf('invitation.expire', id, { email })))
-  }
+  const events = expired.map(({ id, email }) => eventOf('invitation.expire', id, { email }))
+  if (events.length > 0) await recordEvent(db, systemOf(organizationId), ...events)
   return deleted
 }
 
@@ -88,9 +75,9 @@ async function lockInvitationTo (
 }
 
 /**
- * Ends a membership with everything that the person made in the organization; returns the member as before, or
- * undefined when the MAC of the account does not verify. `judge` validates the locked membership and may throw. The
- * last owner who can act stays. When a person leaves, the event is also recorded for the person.
+ * Ends a membership with everything that the person made in the organization; the last owner who can act stays. Returns
+ * the member as before, or undefined when the MAC of the account does not verify. `judge` validates the locked
+ * membership and may throw. When a person leaves, the event is also recorded for the person.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
@@ -110,11 +97,9 @@ export async function endMembership (
   await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
   if (actor.type === 'user' && actor.id === userId) {
-    const organization = (await findOrganization(db, organization_id))?.name ?? organization_id
+    const details = { organization: (await findOrganization(db, organization_id))?.name ?? organization_id }
     const { ip, user_agent } = actor
-    await createPersonalEvent(
-      db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details: { organization } }
-    )
+    await createPersonalEvent(db, { user_id: userId, action: 'member.delete', actor_type: 'user', ip, user_agent, details })
   }
   return { member: seen }
 }

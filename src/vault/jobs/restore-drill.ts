@@ -15,7 +15,7 @@ import { dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf } from '../key
 // Decrypts everything in a database, as the service would on request, to show that a restored backup works.
 
 /** The numbers of decrypted values and authentic rows. */
-export interface Rehearsed {
+interface Rehearsed {
   /** Versions and current documents that were decrypted. For client-managed ones, only the outer encryption at rest. */
   versions: number
   documents: number
@@ -26,12 +26,8 @@ export interface Rehearsed {
   rows: number
 }
 
-/**
- * Decrypts everything. Reports each value that cannot be decrypted, and each row that is not authentic, in one line.
- */
-export async function openEverything (
-  db: Db, keyring: Keyring, tell: (line: string) => void
-): Promise<Rehearsed> {
+/** Reports each value that cannot be decrypted, and each row that is not authentic, in one line. */
+export async function openEverything (db: Db, keyring: Keyring, tell: (line: string) => void): Promise<Rehearsed> {
   const found: Rehearsed = { versions: 0, documents: 0, of_clients: 0, removed: 0, keys: 0, rows: 0 }
   const opens = opening(tell)
   for await (const factor of all(0, (after: number) => listStoredFactors(db, after), ({ user_id }) => user_id)) {
@@ -77,8 +73,7 @@ async function openOrganization (
   }
   const nextCurrents = (after: string) => listStoredCurrents(db, organization_id, after)
   for await (const current of all('', nextCurrents, ({ secret }) => secret.id)) {
-    const { secret, key, recorded_revision, project_key_version } = current
-    const { sealed } = secret
+    const { secret, secret: { sealed }, key, recorded_revision, project_key_version } = current
     if (sealed !== null && opens(`secrets ${organization_id} ${secret.id}`, () => {
       const state = { organization_id, project: { key_version: project_key_version } }
       openContent(keyring, key, openCurrent(storageKey, state, { ...secret, sealed, recorded_revision }))
@@ -89,8 +84,7 @@ async function openOrganization (
   }
 }
 
-// Content under a client-managed key is not decrypted. A missing data key means that the key was handed over to the
-// client.
+// A missing data key was handed over to the client, whose content is not decrypted.
 const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
 
 function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {

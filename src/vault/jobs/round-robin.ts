@@ -1,6 +1,8 @@
-import { rest } from './background.ts'
+import { databaseError } from '../../db/database.ts'
+import type { Log } from '../../telemetry/log.ts'
+import { createBackground, rest, type Background } from './background.ts'
 
-/** The result of a step: continue from a place; waiting for a row that another transaction has locked; or finished. */
+/** The result of a step: continue from a place, another transaction has locked a row, or finished. */
 export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
 /** A source of jobs of many organizations, each in steps. */
@@ -10,7 +12,11 @@ export interface JobSource<Job, Place> {
   nameOf (job: Job): string
   /** Runs one step, from the place of the previous step if that is still known. */
   step (job: Job, place: Place | undefined): Promise<StepResult<Place>>
-  onFailure (error: unknown, job?: Job): void
+  log: Log
+  /** The message of the log line for a failure. */
+  failure: string
+  /** The fields of a job in log lines. */
+  about (job: Job): object
   /** Called with jobs that have been locked for a while. */
   onLocked? (locked: Job[]): void
   /** Milliseconds until a failed job is retried. */
@@ -20,8 +26,7 @@ export interface JobSource<Job, Place> {
 const PAGE = 100
 // Shorter than the interval of the background, so that each run retries.
 const RETRY_DELAY_MS = 20_000
-// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`
-// while others continue.
+// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`.
 const PAUSE_MS = { first: 10, last: 1_000 }
 // Maximum jobs whose state is kept. Others start from the beginning, where finished work is skipped.
 const MAX_TRACKED_JOBS = 1_000
@@ -29,13 +34,17 @@ const MAX_TRACKED_JOBS = 1_000
 interface JobState<Place> { place?: Place, pause: number, until: number, isLocked: boolean }
 
 /**
- * Runs jobs round robin: one step of each job in a round, so that a large job does not delay others. A failed job is
- * postponed, even if the background is woken earlier.
+ * Runs jobs in the background, round robin: one step of each job in a round, so that a large job does not delay others.
+ * A failed job is logged and postponed, even if the background is woken earlier.
  */
-export function roundRobin<Job, Place> (
-  { list, nameOf, step, onFailure, onLocked, retryDelay = RETRY_DELAY_MS }: JobSource<Job, Place>
-): (isStopped: () => boolean) => Promise<void> {
+export function createRoundRobin<Job, Place> (
+  { list, nameOf, step, log, failure, about, onLocked, retryDelay = RETRY_DELAY_MS }: JobSource<Job, Place>
+): Background {
   const failed = new Map<string, number>()
+
+  function logFailure (error: unknown, job?: Job) {
+    log.warn({ err: databaseError(error), ...(job !== undefined && about(job)) }, failure)
+  }
 
   async function * allJobs () {
     for (let page = await list(undefined, PAGE); ; page = await list(page.at(-1), PAGE)) {
@@ -50,7 +59,7 @@ export function roundRobin<Job, Place> (
       return await step(job, place)
     } catch (error) {
       failed.set(name, performance.now() + retryDelay)
-      onFailure(error, job)
+      logFailure(error, job)
       return 'nothing'
     } finally {
       await rest(began)
@@ -87,7 +96,7 @@ export function roundRobin<Job, Place> (
     }
   }
 
-  return async (isStopped) => run(isStopped).catch(onFailure)
+  return createBackground((isStopped) => run(isStopped).catch(logFailure))
 }
 
 function after<Place> (result: StepResult<Place>, { pause }: JobState<Place>): JobState<Place> {

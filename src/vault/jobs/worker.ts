@@ -1,10 +1,10 @@
 import type { Keyring } from '../../crypto/keyring.ts'
-import { databaseError, type Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import { listReEncryptions, START, type Cursor, type Waiting } from '../../repositories/secrets/re-encryption.ts'
 import type { Log } from '../../telemetry/log.ts'
-import { createBackground, type Background } from './background.ts'
+import type { Background } from './background.ts'
 import { endReEncryption, moveBatch } from '../operations/re-encryption.ts'
-import { roundRobin, type StepResult } from './round-robin.ts'
+import { createRoundRobin, type StepResult } from './round-robin.ts'
 
 const REPORT_EVERY = 5_000
 // Maximum ids of unreadable versions in a log line.
@@ -19,8 +19,7 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
   // The last batch of a pass ends the re-encryption if nothing is left. Two instances that skip each other's locked
-  // rows both find rows left. So an instance that moved or skipped rows repeats the pass until the re-encryption has
-  // ended.
+  // rows both find rows left: an instance that moved or skipped rows repeats the pass.
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one
@@ -38,19 +37,16 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
     if (done !== undefined) log.info({ ...of, moved: done.moved, unreadable }, 'history re-encrypted')
     else if (moved > 0) return { more: begin() }
     else if (held > 0) return 'locked'
-    if (unreadable > 0) {
-      log.warn({ ...of, unreadable, versions: named }, 'unreadable versions stay under their old key')
-    }
+    if (unreadable > 0) log.warn({ ...of, unreadable, versions: named }, 'unreadable versions stay under their old key')
     return 'nothing'
   }
 
-  return createBackground(roundRobin<Waiting, Pass>({
+  return createRoundRobin<Waiting, Pass>({
     list: (after, limit) => listReEncryptions(db, after, limit),
     nameOf: ({ organization, project_id }) => `${organization.id} ${project_id}`,
     step: take,
-    onFailure (error, one) {
-      const of = one === undefined ? {} : about(one)
-      log.warn({ err: databaseError(error), ...of }, 're-encryption failed; will retry')
-    }
-  }))
+    log,
+    failure: 're-encryption failed; will retry',
+    about
+  })
 }

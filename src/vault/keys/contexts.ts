@@ -1,8 +1,8 @@
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { encodeContext, isWellFormed } from '../../crypto/primitives.ts'
 
-// The encryption contexts (associated data) of sealed and wrapped values. A value that was moved, swapped or rolled
-// back in the database does not decrypt. A context never changes after its release: it is part of the stored format.
+// The encryption contexts (associated data) of sealed and wrapped values: a value that was moved, swapped or rolled
+// back does not decrypt. They are part of the stored format, and never change after a release.
 
 export const storageKeyContext = (organizationId: string) => encodeContext('storage-key', organizationId)
 
@@ -13,10 +13,7 @@ export const serviceKeyContext = (name: string) => encodeContext('service-key', 
 export const secondFactorContext = (factor: { user_id: number, id: number }) =>
   encodeContext('second-factor', factor.user_id, factor.id)
 
-/**
- * A chain key, bound to its id and its first event. Throws IntegrityError for values that cannot belong to a key, since
- * they may come from a manipulated database or export.
- */
+/** A chain key, bound to its id and its first event. Throws IntegrityError for values from a manipulated database. */
 export function chainKeyContext (key: { organization_id: string, kid: string, from_seq: number }): Buffer {
   const { organization_id, kid, from_seq } = key
   const isPlace = Number.isSafeInteger(from_seq) && from_seq >= 1 && isWellFormed(organization_id) && isWellFormed(kid)

@@ -5,8 +5,7 @@ import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
 /**
- * The fields that a client needs to identify and derive a key. `key_check` is included for rotated keys only, because
- * it would prove knowledge of the active key.
+ * What identifies and derives a key. `key_check` of the active key is left out: it would prove knowledge of the key.
  */
 export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   const { version, managed, is_active, created_at, rotated_at, iterations } = key

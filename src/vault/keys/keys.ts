@@ -1,32 +1,56 @@
 import type { KeyObject } from 'node:crypto'
+import { IntegrityError, openAtRest, sealAtRest } from '../../crypto/at-rest.ts'
 import { COSTS } from '../../crypto/costs.ts'
 import { deriveDataKey, generateKeyString, generateSalt } from '../../crypto/key-proof.ts'
-import type { Keyring } from '../../crypto/keyring.ts'
+import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { deriveKey, hmac, random, takeKey } from '../../crypto/primitives.ts'
-import { type KeyRow, type NewKey } from '../../repositories/keys/encryption-keys.ts'
-import { checkContext, keyContext, storageKeyContext } from './contexts.ts'
+import type { KeyRow, NewKey } from '../../repositories/keys/encryption-keys.ts'
+import type { AnswerSeal } from '../../repositories/operations/idempotency.ts'
+import { answerContext, checkContext, keyContext, storageKeyContext } from './contexts.ts'
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
-/** A new wrapped storage key for an organization. */
-export function makeStorageKey (keyring: Keyring, organizationId: string): Buffer {
-  return keyring.wrap(random(32), storageKeyContext(organizationId))
+/** A new random key, and the same wrapped for a context. */
+export function makeKey (keyring: Keyring, context: Buffer): { key: KeyObject, wrapped: Buffer } {
+  const bytes = random(32)
+  const wrapped = keyring.wrap(bytes, context)
+  return { key: takeKey(bytes), wrapped }
 }
+
+/** Returns undefined when the value was manipulated, or wrapped under an unknown master key. */
+export function unlessTampered<T> (open: () => T): T | undefined {
+  try {
+    return open()
+  } catch (error) {
+    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
+    throw error
+  }
+}
+
+/** A new wrapped storage key for an organization. */
+export const makeStorageKey = (keyring: Keyring, organizationId: string): Buffer =>
+  makeKey(keyring, storageKeyContext(organizationId)).wrapped
 
 /** Unwraps the storage key of an organization. */
 export function storageKeyOf (keyring: Keyring, organization: { id: string, storage_key: Buffer }): KeyObject {
   return keyring.unwrapKey(organization.storage_key, storageKeyContext(organization.id))
 }
 
+/** Seals stored responses under the storage key of their organization. */
+export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
+  seal: (organization, answer, text) =>
+    sealAtRest(storageKeyOf(keyring, organization), Buffer.from(text, 'utf8'), answerContext(answer)),
+  open: (organization, answer) =>
+    openAtRest(storageKeyOf(keyring, organization), answer.sealed, answerContext(answer)).toString('utf8')
+})
+
 /**
- * A server-managed key, wrapped: the given key string or a new one of 256 bits. The data key is derived once here, so
- * that reads need no derivation. Derivation is slow, so call this before a transaction begins.
+ * A server-managed key, wrapped: the given key string or a new one of 256 bits. The slow derivation of the data key
+ * happens here, before a transaction begins.
  */
 export async function makeServerKey (
-  keyring: Keyring, id: KeyId, given?: {
-    key: string | undefined
-    hint: string | undefined
-  }, iterations = COSTS.keyIterations
+  keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,
+  iterations = COSTS.keyIterations
 ): Promise<NewKey> {
   const keyString = given?.key ?? generateKeyString()
   const salt = generateSalt()
@@ -62,15 +86,9 @@ export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: K
   }
 }
 
-/**
- * The hash that finds a proof among all keys of its project with one lookup. Without it, each stored proof would have
- * to be unwrapped.
- */
-export function checkHashOf (
-  storageKey: KeyObject, key: Pick<KeyId, 'organization_id' | 'project_id'>, check: Buffer
-): Buffer {
-  return hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
-}
+/** The hash that finds a proof among all keys of its project with one lookup, without unwrapping each stored proof. */
+export const checkHashOf = (storageKey: KeyObject, key: Omit<KeyId, 'version'>, check: Buffer): Buffer =>
+  hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 
 /** A client's proof of its key, with the derivation parameters. */
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
@@ -88,27 +106,16 @@ export function registerClientKey (
   }
 }
 
-/**
- * Unwraps the data key of a server-managed key. It was derived once and is stored with the key, so no process caches
- * it: after the key material is deleted from the row, no instance can decrypt with it.
- */
-export function dataKeyOf (
-  keyring: Keyring, key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'>
-): KeyObject {
+/** Unwraps a data key. No process caches it: after it is deleted from the row, no instance can decrypt with it. */
+export function dataKeyOf (keyring: Keyring, key: KeyId & Pick<KeyRow, 'data_key'>): KeyObject {
   if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))
 }
 
-export function saltOf (keyring: Keyring, key: KeyRow): Buffer {
-  return keyring.unwrap(key.salt, keyContext(key, 'salt'))
-}
+export const saltOf = (keyring: Keyring, key: KeyRow): Buffer => keyring.unwrap(key.salt, keyContext(key, 'salt'))
 
-export function keyStringOf (keyring: Keyring, key: KeyRow): string | undefined {
-  return key.key_string === null
-    ? undefined
-    : keyring.unwrap(key.key_string, keyContext(key, 'key_string')).toString('utf8')
-}
+export const keyStringOf = (keyring: Keyring, key: KeyRow): string | undefined =>
+  key.key_string === null ? undefined : keyring.unwrap(key.key_string, keyContext(key, 'key_string')).toString('utf8')
 
-export function keyCheckOf (keyring: Keyring, key: KeyRow): Buffer | undefined {
-  return key.key_check === null ? undefined : keyring.unwrap(key.key_check, keyContext(key, 'key_check'))
-}
+export const keyCheckOf = (keyring: Keyring, key: KeyRow): Buffer | undefined =>
+  key.key_check === null ? undefined : keyring.unwrap(key.key_check, keyContext(key, 'key_check'))

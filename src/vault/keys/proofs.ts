@@ -31,10 +31,7 @@ export function revealsKey (proof: string | undefined, content: string): boolean
   return sent !== undefined && proofOpens(sent, content)
 }
 
-/**
- * Throws `key_proof_reveals_key` (422) if a proof reveals its key, unless the operator allows it. If it is allowed,
- * returns true, and the event of the change records it.
- */
+/** Throws `key_proof_reveals_key` (422) if a proof reveals its key and the operator does not allow that. */
 export function refuseRevealing (
   { allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean
 ): boolean {

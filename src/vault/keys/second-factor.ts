@@ -14,7 +14,7 @@ const RECOVERY_CODES = 10
 /** An account with its active second factor; null: none. */
 export interface Holder { id: number, second_factor_id: number | null }
 
-/** Begins the setup of a second factor, in place of an earlier setup; returns its secret. */
+/** Begins the setup of a second factor, instead of an earlier setup; returns its secret. */
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
   const factor = { user_id, id: await makeFactorId(db, user_id) }
@@ -23,10 +23,7 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
   return secret
 }
 
-/**
- * Completes the setup if the code is correct; returns the recovery codes. Undefined when the code is wrong, no setup
- * was begun, or there is an active second factor.
- */
+/** Completes the setup; returns the recovery codes. Undefined without a setup, or when the code is wrong. */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
@@ -51,8 +48,8 @@ export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id:
 }
 
 /**
- * Consumes a TOTP or recovery code; undefined when the code is wrong or was used. If the MAC of the second factor does
- * not verify, every code is rejected: the account does not fall back to no second factor.
+ * Consumes a TOTP or recovery code; undefined when it is wrong or was used. Throws TamperedRow when the factor's MAC
+ * does not verify: the account does not fall back to no second factor.
  */
 export async function useCode (
   db: Db, keyring: Keyring, { id: user_id, second_factor_id }: Holder, code: string

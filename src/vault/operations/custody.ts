@@ -11,16 +11,15 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { openCurrent } from '../documents/documents.ts'
 import {
-  dataKeyOf, clientKeyColumns, serverKeyColumns, keyCheckOf, keyStringOf, saltOf, storageKeyOf, type ProofTriple
+  clientKeyColumns, dataKeyOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf, type ProofTriple
 } from '../keys/keys.ts'
 import { inPieces } from './rotate.ts'
 
-// Derivation uses the iterations that the client once chose, which may be slow. An organization derives one key at a
-// time, so that it cannot occupy all slots for derivation.
+// Derivation uses iterations that the client once chose, so an organization derives one key at a time.
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
 /** A validated change of custody. */
-export interface Handover {
+interface Handover {
   /** Applies the change to the locked project, or throws without changes. */
   make: (db: Db, project: KeyState) => Promise<void>
   /** The proof is the data key itself. */
@@ -34,9 +33,9 @@ export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple
 }
 
 /**
- * From server to client. The key stays the same, so the client's triple must match the server-managed key
- * (`differenceOf`), and the proof shows that the client knows the key; otherwise the documents would be lost. The
- * server then deletes the key string and data key of this key and of its former keys, which must have no versions left.
+ * From server to client. The key stays the same, so the client's triple must match it (`differenceOf`), and the proof
+ * shows that the client knows it; otherwise the documents would be lost. The server then deletes the key string and
+ * data key of this key and of its former keys, which must have no versions left.
  */
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
@@ -61,10 +60,7 @@ export async function handToClient (
   }
 }
 
-/**
- * From client to server. The key string must match the stored proof and decrypt every current document, because the
- * proof alone covers only the key's derivation.
- */
+/** From client to server. The key string must match the stored proof and decrypt every current document. */
 export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
 ): Promise<Handover> {

@@ -7,14 +7,13 @@ import { lockLongOperations } from '../../repositories/operations/long-operation
 import { lockProject } from '../../repositories/levels/projects.ts'
 import { fail } from '../../rules/errors.ts'
 
-// Long operations may write every document of a project: rotations by server or client, changes of custody,
-// `restore-to`, and deletions of many levels. An organization runs one at a time across all instances, so organizations
-// share the connections for long transactions in FIFO order.
+// Long operations may write every document of a project: rotations, changes of custody, `restore-to`, deletions of many
+// levels. An organization runs one at a time across all instances, so organizations share the connections in FIFO
+// order.
 
 /** Levels below a project or target beyond which its deletion is a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
 
-/** Too many long operations of one organization are queued. */
 class LongOperationOverloaded extends WorkOverloaded {
   override readonly name = 'LongOperationOverloaded'
 }
@@ -37,8 +36,8 @@ export interface LongOperation<T> {
 
 /**
  * Runs a long operation in one transaction of up to a minute. 409 (`inUse`) when another request works on the project,
- * or when an operation of the organization on another instance does not end within the lock timeout. Throws
- * LongOperationOverloaded (503) when the organization's queue in this process takes too long.
+ * or an operation on another instance does not end within the lock timeout. Throws LongOperationOverloaded (503) when
+ * the organization's queue in this process takes too long.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
@@ -57,8 +56,8 @@ export async function runLongOperation<T> (
 const LONGEST_REST = 1_000
 
 /**
- * Pauses for as long as the batch since `began` (`performance.now`) took, so that the operation uses at most half of
- * the process and the disk. Does not pause on the only connection, since that would delay all other requests.
+ * Pauses for as long as the batch since `began` (`performance.now`) took, so that requests get half of the process and
+ * the disk. Does not pause on the only connection, since that would delay all other requests.
  */
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return

@@ -1,8 +1,8 @@
+import type { KeyObject } from 'node:crypto'
 import { openBlob, sealBlob } from '../../crypto/blob.ts'
-import { IntegrityError } from '../../crypto/at-rest.ts'
-import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import { lockCounterLast, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
+import { lockCounterLast, recordEvent, systemOf, type Actor, type AuditEvent } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import {
   countWaiting, findLeft, findWaiting, finishReEncryption, growHistories, listOldestWaiting, listWaiting, moveVersions,
@@ -12,8 +12,8 @@ import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
-import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
+import { contextOf, openVersion, sealVersion, sizeOf } from '../documents/documents.ts'
+import { dataKeyOf, storageKeyOf, unlessTampered } from '../keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 import { conflictOnLockTimeout } from './long-operations.ts'
 
@@ -26,34 +26,31 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 // Maximum bytes of a response, so that the client can send all versions back in one request.
 const MAX_PENDING_BYTES = 1024 * 1024
 
-/**
- * The result of a batch: the cursor, the numbers of moved and locked versions, the ids of unreadable ones, and whether
- * `after` was the end.
- */
-export interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
+/** The cursor, the numbers of moved and locked versions, the unreadable ones, and whether `after` was the end. */
+interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Re-encrypts the next versions of a server-managed project under its active key, in one short transaction. Each
- * version moves exactly once, even with several instances: its row is locked, and afterwards it is not under a former
- * key any more.
+ * Re-encrypts the next versions of a server-managed project, in one short transaction. Each version moves exactly once,
+ * even with several instances: its row is locked, and afterwards not under a former key.
  */
 export async function moveBatch (
   { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
 ): Promise<Batch> {
   const storageKey = storageKeyOf(keyring, organization)
   return transaction(handle, async (db) => {
+    const end = { last: after, moved: 0, held: 0, unreadable: [], end: true }
     const project = await lockProject(db, organization.id, { id: projectId }, 'share')
-    if (project === undefined || project.encryption_type !== 'server') {
-      return { last: after, moved: 0, held: 0, unreadable: [], end: true }
-    }
+    if (project === undefined || project.encryption_type !== 'server') return end
     const batch = fitting(await listWaiting(db, project, after, BATCH.versions), BATCH.bytes)
     const last = batch.at(-1)
-    if (last === undefined) return { last: after, moved: 0, held: 0, unreadable: [], end: true }
+    if (last === undefined) return end
     const dataKey = dataKeyOf(keyring, await findActiveKeyOf(db, project))
     const unreadable: number[] = []
     const found = await findWaiting(db, project, batch.map(({ id }) => id), null, 'skip')
     const moved = found.flatMap((version) => {
-      const plain = plainOf(keyring, storageKey, project, version)
+      const plain = unlessTampered(() =>
+        openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
+      // Manipulated, or stored by a client with invalid encryption: the version stays as it is.
       if (plain === undefined) {
         unreadable.push(version.id)
         return []
@@ -68,10 +65,7 @@ export async function moveBatch (
   })
 }
 
-/**
- * Ends a re-encryption when only unreadable versions are left. Undefined when other versions are left, or it has
- * already ended.
- */
+/** Ends a re-encryption when only unreadable versions are left. Undefined if it did not end here. */
 export async function endReEncryption (
   { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
 ): Promise<Progress | undefined> {
@@ -82,29 +76,17 @@ export async function endReEncryption (
     if (found === 'more') return undefined
     const done = await finishReEncryption(db, project, found.left)
     if (done === undefined) return undefined
-    await recordEvent(db, systemOf(organization.id), {
-      action: 'history.re_encrypt',
-      resource_type: 'project',
-      resource_id: project.id,
-      details: { key_version: project.key_version, versions: done.moved, unreadable }
-    })
+    const details = { key_version: project.key_version, versions: done.moved, unreadable }
+    await recordEvent(db, systemOf(organization.id), reEncryptionOf(project, details))
     return done
   })
 }
 
-/**
- * A page of versions that a client has to re-encrypt, oldest first, after `after`, and their total. Versions whose MAC
- * does not verify are left out.
- */
+/** A page of authentic versions that a client has to re-encrypt, oldest first, and the total. */
 export async function listPending (
-  { db, keyring }: Vault, organization: Organization, project: KeyState, {
-    limit, after
-  }: { limit: number, after: number }
-): Promise<{
-  versions: { id: number, content: string, key_version: number }[]
-  unreadable: number
-  remaining: number
-}> {
+  { db, keyring }: Vault, organization: Organization, project: KeyState,
+  { limit, after }: { limit: number, after: number }
+) {
   const { retention_days: retentionDays } = organization.plan
   const storageKey = storageKeyOf(keyring, organization)
   const batch = fitting(await listOldestWaiting(db, project, { limit, after, retentionDays }), MAX_PENDING_BYTES)
@@ -113,19 +95,14 @@ export async function listPending (
     const content = unlessTampered(() => blobOf(storageKey, project, version))
     return content === undefined ? [] : { id: version.id, content, key_version: version.key_version }
   })
-  return {
-    versions, unreadable: found.length - versions.length, remaining: await countWaiting(db, project, retentionDays)
-  }
+  const remaining = await countWaiting(db, project, retentionDays)
+  return { versions, unreadable: found.length - versions.length, remaining }
 }
 
-/**
- * Stores versions that a client has re-encrypted under its active key: all or none. A proof of a former key is
- * rejected: it shows that the key was rotated meanwhile.
- */
+/** Stores re-encrypted versions of a client, all or none. A proof of a former key means that the key was rotated. */
 export async function submitVersions (
-  { db: handle, keyring, config }: Vault & {
-    config: Parameters<typeof refuseRevealing>[0]
-  }, organization: Organization, actor: Actor, projectId: string,
+  { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },
+  organization: Organization, actor: Actor, projectId: string,
   sent: { versions: readonly { id: number, content: string }[], key_proof: string }
 ): Promise<{ updated: number, remaining: number }> {
   const { retention_days: retentionDays } = organization.plan
@@ -135,9 +112,8 @@ export async function submitVersions (
     const project = await lockProject(db, organization.id, { id: projectId }, 'share') ?? fail('not_found')
     if (project.encryption_type !== 'client') fail('server_managed_encryption')
     if (validateProof(keyring, await findActiveKeyOf(db, project), sent.key_proof) !== 'right') {
-      fail(await provesAnyKey(db, storageKey, project, sent.key_proof)
-        ? 'key_version_conflict'
-        : 'key_proof_mismatch')
+      const isFormer = await provesAnyKey(db, storageKey, project, sent.key_proof)
+      fail(isFormer ? 'key_version_conflict' : 'key_proof_mismatch')
     }
     const revealed = refuseRevealing(config, sent.versions.some(({ content }) => revealsKey(sent.key_proof, content)))
     const waiting = await findWaiting(db, project, [...contents.keys()], retentionDays, 'wait')
@@ -150,56 +126,35 @@ export async function submitVersions (
     if (grown.length > 0) await growHistories(db, project, grown)
     const remaining = await countWaiting(db, project, retentionDays)
     if (growth > 0) {
-      requireBytes(organization.plan, (await lockCounterLast(db, actor))!.stored_bytes, growth)
+      const { plan, stored_bytes } = (await lockCounterLast(db, actor))!
+      requireBytes(plan, stored_bytes, growth)
     }
-    await recordEvent(db, actor, {
-      action: 'history.re_encrypt',
-      resource_type: 'project',
-      resource_id: project.id,
-      details: {
-        key_version: project.key_version,
-        versions: waiting.length,
-        remaining,
-        ...(revealed && { key_proof_reveals_key: true })
-      },
-      growth
-    })
+    const details = {
+      key_version: project.key_version,
+      versions: waiting.length,
+      remaining,
+      ...(revealed && { key_proof_reveals_key: true })
+    }
+    await recordEvent(db, actor, { ...reEncryptionOf(project, details), growth })
     if (remaining === 0) await finishReEncryption(db, project, 0)
     return { updated: waiting.length, remaining }
   }, actor))
 }
 
-// Undefined for a version that was manipulated, or that a client stored with invalid encryption: it stays as it is.
-function plainOf (
-  keyring: Keyring, storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion
-): Buffer | undefined {
-  return unlessTampered(() => openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
-}
-
-function unlessTampered<T> (open: () => T): T | undefined {
-  try {
-    return open()
-  } catch (error) {
-    // A row that names an unknown master key was not written by the service.
-    if (error instanceof IntegrityError || error instanceof MasterKeyMissing) return undefined
-    throw error
-  }
-}
-
-function blobOf (storageKey: Parameters<typeof openVersion>[0], project: KeyState, version: OldVersion): string {
-  return openVersion(
-    storageKey, project.organization_id,
-    { version, secret: { id: version.secret_id, level_id: version.level_id }, sealed: version.sealed }
-  )
+function blobOf (storageKey: KeyObject, project: KeyState, version: OldVersion): string {
+  const { secret_id: id, level_id, sealed } = version
+  return openVersion(storageKey, project.organization_id, { version, secret: { id, level_id }, sealed })
 }
 
 function sealed (
-  storageKey: Parameters<typeof sealVersion>[0], project: KeyState, { id, secret_id, level_id, revision }: OldVersion,
-  blob: string
+  storageKey: KeyObject, project: KeyState, { id, secret_id, level_id, revision }: OldVersion, blob: string
 ): MovedVersion {
-  const context = { organization_id: project.organization_id, secret_id, level_id, key_version: project.key_version }
+  const context = contextOf(project, { id: secret_id, level_id })
   return { id, sealed: sealVersion(storageKey, context, id, revision, blob), size_bytes: sizeOf(blob) }
 }
+
+const reEncryptionOf = ({ id }: KeyState, details: AuditEvent['details']): AuditEvent =>
+  ({ action: 'history.re_encrypt', resource_type: 'project', resource_id: id, details })
 
 // The first versions up to a total size, and at least one.
 function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {

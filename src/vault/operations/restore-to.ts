@@ -7,18 +7,17 @@ import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import {
-  countDocuments, findDocuments, findSecrets, isDocument, recordVersions, replaceDocuments, takeVersionIds,
-  type Secret, type VersionIds
+  countDocuments, findSecrets, isDocument, replaceDocuments, takeVersionIds, type Secret
 } from '../../repositories/secrets/rotations.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKept } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { acceptRestored } from '../documents/accept.ts'
-import { openCurrent, sealCurrent, sealVersion, sizeOf } from '../documents/documents.ts'
+import { contextOf, openCurrent, sealCurrent, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
-import { contextOf, inPieces } from './rotate.ts'
+import { inPieces, recordDocuments } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
@@ -36,25 +35,27 @@ interface LockedProject {
 /** A level whose document is restored from a version. */
 type Restored = ChangedLevel & { held: 'version', version: number }
 
-export interface RestoredTo { restored: number, emptied: number }
-
 /**
- * Restores all documents of a project to a moment, in one transaction. A level with other content gets the content of
- * the version as a new version. A level that had no document at that moment loses it, with a snapshot. Unchanged levels
- * get no version. Each level follows the rules of a single restore: retention, missing versions, then the key.
+ * Restores all documents of a project to a moment, in one transaction. A level with other content gets a new version; a
+ * level without a document at that moment loses its document, with a snapshot. Each level follows the rules of a single
+ * restore: retention, missing versions, then the key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
   beforeEffect: () => Promise<void>
-): Promise<RestoredTo> {
+): Promise<{ restored: number, emptied: number }> {
   return runLongOperation(vault, { organization, projectId, actor, inUse: 'conflict', run: restore })
 
-  async function restore (db: Db, project: KeyState): Promise<RestoredTo> {
+  async function restore (db: Db, project: KeyState) {
     const key = await findActiveKeyOf(db, project)
     const storageKey = storageKeyOf(vault.keyring, organization)
     const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
-    const { toRestore, toEmpty } = judge(levels, held)
+    if (levels === undefined) return fail('not_found')
+    if (levels === 'future') return refuse('at', 'Lies in the future')
+    requireKept(levels, organization.plan)
+    const toRestore = levels.filter((level): level is Restored => level.held === 'version')
+    const toEmpty = levels.filter(({ held }) => held === 'none')
     await beforeEffect()
     const { restored, growth } = await replaceContents(held, toRestore)
     let first_version: number | null = null
@@ -63,9 +64,13 @@ export async function restoreTo (
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = (await lockCounterLast(db, actor))!
       // The snapshot takes the space of the deleted document.
-      requireBytes(organization.plan, counter.stored_bytes, growth)
+      requireBytes(counter.plan, counter.stored_bytes, growth)
       const ids = await takeVersionIds(db, counter, changed.length)
-      await record(held, changed, ids)
+      const versions = new Map(changed.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
+      await recordDocuments(held, changed, ids, ({ id }) => {
+        const restored_from = versions.get(id)!
+        return { action: restored_from === null ? 'delete' : 'restore', restored_from }
+      })
       await countDocuments(db, project, gainedBy(changed))
       first_version = ids.first_version
     }
@@ -80,16 +85,7 @@ export async function restoreTo (
   }
 }
 
-function judge (changed: Awaited<ReturnType<typeof listChangedLevels>>, { organization }: LockedProject) {
-  if (changed === undefined) return fail('not_found')
-  if (changed === 'future') return refuse('at', 'Lies in the future')
-  const toRestore = changed.filter((level): level is Restored => level.held === 'version')
-  requireKept(changed, organization.plan)
-  return { toRestore, toEmpty: changed.filter(({ held }) => held === 'none') }
-}
-
-// Replaces the documents with other content. Returns these levels, and the growth of the stored bytes with the new
-// versions.
+// Replaces the documents with other content. Returns their levels, and the growth of the stored bytes with versions.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
@@ -99,9 +95,8 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   await inPieces(sizes, async (ids) => {
     const began = performance.now()
     const found = await findSecrets(db, organization.id, ids)
-    const versions = await findVersionsTogether(db, found.map(({ id }) => ({
-      organization_id: organization.id, id: byId.get(id)!.version, retention_days: organization.plan.retention_days
-    })))
+    const versions = await findVersionsTogether(db, found.map(({ id }) =>
+      ({ organization_id: organization.id, id: byId.get(id)!.version })))
     await rest()
     const replaced = found.flatMap((document, i) => {
       const blob = contentOf(held, document, versions[i]!() ?? fail('not_found'))
@@ -132,41 +127,6 @@ function contentOf (
   const dataKey = dataKeyOf(vault.keyring, key)
   const [before, after] = [openBlob(dataKey, current), openBlob(dataKey, blob)]
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
-}
-
-// A restored document already has the revision of its version. A document to delete is decrypted for its snapshot
-// first.
-async function record (
-  { db, actor, organization, project, storageKey }: LockedProject, levels: readonly ChangedLevel[],
-  { first_version, taken_at }: VersionIds
-) {
-  const state = { organization_id: organization.id, project }
-  const restoredFrom = new Map(levels.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
-  let next = first_version
-  await inPieces(levels, async (ids) => {
-    const found = await findDocuments(db, organization.id, ids)
-    await rest()
-    const versions = found.map((document) => {
-      const id = next++
-      const restored_from = restoredFrom.get(document.id)!
-      const revision = document.revision + (restored_from === null ? 1 : 0)
-      const blob = openCurrent(storageKey, state, document)
-      return {
-        id,
-        document,
-        revision,
-        sealed: sealVersion(storageKey, contextOf(project, document), id, revision, blob),
-        size_bytes: sizeOf(blob),
-        action: restored_from === null ? 'delete' as const : 'restore' as const,
-        restored_from
-      }
-    })
-    await rest()
-    const emptied = versions.filter(({ action }) => action === 'delete')
-      .map(({ document }) => ({ document, sealed: null, size_bytes: 0 }))
-    if (emptied.length > 0) await replaceDocuments(db, project, emptied)
-    await recordVersions(db, actor, project, taken_at, versions)
-  })
 }
 
 // By target; null: the project's own document.

@@ -1,5 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import type { HistoryPolicy, Managed } from '../../../schemas/projects.ts'
+import type { VersionAction } from '../../../schemas/versions.ts'
 import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
@@ -11,20 +12,19 @@ import {
 } from '../../repositories/keys/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../../repositories/secrets/re-encryption.ts'
 import {
-  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeVersionIds
+  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeVersionIds, type VersionIds
 } from '../../repositories/secrets/rotations.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
+import { contextOf, openCurrent, sealCurrent, sealVersion, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
-// A batch of documents in memory. It blocks the event loop, so it is limited to one large document or the equivalent in
-// small ones.
+// A batch of documents in memory. It blocks the event loop, so it is one large document or several small ones.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
@@ -73,26 +73,20 @@ export async function rotate (
     const under = { ...project, key_version: key.version }
     const storageKey = storageKeyOf(keyring, organization)
     const state = { organization_id: organization.id, project }
-    // A batch is read, re-encrypted and written in separate turns of the event loop.
-    const read = async (ids: string[]) => {
-      const found = await findDocuments(db, organization.id, ids)
-      await rest()
-      return found
-    }
 
     // Growth of the stored bytes, by documents and versions.
     let growth = 0
     await inPieces(documents, async (ids) => {
       const began = performance.now()
-      const converted = (await read(ids)).map((document) => {
+      const current = await findDocuments(db, organization.id, ids)
+      // A batch is read, re-encrypted and written in separate turns of the event loop.
+      await rest()
+      const converted = current.map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
         const size_bytes = sizeOf(blob)
         growth += 2 * size_bytes - document.size_bytes
-        return {
-          document,
-          sealed: sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob),
-          size_bytes
-        }
+        const sealed = sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob)
+        return { document, sealed, size_bytes }
       })
       await rest()
       await replaceDocuments(db, under, converted)
@@ -102,26 +96,9 @@ export async function rotate (
     if (waiting > 0) await startReEncryption(db, under, waiting)
     // The counter is the last lock: all other writes of the organization wait from here until the commit.
     const counter = (await lockCounterLast(db, actor))!
-    requireBytes(organization.plan, counter.stored_bytes, growth)
-    const { first_version, taken_at } = await takeVersionIds(db, counter, documents.length)
-    let next = first_version
-    await inPieces(documents, async (ids) => {
-      const versions = (await read(ids)).map((document) => {
-        // The revision that the version is about to record.
-        const blob = openCurrent(storageKey, { ...state, project: under }, document)
-        const id = next++
-        return {
-          id,
-          document,
-          revision: document.revision,
-          sealed: sealVersion(storageKey, contextOf(under, document), id, document.revision, blob),
-          size_bytes: sizeOf(blob),
-          action: 'rotate' as const
-        }
-      })
-      await rest()
-      await recordVersions(db, actor, under, taken_at, versions)
-    })
+    requireBytes(counter.plan, counter.stored_bytes, growth)
+    const ids = await takeVersionIds(db, counter, documents.length)
+    await recordDocuments({ db, actor, project: under, storageKey }, documents, ids, () => ({ action: 'rotate' }))
 
     await recordEvent(db, actor, {
       action: 'key.rotate',
@@ -132,7 +109,7 @@ export async function rotate (
         from: project.key_version,
         to: key.version,
         documents: documents.length,
-        first_version,
+        first_version: ids.first_version,
         history_policy: policy,
         ...rotation.details
       },
@@ -155,10 +132,7 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
   }
 }
 
-/**
- * Runs a change of a project's key as a long operation, with the master key's canary locked. 409 when the project's key
- * or custody is not the one that the caller saw.
- */
+/** Runs a change of a key as a long operation. 409 when the key or its custody is not as the caller saw it. */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
@@ -189,12 +163,38 @@ export async function inPieces (
   if (piece.length > 0) await work(piece)
 }
 
+/**
+ * Records a version of each document, with the ids and the time of `takeVersionIds`. A document whose version has the
+ * action `delete` is deleted; its version then has the next revision.
+ */
+export async function recordDocuments (
+  { db, actor, project, storageKey }: { db: Db, actor: Actor, project: KeyState, storageKey: KeyObject },
+  documents: readonly { id: string, size_bytes: number }[], { first_version, taken_at }: VersionIds,
+  versionOf: (document: StoredDocument) => { action: VersionAction, restored_from?: number | null }
+): Promise<void> {
+  const { organization_id } = project
+  let next = first_version
+  await inPieces(documents, async (ids) => {
+    const found = await findDocuments(db, organization_id, ids)
+    await rest()
+    const versions = found.map((document) => {
+      const id = next++
+      const version = versionOf(document)
+      const revision = document.revision + (version.action === 'delete' ? 1 : 0)
+      const blob = openCurrent(storageKey, { organization_id, project }, document)
+      const sealed = sealVersion(storageKey, contextOf(project, document), id, revision, blob)
+      return { id, document, revision, sealed, size_bytes: sizeOf(blob), ...version }
+    })
+    await rest()
+    const deleted = versions.filter(({ action }) => action === 'delete')
+      .map(({ document }) => ({ document, sealed: null, size_bytes: 0 }))
+    if (deleted.length > 0) await replaceDocuments(db, project, deleted)
+    await recordVersions(db, actor, project, taken_at, versions)
+  })
+}
+
 // Whether a re-encryption is unfinished and has versions left, relative to the key that is being replaced.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const progress = await findReEncryption(db, project)
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
 }
-
-/** The encryption context of a document, under its project's key. */
-export const contextOf = (project: KeyState, { id, level_id }: Pick<StoredDocument, 'id' | 'level_id'>) =>
-  ({ organization_id: project.organization_id, secret_id: id, level_id, key_version: project.key_version })

@@ -1,0 +1,68 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../http/pages/pages.ts'
+import { formCookie, signedIn } from './browser.ts'
+import { problemPage, type SignedIn } from './views.ts'
+
+/** The page to show, or the path or URL of the page to redirect to. */
+export type Next = Page | string
+
+type Show<More extends unknown[]> = (request: FastifyRequest, reply: FastifyReply, ...more: More) => Promise<Next>
+type FormConfig = Pick<FastifyContextConfig, 'audit' | 'limit'>
+
+const CONFIG = { access: 'public', speaks: 'html' } as const
+
+const NOT_OWN_FORM = problemPage(
+  403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
+)
+
+/** Functions that add pages and their forms. `home` is where requests of users who are not signed in are redirected. */
+export function pagesOf (app: FastifyInstance, home = '/account') {
+  function showPage (url: string, show: Show<[]>) {
+    app.get(url, {
+      schema: { hide: true },
+      config: CONFIG,
+      handler: async (request, reply) => answer(reply, await show(request, reply))
+    })
+  }
+
+  // A form is bound to a cookie of the browser, so that other sites cannot send it.
+  function onForm (
+    url: string, { cookie: name, ...config }: FormConfig & { cookie: 'session' | 'browser' | 'either' },
+    act: Show<[Form, string]>
+  ) {
+    app.post(url, {
+      schema: { hide: true, body: Type.Unknown() },
+      validatorCompiler: () => () => true,
+      config: { ...CONFIG, ...config },
+      handler: async (request, reply) => {
+        const cookie = name === 'either' ? formCookie(app, request, reply) : readCookie(app, request, name)
+        const form = formOf(request)
+        const isOwn = cookie !== undefined && isOwnForm(app, request, form, cookie)
+        return answer(reply, isOwn ? await act(request, reply, form, cookie) : NOT_OWN_FORM)
+      }
+    })
+  }
+
+  return {
+    showPage,
+    onForm,
+    /** A page of the signed-in user. */
+    showOwnPage (url: string, show: Show<[SignedIn]>) {
+      showPage(url, async (request, reply) => {
+        const session = await signedIn(app, request)
+        return session === undefined ? home : show(request, reply, session)
+      })
+    },
+    /** A form of the signed-in user. */
+    onOwnForm (url: string, config: FormConfig, act: Show<[SignedIn, Form]>) {
+      onForm(url, { ...config, cookie: 'session' }, async (request, reply, form) => {
+        const session = await signedIn(app, request)
+        return session === undefined ? home : act(request, reply, session, form)
+      })
+    }
+  }
+}
+
+const answer = (reply: FastifyReply, next: Next) =>
+  typeof next === 'string' ? seeOther(reply, next) : sendPage(reply, next)

@@ -1,0 +1,289 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import t from 'tap'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { makeProof } from '../../src/crypto/key-proof.ts'
+import { makeLevel, startApp } from '../helpers/app.ts'
+import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
+import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+
+// How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
+// each, shared with whoever else asks in that moment. A commit is one, and a begin one more, which these numbers leave
+// out; what a change does in its transaction is each on its own, its event two: one that learns where the chain ends,
+// and one that goes on from there.
+
+const STATEMENTS: Record<string, number> = {
+  getHealth: 0,
+  getReadiness: 1,
+  sendTelemetry: 0,
+  getAuthorizationServer: 0,
+  getProtectedResource: 0,
+  getAccessToken: 0,
+  revokeToken: 1,
+  getUser: 1,
+  listOrganizations: 1,
+  getOrganization: 1,
+  getOwnOrganization: 1,
+  listProjects: 2,
+  listProjectsLongPath: 2,
+  getProject: 3,
+  getProjectLongPath: 3,
+  listTargets: 3,
+  listTargetsLongPath: 3,
+  getTarget: 3,
+  getTargetLongPath: 3,
+  listEnvironments: 3,
+  listEnvironmentsLongPath: 3,
+  getEnvironment: 3,
+  getEnvironmentLongPath: 3,
+  readProjectSecrets: 2,
+  readProjectSecretsLongPath: 2,
+  readTargetSecrets: 2,
+  readTargetSecretsLongPath: 2,
+  readEnvironmentSecrets: 2,
+  readEnvironmentSecretsLongPath: 2,
+  retrieveSecrets: 5,
+  retrieveSecretsLongPath: 2,
+  getEncryptionKey: 5,
+  listEncryptionKeys: 7,
+  rotateEncryptionKey: 3,
+  listPendingVersions: 8,
+  reEncryptHistory: 13,
+  rotateClientKeys: 4,
+  storeSecrets: 7,
+  listVersions: 3,
+  getVersion: 5,
+  restoreVersion: 9,
+  restoreProject: 3,
+  deleteVersion: 10,
+  purgeVersions: 11,
+  deleteSecrets: 8,
+  listTeams: 2,
+  getTeam: 4,
+  createTeam: 10,
+  updateTeam: 10,
+  setTeamProject: 16,
+  addTeamMember: 13,
+  removeTeamMember: 9,
+  removeTeamProject: 10,
+  deleteTeam: 11,
+  listMembers: 2,
+  getMember: 2,
+  listAuditEvents: 3,
+  inviteMember: 14,
+  listInvitations: 2,
+  getInvitation: 2,
+  sendInvitation: 12,
+  withdrawInvitation: 8,
+  listOwnInvitations: 3,
+  acceptInvitation: 21,
+  declineInvitation: 13,
+  updateMember: 11,
+  removeMember: 11,
+  listApiTokens: 2,
+  createApiToken: 9,
+  getApiToken: 2,
+  updateApiToken: 12,
+  rotateApiToken: 12,
+  createProject: 12,
+  createTarget: 12,
+  createEnvironment: 13,
+  updateProject: 10,
+  putProject: 10,
+  updateTarget: 11,
+  putTarget: 11,
+  updateEnvironment: 11,
+  putEnvironment: 11,
+  deleteEnvironment: 15,
+  deleteTarget: 15,
+  deleteProject: 13,
+  createOrganization: 15,
+  updateOrganization: 7,
+  putOrganization: 7,
+  deleteOrganization: 15,
+  listPlans: 2,
+  getUsage: 2,
+  getSubscription: 3,
+  getSubscriptionShortPath: 3,
+  createSubscription: 22,
+  createSubscriptionShortPath: 22,
+  updateSubscription: 23,
+  updateSubscriptionShortPath: 23,
+  cancelSubscription: 10,
+  cancelSubscriptionShortPath: 10,
+  resumeSubscription: 10,
+  listPaymentMethods: 2,
+  createPaymentMethod: 10,
+  createPaymentMethodShortPath: 10,
+  updateDefaultPaymentMethod: 9,
+  deletePaymentMethod: 9,
+  createCharge: 12,
+  refundCharge: 11,
+  listInvoices: 2,
+  listLatestInvoices: 2,
+  getInvoice: 2,
+  downloadInvoice: 2,
+  redeemCoupon: 11,
+  removeCoupon: 8,
+  deleteApiToken: 8
+}
+
+/** What grows with a project is planned for it, each time. */
+const GROWING = ['rotateEncryptionKey', 'rotateClientKeys', 'restoreProject']
+/** Of a change of custody, planned in the same way. */
+const CUSTODY: Record<string, number> = { client: 15, server: 15 }
+/** What an operation leaves to be done when it is answered. */
+const BACKGROUND = new RegExp([
+  '^\\s*with recursive found', 'organization_removals', '^select distinct .* from "idempotency_keys"',
+  '^\\s*select distinct over', 'token_removals', 'union select organization_id from "invitation_mails"', '^select .* from "re_encryptions" inner join'
+].join('|'), 'is')
+
+/** Lists that need more than three statements, and why. */
+const MORE: Record<string, string> = {
+  listEncryptionKeys: 'the keys, and how far a re-encryption is, sent together; then the event of who saw them',
+  listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event'
+}
+
+interface Sent { text: string, prepared: boolean }
+
+// Once a minute for a token, and nobody waits for it.
+const ASIDE = /^update "api_tokens" set "last_used_at"/
+
+const service = await startApp(t)
+
+/**
+ * What is sent, and how often somebody waits for the database: what is sent while something else is under way does not
+ * count again, and the begin of a transaction does.
+ */
+async function costOf (work: () => Promise<unknown>): Promise<{ sent: Sent[], waits: number }> {
+  const sent: Sent[] = []
+  let waits = 0
+  let underWay = 0
+  const look = (message: unknown) => {
+    const { phase, text, prepared } = message as { phase: string } & Sent
+    if (ASIDE.test(text)) return
+    if (phase === 'before') sent.push({ text, prepared })
+    if (!isOwn({ text, prepared })) return
+    if (phase === 'after' || phase === 'begun') underWay--
+    else if (underWay++ === 0) waits++
+  }
+  subscribe('strongroom:statement', look)
+  try {
+    await work()
+  } finally {
+    unsubscribe('strongroom:statement', look)
+  }
+  return { sent, waits }
+}
+
+/** With a name, or of a transaction; the others are planned for their values. */
+const isOwn = ({ prepared, text }: Sent) => prepared || text === 'commit' || text === 'begin'
+
+function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
+  return [sent.filter(isOwn), sent.filter((one) => !isOwn(one))]
+}
+
+const shown = (sent: readonly Sent[]) => sent.map(({ text }) => text.trim().slice(0, 60)).join('; ')
+
+t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a list three', async (t) => {
+  const { caller, ids, person } = await settle(service, 'counted')
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    await prepare(service, row, ids)
+    const { sent, waits } = await costOf(async () => {
+      const bearer = row.byPerson ? person.access : caller.token
+      const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
+      t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
+    })
+    const [own, planned] = partition(sent)
+    t.equal(own.length, STATEMENTS[id], `${id}: ${shown(own)}`)
+    const begins = own.some(({ text }) => text === 'commit') ? 1 : 0
+    t.ok(waits <= own.length + begins, `${id}: waits ${waits} times`)
+    if (/^read\w*Secrets/.test(id)) t.equal(own.length, 2, `${id}: a read`)
+    if (id.startsWith('list') && MORE[id] === undefined) t.ok(own.length <= 3, `${id}: a list`)
+    // Who calls; BEGIN, what the decision needs, what it makes, and COMMIT.
+    if (id === 'storeSecrets') t.ok(waits <= 5, `${id}: ${waits} waits`)
+    if (!GROWING.includes(id)) {
+      t.strictSame(planned.filter(({ text }) => !BACKGROUND.test(text)), [], `${id} sends nothing that is not prepared`)
+    }
+  }
+  // What the last one left goes in the background, and would be counted below.
+  while ((await service.sql('SELECT 1 FROM organization_removals')).length > 0) {
+    await new Promise((resolve) => { setTimeout(resolve, 20) })
+  }
+})
+
+t.test('who asks again waits once for a level in a path, twice for one in a body, once more for a list; a transaction of a write or of the event of a read is four waits', async (t) => {
+  const caller = await service.organization()
+  const level = await makeLevel(caller)
+  const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
+  const store = ['POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'A=1' }] as const
+  const asked = {
+    store: { request: store, statements: 7, waits: 5 },
+    read: { request: ['GET', path], statements: 2, waits: 1 },
+    decrypt: { request: ['GET', `${path}?decrypt=true`], statements: 5, waits: 5 },
+    versions: { request: ['POST', `/${caller.organization}/secrets/versions`, level], statements: 3, waits: 3 },
+    environments: {
+      request: ['GET', `/${caller.organization}/${level.project}/${level.target}/environments`], statements: 3, waits: 2
+    }
+  } as const
+  for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
+    t.equal((await caller.call(method, at, body)).status, 200, name)
+    const again = await costOf(() => caller.call(method, at, body))
+    t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, name)
+  }
+})
+
+t.test('who acts by a team reads a level in a path by two statements, and waits no more often than anybody for one in a body', async (t) => {
+  const owner = await service.organization()
+  const o = owner.organization
+  const level = await makeLevel(owner)
+  await owner.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  await makeTeam(service, o, [person], { [level.project]: 'administrator' })
+  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const path = `/${o}/${level.project}/${level.target}/${level.environment}/secrets`
+  const asked = {
+    read: { request: ['GET', path], statements: 2, waits: 1 },
+    retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
+    store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 9, waits: 6 },
+    versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
+    projects: { request: ['GET', `/${o}/projects`], statements: 2, waits: 2 }
+  } as const
+  for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
+    const ask = () => owner.call(method, at, body, { authorization: `Bearer ${access}` })
+    t.equal((await ask()).status, 200, name)
+    const again = await costOf(ask)
+    t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, `${name}: ${shown(again.sent)}`)
+  }
+})
+
+t.test('a change of custody sends as many, whatever the project holds', async (t) => {
+  const caller = await service.organization()
+  const ask = async (method: string, path: string, body?: object) => {
+    const { status, body: answer, text } = await caller.call(method, `/${caller.organization}/${path}`, body)
+    t.ok(status < 300, `${method} ${path}: ${status} ${text.slice(0, 200)}`)
+    return answer
+  }
+  const encryption_key = 'a key string that has more than 32 bytes'
+  for (const documents of [1, 3]) {
+    const slug = `custody-${documents}`
+    await ask('POST', 'projects', { name: slug, encryption_key })
+    for (let i = 0; i < documents; i++) {
+      const target = i === 0 ? {} : { target: `target-${i}` }
+      if (i > 0) await ask('POST', `${slug}/targets`, { name: target.target })
+      await ask('POST', 'secrets/store', { project: slug, ...target, plaintext: 'A=1' })
+    }
+    const key = await ask('GET', `${slug}/encryption-key`)
+    const { key_check_salt, key_check_iterations } = key.data.attributes
+    const key_proof = await makeProof(encryption_key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+    const ways = {
+      client: { storage_mode: 'client', key_check: key_proof, key_check_salt, key_check_iterations, key_proof },
+      server: { storage_mode: 'server', encryption_key }
+    }
+    for (const [holder, body] of Object.entries(ways)) {
+      const [own, planned] = partition((await costOf(() => ask('PATCH', slug, body))).sent)
+      t.equal(own.length, 3, `${documents} to the ${holder}: ${shown(own)}`)
+      // In the transaction that a rotation has, too.
+      t.equal(planned.length, CUSTODY[holder], `${documents} to the ${holder}: ${shown(planned)}`)
+    }
+  }
+})

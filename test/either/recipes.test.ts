@@ -1,0 +1,278 @@
+import { execFileSync } from 'node:child_process'
+import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import { parse } from 'yaml'
+import { makeLevel, startApp } from '../helpers/app.ts'
+import { readDoc } from '../helpers/docs.ts'
+import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
+
+// Every block of the page, as it is but for the addresses and folders that a test can have.
+const page = readDoc('docs/recipes.md')
+const taken = new Set<string>()
+function block (heading: string, language: string, which = 0) {
+  const text = page.blocks(language, heading)[which]!
+  taken.add(text)
+  return text
+}
+
+const service = await startApp(t)
+const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+const owner = await service.organization({ slug: 'nimbus' })
+await makeLevel(owner, { name: 'Orbit' })
+
+const lacks = (await Promise.all(['bash', 'curl', 'jq'].map(async (name) =>
+  (await run('sh', ['-c', `command -v ${name}`])).code === 0 ? [] : [name]))).flat()
+const skip = lacks.length > 0 && `${lacks.join(', ')} not installed`
+
+const DOCUMENT = `PLAIN=hello
+EMPTY=
+SPACES="  two  spaces "
+QUOTES='say "it" \`now\`, 100 %'
+APOSTROPHE="it's"
+LINES="one
+  two
+
+"
+DOLLAR='$HOME and $(id) and \\n'
+HASH="a # b"
+my.name=no variable
+`
+const VALUES: Record<string, string> = {
+  PLAIN: 'hello',
+  EMPTY: '',
+  SPACES: '  two  spaces ',
+  QUOTES: 'say "it" `now`, 100 %',
+  APOSTROPHE: 'it\'s',
+  LINES: 'one\n  two\n\n',
+  DOLLAR: '$HOME and $(id) and \\n',
+  HASH: 'a # b'
+}
+const ALL = { ...VALUES, 'my.name': 'no variable' }
+
+// What stands for the machine of the page: a program that shows its arguments and its environment, the script beside
+// it, and whatever else a recipe has in a folder.
+const machine = scratchDirectory(t)
+const at = (...names: string[]) => join(machine, ...names)
+for (const name of ['bin', 'etc', 'run', 'home/.config/strongroom']) mkdirSync(at(name), { recursive: true })
+copyFileSync('examples/with-secrets.sh', at('bin', 'with-secrets'))
+writeFileSync(at('bin', 'server'), '#!/bin/sh\nprintf "%s\\0" "$*"\nexec env -0\n')
+for (const name of ['with-secrets', 'server']) chmodSync(at('bin', name), 0o755)
+writeFileSync(at('.env'), DOCUMENT)
+
+const PLACES: Record<string, string> = {
+  'https://strongroom.example': address,
+  '/usr/local/bin': at('bin'),
+  '/etc/strongroom': at('etc'),
+  '/run/strongroom': at('run'),
+  '/run/secrets': at('etc')
+}
+const here = (text: string) => text.replace(new RegExp(Object.keys(PLACES).join('|'), 'g'), (place) => PLACES[place]!)
+
+const environment = (more: Record<string, string> = {}) =>
+  ({ PATH: `${at('bin')}:${process.env.PATH}`, HOME: at('home'), ...more })
+const inShell = (shell: string[], script: string, env: Record<string, string> = {}) =>
+  run(shell[0]!, [...shell.slice(1), `cd ${machine}\n${here(script)}`], environment(env))
+const sh = (script: string, env?: Record<string, string>) => inShell(['sh', '-euc'], script, env)
+const bash = (script: string, env?: Record<string, string>) =>
+  inShell(['bash', '--noprofile', '--norc', '-ec'], script, env)
+
+/** The program in the place of the application has its arguments and every value; its environment. */
+function hasAll (t: Test, { code, stdout, stderr }: Ended, args = '--port 8000') {
+  t.same([code, stderr], [0, ''])
+  const [given, ...variables] = stdout.split('\0').slice(0, -1)
+  const env = Object.fromEntries(variables.map((text) => /^(.*?)=(.*)$/s.exec(text)!.slice(1) as [string, string]))
+  t.equal(given, args)
+  t.same(Object.fromEntries(Object.entries(env).filter(([name]) => Object.hasOwn(ALL, name))), VALUES)
+  return env
+}
+
+// Whatever asks the service does so while its process waits for the answer: what is on command lines then.
+const commandLines: string[] = []
+service.app.server.prependListener('request', () => {
+  commandLines.push(execFileSync('ps', ['-Awwo', 'args=']).toString())
+})
+
+// Made by the page's own recipe, for all that follow.
+let token = ''
+
+t.test('a recipe makes the narrowest token that the others need', { skip }, async (t) => {
+  const made = await sh(block('A token for it', 'sh'), { STRONGROOM_TOKEN: owner.token })
+  t.same(made, { code: 0, stdout: '', stderr: '' })
+  token = readFileSync(at('token'), 'utf8').trim()
+  const { body } = await owner.call('GET', `/organizations/${owner.organization}/api-keys`)
+  t.match(body.data.find(({ name }: { name: string }) => name === 'live'), {
+    abilities: ['secret:read', 'secret:decrypt'], restrictions: [{ project: 'orbit' }]
+  })
+  for (const folder of ['etc', 'home/.config/strongroom']) copyFileSync(at('token'), at(folder, 'token'))
+  copyFileSync(at('token'), at('etc/strongroom-token'))
+})
+
+t.test('a recipe stores a file as it is', { skip }, async (t) => {
+  const stored = await bash(block('Store a file', 'bash'), { STRONGROOM_TOKEN: owner.token })
+  t.match(stored, { code: 0, stdout: '"level":"environment"', stderr: '' })
+  const { body } = await owner.call('GET', `/${owner.organization}/orbit/backend/live/secrets?decrypt=true`)
+  t.equal(body.data.attributes.levels.environment.content, DOCUMENT)
+})
+
+t.test('with-secrets gives a process every value as it is, and not the token', { skip }, async (t) => {
+  t.equal(block('A process', 'sh', 1), readFileSync('examples/with-secrets.sh', 'utf8'), 'the page shows the script')
+  const script = block('A process', 'sh')
+  for (const ended of [
+    await sh(script), await sh(script.replace('strongroom/token', 'strongroom/none'), { STRONGROOM_TOKEN: token })
+  ]) {
+    const env = hasAll(t, ended)
+    t.notOk(Object.values(env).some((value) => value.includes(token)))
+  }
+})
+
+t.test('with-secrets does not run the command when the read is refused', { skip }, async (t) => {
+  const script = block('A process', 'sh')
+  for (const [changed, said, env] of [
+    [script.replace('backend/live', 'backend/none'), '404'],
+    [script, '401', { STRONGROOM_TOKEN: `${token}x` }],
+    [script.replace('strongroom/token', 'strongroom/none'), 'No such file'],
+    ['with-secrets nimbus/orbit/backend/live server', 'STRONGROOM_URL'],
+    [script.replace(/ nimbus.*/, ''), 'which level']
+  ] as const) {
+    const { code, stdout, stderr } = await sh(changed, env)
+    t.not(code, 0, said)
+    t.equal(stdout, '')
+    t.match(stderr, said)
+  }
+})
+
+t.test('a name that is no variable runs nothing, and sets none', { skip }, async (t) => {
+  await makeLevel(owner, { slug: 'odd', name: 'Odd', secret_format: 'json' })
+  const odd = { PLAIN: 'odd', 'A;touch a;': '1', 'B\ntouch b\n': '2', '$(touch c)': '3', 'D\n': '4', '': '5', 'E<<F': '6' }
+  const stored = await owner.call('POST', `/${owner.organization}/secrets/store`, {
+    project: 'odd', target: 'backend', environment: 'live', plaintext: JSON.stringify(odd)
+  })
+  t.equal(stored.status, 200)
+  const { stdout, stderr } = await sh(
+    block('A process', 'sh').replace('/orbit/', '/odd/').replace(/ server .*/, ''), { STRONGROOM_TOKEN: owner.token }
+  )
+  t.same([stdout, stderr], ["export PLAIN='odd'\n", ''])
+  const { file } = await github(owner.token, (script) => script.replace('/orbit/', '/odd/'))
+  t.same(variablesIn(file), { PLAIN: 'odd' })
+})
+
+t.test('the GitHub Actions step sets every value for the steps after it, and masks each', { skip }, async (t) => {
+  const { ended, file } = await github(token)
+  t.same([ended.code, ended.stderr], [0, ''])
+  t.same(variablesIn(file), VALUES)
+  // As the runner reads a command.
+  const masks = ended.stdout.trimEnd().split('\n').map((line) => {
+    const [, text] = /^::add-mask::(.+)$/.exec(line) ?? []
+    return text?.replaceAll('%0A', '\n').replaceAll('%0D', '\r').replaceAll('%25', '%')
+  })
+  t.same(masks.sort(), Object.values(ALL).filter((value) => value !== '').sort())
+  const refused = await github(`${token}x`)
+  t.not(refused.ended.code, 0)
+  t.same([refused.ended.stdout, refused.file], ['', ''])
+})
+
+t.test('the Kubernetes init container writes every value where the application has it', { skip }, async (t) => {
+  const { spec } = parse(block('Kubernetes', 'yaml'))
+  const [init] = spec.initContainers
+  const [application] = spec.containers
+  const [volume] = spec.volumes
+  t.same(volume.emptyDir, { medium: 'Memory' })
+  t.same(
+    [init, application].map(({ volumeMounts: [{ name, mountPath }] }) => [name, mountPath]),
+    [[volume.name, '/run/strongroom'], [volume.name, '/run/strongroom']]
+  )
+  const env = Object.fromEntries(init.env.map(({ name, value, valueFrom }: any) =>
+    [name, valueFrom?.secretKeyRef.key === 'token' ? token : here(value)]))
+  const [shell, flags, script] = init.command
+  t.same(await inShell([shell, flags], script, env), { code: 0, stdout: '', stderr: '' })
+  t.same(JSON.parse(readFileSync(at('run', 'secrets.json'), 'utf8')), ALL)
+  t.not((await inShell([shell, flags], script, { ...env, STRONGROOM_TOKEN: `${token}x` })).code, 0)
+})
+
+t.test('the systemd unit starts the application with every value, by the credential that it loads', { skip }, async (t) => {
+  const unit = block('systemd', 'ini')
+  t.match(unit, /^(?:(?:\[[A-Z]\w+\]|[A-Z]\w+=\S.*)?\n)+$/, 'sections and settings')
+  const settings = (name: string) => [...unit.matchAll(new RegExp(`^${name}=(.*)$`, 'gm'))].map(([, value]) => value!)
+  const [, credential, source] = /^([^:]+):(.+)$/.exec(settings('LoadCredential')[0]!)!
+  mkdirSync(at('credentials'))
+  copyFileSync(here(source!), at('credentials', credential!))
+  const env = Object.fromEntries(settings('Environment').map((text) =>
+    here(text.replaceAll('%d', at('credentials'))).split('=', 2)))
+  const [file, ...args] = here(settings('ExecStart')[0]!).split(' ')
+  hasAll(t, await run(file!, args, environment(env)))
+})
+
+t.test('the Compose service starts the application with every value', { skip }, async (t) => {
+  const { services: { backend }, secrets } = parse(block('Docker', 'yaml'))
+  t.same(backend.secrets, Object.keys(secrets))
+  t.equal(secrets['strongroom-token'].file, './token')
+  t.same(backend.volumes, ['./with-secrets.sh:/usr/local/bin/with-secrets:ro'])
+  const env = Object.fromEntries(Object.entries<string>(backend.environment)
+    .map(([name, value]) => [name, here(value)]))
+  const [file, ...args] = [...backend.entrypoint, ...backend.command].map(here)
+  hasAll(t, await run(file!, args, environment(env)))
+})
+
+t.test('direnv\'s file sets every value, and fails when the read is refused', { skip }, async (t) => {
+  hasAll(t, await bash(`${block('direnv', 'bash')}\nserver`), '')
+  t.match(await bash(block('direnv', 'bash'), { STRONGROOM_TOKEN: `${token}x` }), { code: 22, stdout: '', stderr: '401' })
+})
+
+t.test('what Terraform is told to ask, sent with curl, is answered with what it is told to take', { skip }, async (t) => {
+  const text = here(block('Terraform', 'hcl')).replace(/\$\{var\.strongroom_token\}/, token)
+  const [, url] = /\burl += "(.+)"/.exec(text)!
+  const [, headers] = /request_headers = \{\n(.*?)\n {2}\}/s.exec(text)!
+  const config = [...headers!.matchAll(/(\S+) += "(.+)"/g)]
+    .map(([, name, value]) => `header = "${name}: ${value}"\n`).join('')
+  const { code, stdout } = await run('curl', ['-fsSK', '-', '-w', '\n%{content_type}', url!], environment(), config)
+  t.equal(code, 0)
+  const [body, type] = stdout.split('\n')
+  t.match(type, /^application\/json(;|$)/)
+  const [, path] = /jsondecode\(data\.http\.secrets\.response_body\)\.([\w.]+)/.exec(text)!
+  t.same(path!.split('.').reduce((value, name) => value[name], JSON.parse(body!)), ALL)
+})
+
+t.test('what a command line tool sends to fetch the values is answered with them', { skip }, async (t) => {
+  const { code, stdout, stderr } = await sh(block('A command line tool', 'sh'), { STRONGROOM_TOKEN: token })
+  t.same([code, stderr], [0, ''])
+  t.same(JSON.parse(stdout), ALL)
+})
+
+t.test('no recipe has a token or a value on a command line', { skip }, async (t) => {
+  t.ok(commandLines.length > 15)
+  t.ok(commandLines.every((lines) => lines.includes('curl -fsS')), 'curl is seen while it waits')
+  // Those of other programs of the machine are in there too: what is the recipes' own cannot be anywhere.
+  for (const secret of [owner.token, token, VALUES.QUOTES!, VALUES.DOLLAR!]) {
+    t.notOk(commandLines.some((lines) => lines.includes(secret)))
+  }
+})
+
+t.test('every block of the page has run', { skip }, async (t) => {
+  const all = page.blocks('\\w+')
+  t.ok(all.length > 10)
+  for (const text of all) t.ok(taken.has(text), text)
+})
+
+/** Runs the step of the page as the runner does; what it leaves in the file for the steps after it. */
+async function github (token: string, changed = (script: string) => script) {
+  const [step] = parse(block('GitHub Actions', 'yaml'))
+  const file = at('github-env')
+  writeFileSync(file, '')
+  const env = Object.fromEntries(Object.entries<string>(step.env).map(([name, value]) =>
+    [name, here(value.replace(/\$\{\{ secrets\.STRONGROOM_TOKEN \}\}/, token))]))
+  const ended = await bash(changed(step.run), { ...env, GITHUB_ENV: file })
+  return { ended, file: readFileSync(file, 'utf8') }
+}
+
+/** Reads the file as GitHub's runner does. */
+function variablesIn (file: string): Record<string, string> {
+  const lines = file.split('\n')
+  const values: Record<string, string> = {}
+  while (lines.length > 1) {
+    const [, name, end] = /^([^=]+)<<(.+)$/.exec(lines.shift()!)!
+    values[name!] = lines.splice(0, lines.indexOf(end!)).join('\n')
+    lines.shift()
+  }
+  return values
+}

@@ -1,0 +1,132 @@
+import { readdirSync, readFileSync } from 'node:fs'
+import { basename, join } from 'node:path'
+import t from 'tap'
+import { loadConfig } from '../../src/config.ts'
+import { readDoc } from '../helpers/docs.ts'
+import { command } from '../helpers/process.ts'
+
+const pages = ['.', 'docs', 'docs/decisions', 'docs/operations', 'clients'].flatMap((folder) =>
+  readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
+const variables = readDoc('docs/operations/variables.md').table('| Variable | Default |')
+const requirements = [...readFileSync('docs/security-requirements.md', 'utf8').matchAll(
+  /^\| (?<id>[A-Z]{2}-\d+[a-z]?) \| .+ \| `(?<file>.+)` \| `(?<title>.+)` \|$/gm
+)].map(({ groups }) => groups as { id: string, file: string, title: string })
+
+t.test('every file that a page links to is there, and so is every heading', async (t) => {
+  for (const path of pages) t.same(readDoc(path).brokenLinks(), [], path)
+  t.ok(pages.flatMap((path) => readDoc(path).links).length > 50)
+})
+
+t.test('the page of variables has every variable that is read, and no other', async (t) => {
+  const read = new Set<string>()
+  loadConfig(new Proxy({}, {
+    get (_env, name) {
+      read.add(String(name))
+      return undefined
+    }
+  }))
+  const inTable = variables.flatMap(([names = '']) => names.split(/, | or /))
+  t.same(inTable.sort(), [...read].sort())
+})
+
+t.test('the defaults of that page are those of the service', async (t) => {
+  const unset = loadConfig({})
+  let compared = 0
+  for (const [names = '', defaults = ''] of variables) {
+    const [values, row] = [defaults.split(', '), names.split(', ')]
+    // A default in words is no value: there is none, or it depends on another variable.
+    if (values.length !== row.length || /^none$| (?:of|in) |^the /.test(defaults)) continue
+    for (const [i, name] of row.entries()) {
+      t.same(loadConfig({ [name]: values[i] }), unset, `${name} is ${values[i]}`)
+      compared++
+    }
+  }
+  t.ok(compared > 10)
+})
+
+t.test('the page of commands has every command with every option, and no other', async (t) => {
+  const { stderr } = await command([])
+  const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z][a-z-]*)?)((?: .*)?)$/gm)]
+    .map(([, name = '', rest]) => ({ name, options: optionsIn(rest!) }))
+  const shown = readDoc('docs/operations/commands.md').table('| Command | What it does |').flatMap(([calls = '']) =>
+    calls.split(', ').filter((call) => !call.startsWith('npm start')).map((call) => {
+      const said = call.replace('npm run -s cli -- ', '')
+      return { name: /^[a-z]+(?: [a-z][a-z-]*)?/.exec(said)![0], options: optionsIn(said) }
+    }))
+  const byName = (a: { name: string }, b: { name: string }) => a.name < b.name ? -1 : 1
+  // `npm start` is how the page says `serve`.
+  t.same(shown.sort(byName), usage.filter(({ name }) => name !== 'serve').sort(byName))
+  t.ok(usage.some(({ name }) => name === 'serve'))
+})
+
+t.test('every log line that the page names is one of the service', async (t) => {
+  const source = filesIn('src').map((path) => readFileSync(path, 'utf8')).join('\n')
+  const messages = readDoc('docs/operations/monitor.md').table('| `msg` | Meaning |')
+    .flatMap(([names = '']) => names.split(', ')).map((name) => name.replace(/:? ?…$/, ''))
+  t.ok(messages.length > 5)
+  t.same(messages.filter((message) => !source.includes(message)), [])
+})
+
+t.test('the README has at most 900 words, and a page for operators can be read in five minutes', async (t) => {
+  const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
+  t.ok(words('README.md') <= 900)
+  t.same(pages.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
+})
+
+t.test('every script that a page names is one of the package', async (t) => {
+  const { scripts } = JSON.parse(readFileSync('package.json', 'utf8'))
+  const text = pages.map((path) => readFileSync(path, 'utf8')).join('\n')
+  const named = new Set([...text.matchAll(/npm run (?:-s )?([a-z:]+)/g)].map(([, name]) => name!))
+  t.ok(named.size > 3)
+  for (const name of named) t.ok(Object.hasOwn(scripts, name), name)
+})
+
+t.test('every id and decision that code, tests and pages name is in the repository', async (t) => {
+  const statements = readFileSync('docs/specification.md', 'utf8').split(/^## (?=\d)/m).slice(1).flatMap((section) =>
+    [...section.matchAll(/^- \*\*(S-\d+\.\d+)\*\* /gm)].map(([, id = '']) => ({ id, section: section.split('.')[0] })))
+  t.same(statements.filter(({ id, section }) => !id.startsWith(`S-${section}.`)), [], 'each is in its section')
+  const ids = [...statements, ...requirements].map(({ id }) => id)
+  t.equal(new Set(ids).size, ids.length, 'no id is given twice')
+  t.ok(ids.length > 300)
+
+  const decisions = new Set(readdirSync('docs/decisions').map((name) => name.slice(0, 4)))
+  const pageNames = new Set(pages.map((path) => basename(path)))
+  const code = ['src', 'schemas', 'test', 'bench', 'drizzle', 'examples'].flatMap(filesIn)
+  const unknown = [...code, ...pages].flatMap((path) => {
+    const text = readFileSync(path, 'utf8')
+    const named = text.match(/\b(?:(?:OA|CR|TI|AU|RL|HT)-\d+[a-z]?|S-\d+\.\d+)\b/g) ?? []
+    return [
+      ...named.filter((id) => !ids.includes(id)),
+      ...[...text.matchAll(/(?:\(|\bdecisions?[ /])(0\d{3})\b/g)].map(([, number]) => number!)
+        .filter((number) => !decisions.has(number)),
+      ...code.includes(path) ? (text.match(/[\w-]+\.md\b/g) ?? []).filter((name) => !pageNames.has(name)) : []
+    ].map((name) => `${path}: ${name}`)
+  })
+  t.same(unknown, [])
+})
+
+t.test('the list of decisions has every record once, in order, with its title', async (t) => {
+  const records = readdirSync('docs/decisions').filter((name) => name !== 'README.md').sort().map((name) => {
+    const title = /^# (\d{4}) (.+)\n/.exec(readFileSync(`docs/decisions/${name}`, 'utf8'))
+    return [title?.[1], `[${title?.[2]?.replaceAll('`', '')}](${name})`]
+  })
+  t.ok(records.length > 50)
+  t.strictSame(readDoc('docs/decisions/README.md').table('| Number |').map((cells) => cells.slice(0, 2)), records)
+})
+
+t.test('every security requirement names a test that exists', async (t) => {
+  const sources = new Map(filesIn('test').map((path) =>
+    [basename(path), readFileSync(path, 'utf8').replaceAll("\\'", "'")]))
+  t.same(requirements.filter(({ file, title }) => !sources.get(file)?.includes(title)), [])
+})
+
+/** The text files below a folder. */
+function filesIn (folder: string): string[] {
+  return readdirSync(folder, { recursive: true, encoding: 'utf8' }).map((name) => join(folder, name))
+    .filter((path) => /\.(?:md|mjs|py|sh|sql|ts|ya?ml)$/.test(path))
+}
+
+// Each option once: a usage shows that one may be repeated by repeating it.
+function optionsIn (text: string): string[] {
+  return [...new Set(text.match(/--[a-z-]+/g) ?? [])].sort()
+}

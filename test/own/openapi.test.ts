@@ -1,0 +1,253 @@
+import { execFile } from 'node:child_process'
+import { readFileSync } from 'node:fs'
+import { promisify } from 'node:util'
+import t from 'tap'
+import { parse, parseDocument, visit } from 'yaml'
+import { EVENTS } from '../../schemas/events.ts'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { MERGES, RAW_TYPE } from '../../schemas/secrets.ts'
+import { PROJECT_ROLES } from '../../schemas/teams.ts'
+import { ROLES } from '../../schemas/users.ts'
+import { renderDocuments } from '../../src/commands/serve/openapi.ts'
+import { scopesInProject } from '../../src/rules/roles.ts'
+
+t.test('openapi.yaml and docs/scopes.md are what the routes say; when this fails: npm run openapi', async (t) => {
+  const published = await renderDocuments()
+  for (const [file, text] of Object.entries(published)) {
+    t.ok(readFileSync(file, 'utf8') === text, `${file} is out of date: run npm run openapi and commit the file`)
+  }
+  t.strictSame(await renderDocuments(), published, 'it comes out the same every time')
+  t.equal(parse(published['openapi.yaml']).openapi, '3.1.0')
+})
+
+/** What redocly says of a file. */
+async function lint (file: string) {
+  const { stdout } = await promisify(execFile)(process.execPath, [
+    'node_modules/.bin/redocly', 'lint', file, '--format=json'
+  ], {
+    env: { ...process.env, REDOCLY_TELEMETRY: 'off', REDOCLY_SUPPRESS_UPDATE_NOTICE: 'true' }
+  }).catch((error: { stdout: string }) => error)
+  const { totals, problems } = JSON.parse(stdout.slice(stdout.indexOf('{')))
+  // `/organizations/{organization}` beside `/{organization}/projects` is how the paths are specified: static words win.
+  const ruleIds = (problems as { ruleId: string }[]).map(({ ruleId }) => ruleId)
+  return { errors: totals.errors as number, others: ruleIds.filter((rule) => rule !== 'no-ambiguous-paths') }
+}
+
+t.test('the document lints without an error, and its examples match their schemas', async (t) => {
+  t.strictSame(await lint('openapi.yaml'), { errors: 0, others: [] })
+})
+
+const text = readFileSync('openapi.yaml', 'utf8')
+const { paths, components } = parse(text) as Published
+
+interface Schema extends Record<string, unknown> {
+  $ref?: string
+  type?: string | string[]
+  oneOf?: Schema[]
+  anyOf?: Schema[]
+  required?: string[]
+  properties?: Record<string, Schema>
+  discriminator?: { propertyName: string, mapping: Record<string, string> }
+}
+interface Media {
+  content?: Record<string, { schema: Schema, example?: unknown }>
+  headers?: object
+  required?: boolean
+}
+interface Operation {
+  operationId: string
+  security: Record<string, string[]>[]
+  parameters?: { $ref: string }[]
+  requestBody?: Media
+  responses: Record<string, { $ref: string }>
+  'x-required-scope'?: string
+  'x-error-codes'?: string[]
+}
+interface Published {
+  paths: Record<string, Record<string, Operation>>
+  components: { parameters: object, responses: Record<string, Media>, schemas: Record<string, Schema> }
+}
+
+const operations = Object.values(paths).flatMap((item) => Object.values(item))
+const named = <T>(of: Record<string, T>, { $ref }: { $ref?: string }) => of[$ref!.split('/').at(-1)!]!
+const follow = (schema: Schema): Schema => schema.$ref === undefined ? schema : named(components.schemas, schema)
+
+/** Every object in a value, with the path to it. */
+function * objectsIn (value: unknown, at = ''): Generator<[string, Record<string, unknown>]> {
+  if (typeof value !== 'object' || value === null) return
+  if (!Array.isArray(value)) yield [at, value as Record<string, unknown>]
+  for (const [key, member] of Object.entries(value)) {
+    if (key !== 'example') yield * objectsIn(member, `${at}/${key}`)
+  }
+}
+
+t.test('the document is at most 320 KB, and says nothing by an alias', async (t) => {
+  t.ok(Buffer.byteLength(text) <= 320_000, `${Buffer.byteLength(text)} bytes`)
+  let aliases = 0
+  visit(parseDocument(text), { Alias: () => { aliases++ } })
+  t.equal(aliases, 0)
+})
+
+t.test('readers of YAML 1.1 find the same in it: no word or moment becomes something else', async (t) => {
+  t.strictSame(parse(text, { version: '1.1' }), parse(text))
+})
+
+t.test('a body has no default, and is required where one of its members is', async (t) => {
+  const bodies = operations.flatMap(({ operationId, requestBody }) => requestBody === undefined
+    ? []
+    : Object.values(requestBody.content!).map(({ schema }) => ({ operationId, schema, requestBody })))
+  t.ok(bodies.length > 30)
+  for (const { operationId, schema, requestBody } of bodies) {
+    t.match(schema.$ref, /^#\/components\/schemas\/\w+$/, `that of ${operationId} has a name`)
+    const { required = [] } = follow(schema)
+    t.equal(requestBody.required, required.length > 0, `that of ${operationId} is required when it is`)
+  }
+  const bodiesByName = new Map(bodies.map(({ schema }) => [schema.$ref!, follow(schema)]))
+  t.strictSame([...objectsIn([...bodiesByName.values()])].filter(([at, object]) =>
+    'default' in object && !at.endsWith('/properties')).map(([at]) => at), [])
+})
+
+t.test('parameters and answers are components, choices have names, and what has any members is of a type of its own', async (t) => {
+  t.strictSame([...objectsIn(operations.map(({ parameters, responses }) => [parameters, Object.values(responses)]))]
+    .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
+  const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>
+    Object.entries(content).map(([type, { schema }]) => ({ name, type, schema })))
+  // An invoice is a page, which a client saves as it is.
+  const isFile = ({ type, schema }: { type: string, schema: Schema }) =>
+    schema.format === 'binary' || type === 'text/html'
+  t.strictSame(answers.filter((one) => !isFile(one) && one.schema.$ref === undefined), [])
+  const isMap = ({ schema }: { schema: Schema }) => follow(schema).properties === undefined &&
+    follow(schema).oneOf === undefined && follow(schema).anyOf === undefined
+  t.strictSame(
+    answers.filter((one) => !isFile(one) && isMap(one)).map(({ type }) => type),
+    [RAW_TYPE, RAW_TYPE]
+  )
+})
+
+const errorResponses = Object.entries(components.responses).filter(([name]) => /Err[45]\d\d$/.test(name))
+const schemaOf = ({ content }: Media) => follow(content!['application/json']!.schema)
+const wordsOf = (schema: Schema) => follow(schema).properties!.error!.enum as string[]
+/** Every code that an error can have. */
+function codesIn (response: Media): string[] {
+  const { oneOf = [schemaOf(response)] } = schemaOf(response)
+  return oneOf.flatMap(wordsOf)
+}
+
+t.test('the errors of a status are one schema or one union, which the code tells apart', async (t) => {
+  let unions = 0
+  const codes = new Map<string, string[]>()
+  for (const [name, response] of errorResponses) {
+    const schema = schemaOf(response)
+    const { oneOf = [schema], discriminator } = schema
+    codes.set(name, codesIn(response))
+    t.equal(new Set(codes.get(name)).size, codes.get(name)!.length, `${name}: a code is of one schema`)
+    if (schema.oneOf === undefined) continue
+    unions++
+    t.equal(discriminator!.propertyName, 'error')
+    t.strictSame(
+      Object.entries(discriminator!.mapping).sort(),
+      oneOf.flatMap((one) => wordsOf(one).map((code) => [code, one.$ref!] as [string, string])).sort(), name
+    )
+  }
+  t.ok(unions >= 3)
+  for (const { operationId, responses, 'x-error-codes': own = [] } of operations) {
+    const errors = Object.entries(responses).filter(([status]) => Number(status) >= 400)
+    for (const [status, { $ref }] of errors) t.match($ref, new RegExp(`/(?:OAuth)?Err${status}$`), operationId)
+    const known = errors.flatMap(([, { $ref }]) => codes.get($ref.split('/').at(-1)!)!)
+    t.strictSame(own.filter((code) => !known.includes(code)), [], `${operationId} answers the errors that it names`)
+  }
+})
+
+t.test('a body is of one media type, as generators take it', async (t) => {
+  let bodies = 0
+  for (const { operationId, requestBody } of operations) {
+    if (requestBody === undefined) continue
+    bodies++
+    t.equal(Object.keys(requestBody.content!).length, 1, operationId)
+  }
+  t.ok(bodies > 0)
+})
+
+t.test('headers of limits and ids stand on good answers and on 429, and nowhere else', async (t) => {
+  for (const [name, { headers = {} }] of Object.entries(components.responses)) {
+    const isError = /Err[45]\d\d$/.test(name)
+    t.equal('X-Request-Id' in headers, !isError || name.endsWith('429'), name)
+    if (isError && !name.endsWith('429')) t.notOk('X-RateLimit-Limit' in headers, name)
+  }
+})
+
+t.test('an operation names the scope that it always needs', async (t) => {
+  for (const { operationId, security, 'x-required-scope': scope } of operations) {
+    const ways = new Set(security.map((way) => Object.values(way).flat().join(' ')))
+    t.equal(scope ?? '', ways.size === 1 ? [...ways][0] : '', operationId)
+  }
+})
+
+t.test('words that are one of a list are published as that list', async (t) => {
+  const wordsAt = (schema: string, ...members: string[]) =>
+    members.reduce((at, member) => follow(follow(at).properties?.[member] ?? follow(at).items as Schema), {
+      $ref: `#/components/schemas/${schema}`
+    } as Schema).enum
+  t.strictSame(wordsAt('CreateTokenBody', 'abilities', 'items'), ['*', ...SCOPE_NAMES])
+  t.strictSame(wordsAt('ApiToken', 'abilities', 'items'), ['*', ...SCOPE_NAMES])
+  t.strictSame(wordsAt('AuditEventAttributes', 'action'), [...EVENTS])
+  t.strictSame(wordsAt('InviteMemberBody', 'role'), [...ROLES])
+  t.strictSame(wordsAt('RetrieveBody', 'merge'), [...MERGES])
+})
+
+t.test('a number that may be larger than 32 bits hold is of 64', async (t) => {
+  const numbers = [...objectsIn({ paths, components })].filter(([, { type }]) => [type].flat().includes('integer'))
+  t.ok(numbers.length > 50)
+  const isSmall = ({ minimum = -Infinity, maximum = Infinity }: { minimum?: number, maximum?: number }) =>
+    minimum >= -(2 ** 31) && maximum < 2 ** 31
+  t.strictSame(numbers.filter(([, one]) => one.format !== 'int64' && !isSmall(one)).map(([at]) => at), [])
+})
+
+t.test('a choice of objects has a discriminator', async (t) => {
+  const choices = [...objectsIn(components.schemas)].map(([at, one]) => [at, one as Schema] as const)
+    .filter(([, { oneOf, anyOf }]) => (oneOf ?? anyOf ?? []).filter(({ $ref }) => $ref !== undefined).length > 1)
+  t.ok(choices.length > 3)
+  t.strictSame(choices.filter(([, { discriminator }]) => discriminator === undefined).map(([at]) => at), [])
+})
+
+t.test('parameters are named by what they are: first those of the path, then of the query, then headers', async (t) => {
+  for (const { operationId, parameters = [] } of operations) {
+    const kinds = parameters.map(({ $ref }) => $ref.split('/').at(-1)!.split('_')[0]!)
+    const ordered = ['path', 'query', 'header'].flatMap((kind) => kinds.filter((one) => one === kind))
+    t.strictSame(kinds, ordered, operationId)
+  }
+  t.strictSame(Object.keys(components.parameters).filter((name) => /_\d+$/.test(name)), [], 'no name is a number')
+})
+
+t.test('its edition in OpenAPI 3.0 lints, too, has every operation, and one schema of errors', async (t) => {
+  const { paths } = parse(readFileSync('openapi.yaml', 'utf8'))
+  const file = 'dist/openapi-3.0.json'
+  const older = JSON.parse(readFileSync(file, 'utf8'))
+  // A license has no SPDX identifier there.
+  t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
+  const operations = (of: Record<string, object>) =>
+    Object.values(of).flatMap((item) => Object.values(item)).map(({ operationId }) => operationId)
+  t.strictSame(operations(older.paths), operations(paths))
+  t.strictSame(
+    Object.keys(older.components.schemas).filter((name) => /Error/.test(name)), ['Error', 'OAuthError']
+  )
+  t.notMatch(older.info.description, /union/)
+  for (const [name, response] of errorResponses) {
+    const said: string = older.components.responses[name].description
+    t.strictSame(said.split(': ')[1]?.split(', '), codesIn(response), `${name} says in words which codes there are`)
+  }
+  t.notMatch(JSON.stringify(older), /"anyOf"|"const"|"type":\[|"null"|patternProperties/)
+})
+
+t.test('no pattern of the document looks around, which the expressions of Go and Rust cannot', async (t) => {
+  const patterns = [...JSON.stringify(parse(text)).matchAll(/"pattern":"((?:[^"\\]|\\.)*)"/g)].map(([, pattern]) => pattern!)
+  t.ok(patterns.length > 20)
+  t.strictSame(patterns.filter((pattern) => /\(\?[=!<]/.test(pattern)), [])
+})
+
+t.test('a team is offered the roles that give something in a project, and no other', async (t) => {
+  t.strictSame(PROJECT_ROLES, ROLES.filter((role) => scopesInProject(role).size > 0))
+  const { components: { schemas } } = parse(readFileSync('openapi.yaml', 'utf8'))
+  t.strictSame(schemas.SetTeamProjectBody.properties.role, { $ref: '#/components/schemas/ProjectRole' })
+  t.strictSame(schemas.ProjectRole.enum, PROJECT_ROLES)
+})
