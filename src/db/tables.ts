@@ -40,11 +40,21 @@ export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] &
   return Object.fromEntries(names.map((name) => [name, columns[name]])) as unknown as Pick<T['_']['columns'], C>
 }
 
-/** A foreign key within one organization. */
-const references = (
-  name: string, columns: [organization: AnyPgColumn, id: AnyPgColumn],
-  foreignColumns: [organization: AnyPgColumn, id: AnyPgColumn]
-) => foreignKey({ name, columns, foreignColumns })
+/** The key of a table without a foreign key to the organization, because its rows can outlive the organization. */
+const ofOrganization = { organization_id: ulid().notNull(), id: ulid().notNull() }
+const organizationId = () => ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' })
+const userId = () => count().notNull().references(() => users.id, { onDelete: 'cascade' })
+const described = { name: name(), slug: slug(), description: text() }
+
+/** A foreign key to a row of the same organization. */
+const within = <C extends string>(
+  name: string, table: Record<'organization_id' | C, AnyPgColumn>, column: C,
+  parent: Record<'organization_id' | 'id', AnyPgColumn>
+) => foreignKey({
+    name, columns: [table.organization_id, table[column]], foreignColumns: [parent.organization_id, parent.id]
+  })
+const inProject = (name: string, table: Record<'organization_id' | 'project_id', AnyPgColumn>) =>
+  within(`${name}_in_project`, table, 'project_id', projects).onDelete('cascade')
 
 /** Plans are rows: a migration seeds them and the operator changes them. Null means unlimited. */
 export const plans = pgTable('plans', {
@@ -100,16 +110,15 @@ export const organizations = pgTable('organizations', {
   ...timestamps
 })
 
-/** The columns of `organizations` that every query for the active organization selects. */
+/** The columns of `organizations` that authorization selects. */
 export const organizationColumns = columnsOf(
   organizations, 'id', 'name', 'slug', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
 )
 
 /**
- * The next version id and audit sequence of an organization, the MAC of its last event, its stored bytes, its status
- * and its plan. Every change of the organization locks the row, so ids grow in commit order, and a change sees the
- * status and the plan that hold when it commits. There is no foreign key to the organization: events, and the end of
- * their chain, outlive it.
+ * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and the plan
+ * that hold when it commits. There is no foreign key to the organization: events, and the end of their chain, outlive
+ * the organization.
  */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey(),
@@ -117,44 +126,38 @@ export const organization_counters = pgTable('organization_counters', {
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
+  /** The MAC of the last event. */
   event_head: bytea(),
   /** The chain key for the next event; null: the first key of every chain. */
   chain_kid: ulid(),
-  /** The sum of `size_bytes` over the documents and versions of the organization. */
+  /** The sum of `size_bytes` over documents and versions. */
   stored_bytes: count().notNull().default(0),
   /** The organization was deleted: callers can record no more changes. The service still can. */
   is_closed: boolean().notNull().default(false)
 })
 
-/**
- * The lock of an organization's long operations across all instances: the running operation has locked the row. There
- * is no foreign key, so that the deletion of an organization does not wait for its operation.
- */
+/** The running long operation of an organization locks its row. No foreign key, so that a deletion does not wait. */
 export const long_operations = pgTable('long_operations', {
   organization_id: ulid().primaryKey(),
   began_at: moment().notNull().default(sql`now()`)
 })
 
 /**
- * Deleted organizations whose data is not completely removed yet; only their audit remains in the end. Their row and
- * all access were deleted at once. API tokens, projects and histories can be many and no longer give access, so a
- * background job deletes them.
+ * Deleted organizations whose data a background job still has to remove: API tokens, projects and histories, which can
+ * be many and no longer give access. Only the audit remains in the end.
  */
 export const organization_removals = pgTable('organization_removals', {
   organization_id: ulid().primaryKey(),
   removed_at: moment().notNull().default(sql`now()`)
 })
 
-/**
- * Former slugs of organizations, reserved after a rename or a deletion until `reserved_until`. There is no foreign key,
- * because a reservation outlives the organization and the person. `owner_id` is an owner at the time of the deletion:
- * the reservation counts towards that person's limit of organizations.
- */
+/** Slugs that are reserved after a rename or a deletion. A reservation outlives the organization and the person. */
 export const former_slugs = pgTable('former_slugs', {
   organization_id: ulid().notNull(),
   slug: slug().unique(),
   reserved_until: moment().notNull(),
-  owner_id: bigint({ mode: 'number' })
+  /** An owner at the time of the deletion; the reservation counts towards that person's limit of organizations. */
+  owner_id: count()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.slug] }),
   index('former_slugs_by_end').on(table.reserved_until),
@@ -172,10 +175,7 @@ export const users = pgTable('users', {
   is_verified: boolean().notNull().default(false),
   /** If set, the account is closed: sign-ins, sessions and tokens of it are invalid. */
   disabled_at: moment(),
-  /**
-   * The required row of `second_factors`; null: no second factor. This column is in `users`, so that deleting the row
-   * of `second_factors` does not switch the second factor off, and so that every query for the account reads it.
-   */
+  /** Here, so that deleting the row of `second_factors` does not switch the factor off. Null: no second factor. */
   second_factor_id: count(),
   ...timestamps,
   ...authenticated
@@ -186,17 +186,14 @@ export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
 
-/**
- * Failed sign-ins, counted by device, by account and network, by account, and by session. Attempts for unknown accounts
- * are counted in the same way.
- */
+/** Failed sign-ins by device, by account and network, by account, and by session; also of unknown accounts. */
 export const sign_in_failures = pgTable('sign_in_failures', {
   /** Keyed hash of the counted name (`lookupHash`), because addresses and networks can be guessed. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
   /** No sign-in is allowed before this time. */
   locked_until: moment(),
-  /** The time of the last attempt; for the count of an account, the time of the first attempt in the window. */
+  /** The last attempt; for the count of an account, the first attempt in the window. */
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
 
@@ -204,7 +201,7 @@ export const sign_in_failures = pgTable('sign_in_failures', {
 export const sign_in_devices = pgTable('sign_in_devices', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   token_hash: bytea().notNull(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   expires_at: moment().notNull()
 }, (table) =>
   [uniqueIndex().on(table.user_id, table.token_hash), index().on(table.token_hash), index().on(table.expires_at)])
@@ -212,7 +209,7 @@ export const sign_in_devices = pgTable('sign_in_devices', {
 /** One-time links for setting a password. */
 export const password_links = pgTable('password_links', {
   token_hash: bytea().primaryKey(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   expires_at: moment().notNull(),
   ...created,
   ...authenticated
@@ -221,17 +218,14 @@ export const password_links = pgTable('password_links', {
 /** Sessions of browsers. Sessions and bearer tokens are not interchangeable. */
 export const sessions = pgTable('sessions', {
   token_hash: bytea().primaryKey(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   seen_at: moment().notNull().default(sql`now()`),
   expires_at: moment().notNull(),
   ...created,
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
-/**
- * The secret of a TOTP second factor. It takes effect once `users.second_factor_id` names it; before that, its setup is
- * not complete.
- */
+/** The secret of a TOTP second factor, which takes effect once `users.second_factor_id` names it. */
 export const second_factors = pgTable('second_factors', {
   user_id: count().primaryKey().references(() => users.id, { onDelete: 'cascade' }),
   /** A new id for each setup. */
@@ -246,7 +240,7 @@ export const second_factors = pgTable('second_factors', {
 
 /** One-time codes that replace a lost second factor. A used code is deleted. */
 export const recovery_codes = pgTable('recovery_codes', {
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   code_hash: bytea().notNull(),
   /** The second factor to which the code belongs. */
   factor_id: count().notNull(),
@@ -257,7 +251,7 @@ export const recovery_codes = pgTable('recovery_codes', {
 /** Sign-ins with a correct password that still need the second factor. They are not sessions and give no access. */
 export const sign_in_steps = pgTable('sign_in_steps', {
   token_hash: bytea().primaryKey(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   wrong_codes: integer().notNull().default(0),
   expires_at: moment().notNull(),
   ...created,
@@ -268,10 +262,7 @@ export const sign_in_steps = pgTable('sign_in_steps', {
 export const oauth_clients = pgTable('oauth_clients', {
   id: varchar({ length: 64 }).primaryKey(),
   name: name(),
-  /**
-   * Compared byte by byte, except for the port of a loopback address. A URI that begins with `/` is a page of this
-   * service.
-   */
+  /** Compared byte by byte, except for the port of a loopback address. A leading `/` means a page of the service. */
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
   disabled_at: moment(),
@@ -295,7 +286,7 @@ export const oauth_requests = pgTable('oauth_requests', {
 /** A user's grant to a client. Codes and tokens issued for the grant end with it. */
 export const oauth_grants = pgTable('oauth_grants', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   client_id: varchar({ length: 64 }).notNull().references(() => oauth_clients.id, { onDelete: 'cascade' }),
   scopes: text().array().notNull(),
   expires_at: moment().notNull(),
@@ -317,10 +308,7 @@ export const oauth_codes = pgTable('oauth_codes', {
   ...authenticated
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
-/**
- * An access token with its refresh token, in one row, so that they end together. A used row stays, so that reuse is
- * detected.
- */
+/** An access token with its refresh token: they end together. A used row stays, so that reuse is detected. */
 export const oauth_tokens = pgTable('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -335,13 +323,10 @@ export const oauth_tokens = pgTable('oauth_tokens', {
   ...authenticated
 }, (table) => [index().on(table.grant_id)])
 
-/**
- * Security events of an account, as its user sees them on `/account`: with IP address and browser, which organizations
- * do not see. Kept for a year.
- */
+/** Security events of an account for its user: with IP address and browser, which organizations do not see. */
 export const personal_events = pgTable('personal_events', {
   id: count().primaryKey(),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  user_id: userId(),
   occurred_at: moment().notNull(),
   action: varchar({ length: 64 }).notNull(),
   actor_type: varchar({ length: 16, enum: ['user', 'operator'] }).notNull(),
@@ -351,12 +336,9 @@ export const personal_events = pgTable('personal_events', {
   ...authenticated
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
-/**
- * Open invitations. A row tells nothing about an account: the address is compared with the address of the person who
- * accepts. Accepting, declining, withdrawing and expiry delete the row.
- */
+/** Open invitations. A row does not tell whether the address has an account. */
 export const invitations = pgTable('invitations', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   id: ulid().notNull(),
   /** As the inviter typed it. */
   email: varchar({ length: 320 }).notNull(),
@@ -379,29 +361,23 @@ export const invitations = pgTable('invitations', {
   index().on(table.email_normalized), index().on(table.expires_at)
 ])
 
-/**
- * The time of the last invitation mail from an organization to an address. At most one mail a day is sent, even after
- * the invitation was deleted.
- */
+/** The last invitation mail to an address. At most one mail a day is sent, even after the invitation was deleted. */
 export const invitation_mails = pgTable('invitation_mails', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   email_normalized: varchar({ length: 320 }).notNull(),
   sent_at: moment().notNull().default(sql`now()`)
 }, (table) => [primaryKey({ columns: [table.organization_id, table.email_normalized] }), index().on(table.sent_at)])
 
 export const members = pgTable('members', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
-  user_id: count().notNull().references(() => users.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
+  user_id: userId(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   status: varchar({ length: 16, enum: MEMBER_STATUSES }).notNull().default('active'),
   joined_at: moment().notNull().default(sql`now()`),
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
-/**
- * There is no foreign key to the organization, which is deleted first. A token without its organization is invalid
- * (`organization_removals`).
- */
+/** No foreign key to the organization, which is deleted first (`organization_removals`): this ends its tokens. */
 export const api_tokens = pgTable('api_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
@@ -418,10 +394,7 @@ export const api_tokens = pgTable('api_tokens', {
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  /**
-   * The person and the grant for whom the token was created, directly or through other tokens. The token ends with
-   * either.
-   */
+  /** The person and the grant for whom the token was created, directly or by another token. It ends with either. */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
@@ -440,18 +413,15 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.token_id] }),
-  references(
-    'former_token_hashes_of_token', [table.organization_id, table.token_id], [api_tokens.organization_id, api_tokens.id]
-  ).onDelete('cascade')
+  within('former_token_hashes_of_token', table, 'token_id', api_tokens).onDelete('cascade')
 ])
 
 /** The reasons for which API tokens end; many tokens are deleted in the background. */
 export const ENDINGS = ['member', 'grant', 'level'] as const
 
 /**
- * The work list for deleting API tokens when one statement is not enough: of a membership or a grant (by the id of the
- * user or the grant), or of all deleted levels (0). There is no foreign key: entries are created before the
- * organization's rows are deleted (0029). An entry is deleted when its last token is deleted.
+ * The work list for deleting many API tokens: of a membership or a grant (by the id of the user or grant), or of all
+ * deleted levels (0). There is no foreign key: entries are created before the organization's rows are deleted (0029).
  */
 export const token_removals = pgTable('token_removals', {
   organization_id: ulid().notNull(),
@@ -459,16 +429,10 @@ export const token_removals = pgTable('token_removals', {
   ended_id: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
 
-/**
- * There is no foreign key to the organization, which is deleted first (`organization_removals`). The rows that
- * reference a project are deleted after it.
- */
+/** No foreign key to the organization, which is deleted first (`organization_removals`). */
 export const projects = pgTable('projects', {
-  id: ulid().notNull(),
-  organization_id: ulid().notNull(),
-  name: name(),
-  slug: slug(),
-  description: text(),
+  ...ofOrganization,
+  ...described,
   secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),
   encryption_type: varchar({ length: 8, enum: MANAGED }).notNull(),
   history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
@@ -481,15 +445,9 @@ export const projects = pgTable('projects', {
   uniqueIndex('projects_slug_taken').on(table.organization_id, table.slug)
 ])
 
-// A foreign key to the project of the same organization; below, to its target, environment and history.
-const inProject = (name: string, table: { organization_id: AnyPgColumn, project_id: AnyPgColumn }) =>
-  references(
-    `${name}_in_project`, [table.organization_id, table.project_id], [projects.organization_id, projects.id]
-  ).onDelete('cascade')
-
 /**
- * The number of objects below a project, kept by the statements that change it, so that a list of projects needs no
- * counting. The counts have a table of their own, because writes of documents lock the project's row in share mode.
+ * The number of objects below a project, kept by the statements that change it. The counts have a table of their own,
+ * because writes of documents lock the project's row in share mode.
  */
 export const project_counts = pgTable('project_counts', {
   organization_id: ulid().notNull(),
@@ -503,21 +461,14 @@ export const project_counts = pgTable('project_counts', {
 /** Groups of members with roles in projects. */
 export const teams = pgTable('teams', {
   id: ulid().notNull(),
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
-  name: name(),
-  slug: slug(),
-  description: text(),
+  organization_id: organizationId(),
+  ...described,
   ...timestamps,
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   uniqueIndex('teams_slug_taken').on(table.organization_id, table.slug)
 ])
-
-const inTeam = (name: string, table: { organization_id: AnyPgColumn, team_id: AnyPgColumn }) =>
-  references(
-    `${name}_in_team`, [table.organization_id, table.team_id], [teams.organization_id, teams.id]
-  ).onDelete('cascade')
 
 /** The members of a team. A row is deleted with the membership in the organization. */
 export const team_members = pgTable('team_members', {
@@ -528,9 +479,9 @@ export const team_members = pgTable('team_members', {
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.team_id, table.user_id] }),
-  inTeam('team_members', table),
-  references(
-    'team_members_are_members', [table.organization_id, table.user_id], [members.organization_id, members.user_id]
+  within('team_members_in_team', table, 'team_id', teams).onDelete('cascade'),
+  within(
+    'team_members_are_members', table, 'user_id', { organization_id: members.organization_id, id: members.user_id }
   ).onDelete('cascade'),
   index().on(table.organization_id, table.user_id)
 ])
@@ -545,7 +496,7 @@ export const team_projects = pgTable('team_projects', {
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.team_id, table.project_id] }),
-  inTeam('team_projects', table),
+  within('team_projects_in_team', table, 'team_id', teams).onDelete('cascade'),
   inProject('team_projects', table),
   index().on(table.organization_id, table.project_id),
   index().on(table.organization_id, table.team_id, table.role)
@@ -558,7 +509,7 @@ export const encryption_keys = pgTable('encryption_keys', {
   project_id: ulid().notNull(),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
-  /** Server-managed: the wrapped key string. Null after a rotation, once the server had to forget it. */
+  /** Server-managed: the wrapped key string; null once the server had to forget it (`forgetRotatedKeys`). */
   key_string: bytea(),
   /** Server-managed: the wrapped derived data key, so that a read needs no PBKDF2. Deleted with the key string. */
   data_key: bytea(),
@@ -605,19 +556,16 @@ export const re_encryptions = pgTable('re_encryptions', {
   index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)
 ])
 
-/** The columns that every query for a key selects together with a document or version. */
+/** The columns of a key that code outside its table's queries needs. */
 export const keyColumns = columnsOf(
   encryption_keys, 'id', 'organization_id', 'project_id', 'version', 'managed', 'key_string', 'data_key', 'key_check',
   'salt', 'iterations', 'is_active', 'created_at', 'rotated_at'
 )
 
 export const targets = pgTable('targets', {
-  id: ulid().notNull(),
-  organization_id: ulid().notNull(),
+  ...ofOrganization,
   project_id: ulid().notNull(),
-  name: name(),
-  slug: slug(),
-  description: text(),
+  ...described,
   /** As in `project_counts`. */
   environment_count: integer().notNull().default(0),
   secret_count: integer().notNull().default(0),
@@ -629,19 +577,11 @@ export const targets = pgTable('targets', {
   uniqueIndex('targets_slug_taken').on(table.organization_id, table.project_id, table.slug)
 ])
 
-const inTarget = (name: string, table: { organization_id: AnyPgColumn, target_id: AnyPgColumn }) =>
-  references(
-    `${name}_in_target`, [table.organization_id, table.target_id], [targets.organization_id, targets.id]
-  ).onDelete('cascade')
-
 export const environments = pgTable('environments', {
-  id: ulid().notNull(),
-  organization_id: ulid().notNull(),
+  ...ofOrganization,
   project_id: ulid().notNull(),
   target_id: ulid().notNull(),
-  name: name(),
-  slug: slug(),
-  description: text(),
+  ...described,
   status: varchar({ length: SLUG_LENGTH }).notNull(),
   is_production: boolean().notNull(),
   ...timestamps,
@@ -649,19 +589,17 @@ export const environments = pgTable('environments', {
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('environments', table),
-  inTarget('environments', table),
+  within('environments_in_target', table, 'target_id', targets).onDelete('cascade'),
   uniqueIndex('environments_slug_taken').on(table.organization_id, table.target_id, table.slug),
   index().on(table.organization_id, table.project_id)
 ])
 
 /**
- * The parent of a secret's versions. A purge gives the secret a new history, and deleting the level removes the
- * history. The versions of the former history are unreachable at once; a background job deletes them. There is no
- * foreign key to the organization, as for projects.
+ * The parent of a secret's versions. A purge gives the secret a new history. The versions of a removed history are
+ * unreachable at once; a background job deletes them.
  */
 export const histories = pgTable('histories', {
-  organization_id: ulid().notNull(),
-  id: ulid().notNull(),
+  ...ofOrganization,
   /** If set, no secret has this history any more. */
   removed_at: moment()
 }, (table) => [
@@ -669,18 +607,12 @@ export const histories = pgTable('histories', {
   index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
 ])
 
-const inHistory = (name: string, table: { organization_id: AnyPgColumn, history_id: AnyPgColumn }) =>
-  references(
-    `${name}_in_history`, [table.organization_id, table.history_id], [histories.organization_id, histories.id]
-  )
-
 /**
- * The one encrypted document of a level. A deleted secret keeps its row, without content, as long as the level exists,
- * because the row shows that there was a document (0045).
+ * The encrypted document of a level. A deleted secret keeps its row without content as long as the level exists, which
+ * shows that there was a document (0045).
  */
 export const secrets = pgTable('secrets', {
-  id: ulid().notNull(),
-  organization_id: ulid().notNull(),
+  ...ofOrganization,
   project_id: ulid().notNull(),
   target_id: ulid(),
   environment_id: ulid(),
@@ -696,10 +628,7 @@ export const secrets = pgTable('secrets', {
   /** The version that the last write recorded; null after `no_backup`, and when that version was deleted. */
   version: count(),
   history_id: ulid().notNull(),
-  /**
-   * The number of versions in the history and the sum of their `size_bytes`, kept by the statements that change the
-   * history.
-   */
+  /** The number of versions in the history, and the sum of their `size_bytes`. */
   version_count: integer().notNull().default(0),
   version_bytes: count().notNull().default(0),
   ...timestamps,
@@ -707,11 +636,9 @@ export const secrets = pgTable('secrets', {
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   inProject('secrets', table),
-  inTarget('secrets', table),
-  references(
-    'secrets_in_environment', [table.organization_id, table.environment_id], [environments.organization_id, environments.id]
-  ).onDelete('cascade'),
-  inHistory('secrets', table),
+  within('secrets_in_target', table, 'target_id', targets).onDelete('cascade'),
+  within('secrets_in_environment', table, 'environment_id', environments).onDelete('cascade'),
+  within('secrets_in_history', table, 'history_id', histories),
   uniqueIndex('secrets_one_of_level').on(table.organization_id, table.level_id),
   uniqueIndex('secrets_one_of_history').on(table.organization_id, table.history_id),
   index().on(table.organization_id, table.project_id, table.id),
@@ -725,10 +652,7 @@ export const secret_versions = pgTable('secret_versions', {
   id: count().notNull(),
   history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
-  /**
-   * The revision of the level after this write. A current document with a lower revision than its newest version was
-   * rolled back.
-   */
+  /** Of the level after this write. A document with a lower revision than its newest version was rolled back. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),
@@ -739,7 +663,7 @@ export const secret_versions = pgTable('secret_versions', {
   ...created
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  inHistory('secret_versions', table).onDelete('cascade'),
+  within('secret_versions_in_history', table, 'history_id', histories).onDelete('cascade'),
   // Index-only scans for a page of a history, and for versions under an older key.
   index('secret_versions_of_history').on(table.organization_id, table.history_id, table.id),
   index('secret_versions_by_key').on(
@@ -747,10 +671,7 @@ export const secret_versions = pgTable('secret_versions', {
   )
 ])
 
-/**
- * One row for each committed change, written in its transaction, and for each read that reveals a secret. Rows never
- * contain a value, key, proof, salt or token.
- */
+/** Committed changes, and reads that reveal a secret. Rows never contain a value, key, proof, salt or token. */
 export const audit_events = pgTable('audit_events', {
   organization_id: ulid().notNull(),
   seq: count().notNull(),
@@ -786,8 +707,8 @@ export const audit_events = pgTable('audit_events', {
 })
 
 /**
- * Events of users that occurred while the counter of the organization was locked. A job moves them to `audit_events`
- * when the counter is free. There is no foreign key, so that an insert does not wait for a change of the organization.
+ * Events of users that wait for the locked counter of their organization. There is no foreign key, so that an insert
+ * does not wait for a change of the organization.
  */
 export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),
@@ -798,8 +719,8 @@ export const late_events = pgTable('late_events', {
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
 
 /**
- * The keys of an organization's audit chain, except for the first key, which all chains share. Each key is wrapped by a
- * master key and bound to its position. Like the events, the keys stay when the organization is deleted.
+ * The keys of audit chains, except for the first key, which all chains share. Each key is wrapped by a master key and
+ * bound to its position. Like the events, the keys outlive the organization.
  */
 export const chain_keys = pgTable('chain_keys', {
   organization_id: ulid().notNull(),
@@ -829,10 +750,7 @@ export const coupons = pgTable('coupons', {
     ELSE ${table.percent_off} BETWEEN 1 AND 100 AND ${table.amount_off} is null AND ${table.currency} is null END`)
 ])
 
-/**
- * The buyer of an organization's invoices, and its invoice counter. Every billing change of an organization locks this
- * row, so that such changes are serialized.
- */
+/** The buyer of an organization's invoices, and its invoice counter. Every billing change locks this row first. */
 export const billing_accounts = pgTable('billing_accounts', {
   organization_id: ulid().primaryKey().references(() => organizations.id, { onDelete: 'cascade' }),
   name: varchar({ length: NAME_LENGTH }).notNull().default(''),
@@ -845,7 +763,7 @@ export const billing_accounts = pgTable('billing_accounts', {
 
 /** The credit balance of an organization by currency; the next invoices use it. */
 export const credits = pgTable('credits', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   currency: currency(),
   amount: count().notNull()
 }, (table) => [
@@ -855,7 +773,7 @@ export const credits = pgTable('credits', {
 
 /** The coupons that an organization has redeemed: each at most once, also after removing it. */
 export const coupon_redemptions = pgTable('coupon_redemptions', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   coupon: varchar({ length: COUPON_LENGTH }).notNull().references(() => coupons.code),
   ...created
 }, (table) => [primaryKey({ columns: [table.organization_id, table.coupon] })])
@@ -880,15 +798,12 @@ export const subscriptions = pgTable('subscriptions', {
   cancel_at_period_end: boolean().notNull().default(false),
   ...timestamps
 }, (table) => [
-  index().on(table.period_end),
-  references(
-    'subscriptions_on_invoice', [table.organization_id, table.invoice_id], [invoices.organization_id, invoices.id]
-  )
+  index().on(table.period_end), within('subscriptions_on_invoice', table, 'invoice_id', invoices)
 ])
 
 /** Payment methods of an organization. Numbers of cards and accounts are never stored. */
 export const payment_methods = pgTable('payment_methods', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   id: ulid().notNull(),
   kind: varchar({ length: 16, enum: PAYMENT_METHOD_KINDS }).notNull(),
   label: varchar({ length: LABEL_LENGTH }).notNull(),
@@ -900,13 +815,11 @@ export const payment_methods = pgTable('payment_methods', {
   uniqueIndex('payment_methods_one_default').on(table.organization_id).where(sql`${table.is_default}`)
 ])
 
-// Invoices, charges and refunds have no foreign key to the organization: they stay for the operator's accounting when
-// the organization is deleted.
+// Invoices, charges and refunds outlive the organization, for the operator's accounting.
 
 /** Numbered without gaps per organization. Only the payment outcome of an invoice changes. */
 export const invoices = pgTable('invoices', {
-  organization_id: ulid().notNull(),
-  id: ulid().notNull(),
+  ...ofOrganization,
   number: integer().notNull(),
   status: varchar({ length: 8, enum: INVOICE_STATUSES }).notNull(),
   currency: currency(),
@@ -935,15 +848,12 @@ export const invoices = pgTable('invoices', {
 ])
 
 /**
- * A charge for an invoice. The row is written before the provider is called, and updated with its response. While
- * `submitted_at` is null, the charge has to be sent: if `asked_at` is null too, the provider never received the charge;
- * otherwise the outcome is unknown.
+ * An order to a payment provider. The row is written before the provider is called, and updated with its response.
+ * While `submitted_at` is null, the order has to be sent: if `asked_at` is null too, the provider never received the
+ * order; otherwise the outcome is unknown.
  */
-export const charges = pgTable('charges', {
-  organization_id: ulid().notNull(),
-  id: ulid().notNull(),
-  invoice_id: ulid().notNull(),
-  payment_method_id: ulid(),
+const order = {
+  ...ofOrganization,
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
   /** The status reported by the provider, which may differ from the operator's note. Null before the first response. */
@@ -951,48 +861,42 @@ export const charges = pgTable('charges', {
   /** The status noted by the operator. Together with the provider's status, it shows possible double payments. */
   noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
-  currency: currency(),
   amount: count().notNull(),
-  /** The sum of refunds that did not fail. */
-  refunded: count().notNull().default(0),
   /** Time of the last call to the provider, set before each call. */
   asked_at: moment(),
   /** Time of the provider's response, or of a note that made the call unnecessary. */
   submitted_at: moment(),
   settled_at: moment(),
   ...created
+}
+
+/** A charge for an invoice. */
+export const charges = pgTable('charges', {
+  ...order,
+  invoice_id: ulid().notNull(),
+  payment_method_id: ulid(),
+  currency: currency(),
+  /** The sum of refunds that did not fail. */
+  refunded: count().notNull().default(0)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  references('charges_of_invoice', [table.organization_id, table.invoice_id], [invoices.organization_id, invoices.id]),
+  within('charges_of_invoice', table, 'invoice_id', invoices),
   index('charges_by_invoice').on(table.organization_id, table.invoice_id),
   index('charges_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
     .where(sql`${table.submitted_at} is null`),
   check('charges_refunded', sql`${table.amount} > 0 AND ${table.refunded} BETWEEN 0 AND ${table.amount}`)
 ])
 
-/** A refund of a charge. The row is written before the provider is called, as for a charge. */
+/** A refund of a charge, by the provider that received the payment. */
 export const refunds = pgTable('refunds', {
-  organization_id: ulid().notNull(),
-  id: ulid().notNull(),
+  ...order,
   charge_id: ulid().notNull(),
-  /** The provider that received the payment. */
-  provider: varchar({ length: 32 }).notNull(),
-  provider_reference: varchar({ length: LABEL_LENGTH }),
-  /** The statuses reported by the provider and noted by the operator, as in `charges`. */
-  provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  /** When the operator reviewed the two statuses; null again when the provider reports another status. */
+  /** When the operator reviewed the noted and the reported status; null again when another status is reported. */
   checked_at: moment(),
-  status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
-  amount: count().notNull(),
-  reason: varchar({ length: LABEL_LENGTH }),
-  asked_at: moment(),
-  submitted_at: moment(),
-  settled_at: moment(),
-  ...created
+  reason: varchar({ length: LABEL_LENGTH })
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
-  references('refunds_of_charge', [table.organization_id, table.charge_id], [charges.organization_id, charges.id]),
+  within('refunds_of_charge', table, 'charge_id', charges),
   index('refunds_by_charge').on(table.organization_id, table.charge_id),
   index('refunds_to_submit').on(table.provider, table.asked_at.asc().nullsFirst(), table.id)
     .where(sql`${table.submitted_at} is null`),
@@ -1001,21 +905,19 @@ export const refunds = pgTable('refunds', {
 
 /** API calls of an organization in a month; `month` is its first day. */
 export const api_usage = pgTable('api_usage', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   month: date({ mode: 'string' }).notNull(),
   calls: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.month] })])
 
 /** The first response to an idempotent request, for replay. */
 export const idempotency_keys = pgTable('idempotency_keys', {
-  organization_id: ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' }),
+  organization_id: organizationId(),
   /** The sender, such as `user:17`. */
   principal: varchar({ length: 32 }).notNull(),
   /** Keyed hash of the header, in hexadecimal, bound to organization and principal (`lookupHash`). */
   key: varchar({ length: 255 }).notNull(),
-  /**
-   * Keyed hash of the header, the method, the path and the body, bound to organization and principal (`lookupHash`).
-   */
+  /** Keyed hash of the header, method, path and body, bound to organization and principal (`lookupHash`). */
   request: bytea().notNull(),
   status: integer().notNull(),
   /** Sealed under the organization's storage key, in base64. */

@@ -56,7 +56,7 @@ t.test('what was recorded verifies, in the database and in an export of all or o
   const { after, events } = part[own.organization]!
   t.ok(after !== null && after > 0 && after < last - 2)
   t.equal(after! + events, last)
-  t.match(describeVerified(part[own.organization]!), `behind ${after} up to ${last}; what is before was not looked at`)
+  t.match(describeVerified(part[own.organization]!), `after ${after} up to ${last}; earlier events were not checked`)
 })
 
 t.test('AU-06: each of nine manipulations is found at the right event, in the database and from the export alone', async (t) => {

@@ -645,7 +645,7 @@ t.test('an organization has so many API tokens, and a person so many of them; th
     FROM api_tokens, generate_series(1, ${TOKEN_LIMITS.organization}) n WHERE organization_id = '${o}' AND id = ${id}`)
   t.match(await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'] }), refused(TOKEN_LIMITS.organization))
   await t.rejects(
-    addToken(database, { organization: o, name: 'CI', abilities: ['*'] }), /has 10000 tokens already/
+    addToken(database, { organization: o, name: 'CI', abilities: ['*'] }), /has reached its limit of 10000 tokens/
   )
   const oda = await makePerson(service, { [o]: 'administrator' })
   const { access: hers } = await issuePair(service, oda, ['api-token:create', 'api-token:delete', 'project:read'])

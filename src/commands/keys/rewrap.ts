@@ -2,10 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import {
-  countWrapped, deleteCanary, lockChainKeys, lockFactors, lockServiceKeys, lockStorageKeys, lockWrappedKeys,
-  updateChainKeys, updateFactors, updateServiceKeys, updateStorageKeys, updateWrappedKeys
-} from '../../repositories/keys/master-keys.ts'
+import { countWrapped, deleteCanary, WRAPPED, type WrappedTable } from '../../repositories/keys/master-keys.ts'
 import {
   lockCurrentCanary, rewrapChainKey, rewrapFactor, rewrapKey, rewrapServiceKey, rewrapStorageKey, type Rewrapped
 } from '../../vault/keys/master-keys.ts'
@@ -42,25 +39,10 @@ export interface Outcome {
   older: { id: string, values: number }[]
 }
 
-interface Table<Id, Row> {
-  name: string
-  /** Sorts before every id. */
-  first: Id
-  lock: (db: Db, keyId: string, after: Id, limit: number) => Promise<Row[]>
-  rewrap: (keyring: Keyring, row: Row) => Rewrapped<Row>
-  update: (db: Db, rows: readonly Row[]) => Promise<void>
-}
-
 const TABLES = [
-  passOver({
-    name: 'service_keys', first: '', lock: lockServiceKeys, rewrap: rewrapServiceKey, update: updateServiceKeys
-  }),
-  passOver({ name: 'chain_keys', first: '', lock: lockChainKeys, rewrap: rewrapChainKey, update: updateChainKeys }),
-  passOver({
-    name: 'organizations', first: '', lock: lockStorageKeys, rewrap: rewrapStorageKey, update: updateStorageKeys
-  }),
-  passOver({ name: 'encryption_keys', first: 0, lock: lockWrappedKeys, rewrap: rewrapKey, update: updateWrappedKeys }),
-  passOver({ name: 'second_factors', first: 0, lock: lockFactors, rewrap: rewrapFactor, update: updateFactors })
+  passOver(WRAPPED.serviceKeys, rewrapServiceKey), passOver(WRAPPED.chainKeys, rewrapChainKey),
+  passOver(WRAPPED.storageKeys, rewrapStorageKey), passOver(WRAPPED.projectKeys, rewrapKey),
+  passOver(WRAPPED.factors, rewrapFactor)
 ]
 
 /**
@@ -101,10 +83,12 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
   ].map((line) => `${line}\n`).join('')
 }
 
-function passOver<Id, Row extends { id: Id }> (table: Table<Id, Row>) {
+function passOver<Row extends { id: string | number }> (
+  table: WrappedTable<Row>, rewrapRow: (keyring: Keyring, row: Row) => Rewrapped<Row>
+) {
   return async (handle: Db, keyring: Keyring, failures: string[], timeoutMs: number): Promise<number> => {
     let moved = 0
-    for (let after = table.first; ;) {
+    for (let after: Row['id'] = table.first; ;) {
       let started = 0
       const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
         started = performance.now()
@@ -113,7 +97,7 @@ function passOver<Id, Row extends { id: Id }> (table: Table<Id, Row>) {
         const broken: string[] = []
         const done = rows.flatMap((row) => {
           try {
-            return [table.rewrap(keyring, row)]
+            return [rewrapRow(keyring, row)]
           } catch (error) {
             broken.push(`${table.name} ${row.id}: ${reasonOf(error)}; left as it is`)
             return []

@@ -9,6 +9,7 @@ import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
+import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
 /** The caller of a change, and where the request comes from. */
@@ -62,24 +63,20 @@ export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | 
 }
 
 /**
- * Records events of a change, in their order. The transaction has locked the counter row of the organization first
- * (`transaction` with the actor), or locks the row here as the last lock of a long operation. Throws CallerEnded when
- * the caller may not make the change any more. Every change must record an event (`audit` of its route names it).
+ * Records the events that every change must have (`audit` of its route names them), in their order. The transaction has
+ * locked the organization's counter first (`transaction` with the actor), or locks it here as the last lock of a long
+ * operation. Throws CallerEnded when the caller may not make the change any more.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
-  // Without a counter the organization was deleted, and its chain has ended.
+  // Without a counter the organization was deleted.
   const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
-/**
- * Records an event of a request that only reads; resolves when the event is recorded.
- *
- * @param bytes the size of the response, which waits in memory until then
- */
+/** Records an event of a request that only reads. `bytes`: the size of the response, which waits in memory. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
 /** Records an event of a request that changes nothing, in a transaction of its own. */
@@ -89,11 +86,10 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
 
 /**
  * Records an event of a person, or of an attempt to sign in as a person, in each organization of the person, at the end
- * of the transaction. An organization whose counter is locked, or whose chain key is missing, does not block this: the
- * event is stored in `late_events` in the same transaction and numbered later. Returns whether there are such events.
- * Without an actor the function takes the same time, so that the duration of a refusal reveals nothing.
+ * of the transaction. If the counter of an organization is locked, or its chain key is missing, the event is stored in
+ * `late_events` and numbered later. Returns whether there are such events. Without an actor the function takes the same
+ * time, so that the duration of a refusal reveals nothing.
  *
- * @param event the same event for all organizations, or a function of the organization
  * @param synchronousCommit as in `createReadRecorder`, for events of requests that change nothing
  */
 export async function recordOfPerson (
@@ -168,11 +164,10 @@ async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]
 ): Promise<Set<number>> {
   if (rows.length === 0) return new Set()
-  const found = await db.execute(sql`
+  const found = await queryRows<{ id: string }>(db, sql`
     SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
       sql`id bigint, occurred_at timestamptz`)} late
     JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
-      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
-  `) as unknown as { id: string }[]
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)`)
   return new Set(found.map(({ id }) => Number(id)))
 }

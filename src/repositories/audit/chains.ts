@@ -1,5 +1,6 @@
 import { sql } from 'drizzle-orm'
 import { isKeyOf, preparedSql, type Db } from '../../db/database.ts'
+import { queryRow, queryRows } from '../../db/rows/query.ts'
 import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
 
 // Reads chains for verification and export, without trusting the data.
@@ -9,7 +10,7 @@ export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | n
 
 /** The ids of all organizations, also of deleted ones: from their rows, counters and events. */
 export async function listChains (db: Db): Promise<string[]> {
-  const rows = await db.execute(sql`
+  const rows = await queryRows<{ id: string }>(db, sql`
     WITH RECURSIVE recorded AS (
       SELECT min(organization_id) AS id FROM audit_events
       UNION ALL
@@ -18,7 +19,7 @@ export async function listChains (db: Db): Promise<string[]> {
     )
     SELECT id FROM recorded WHERE id IS NOT NULL UNION SELECT organization_id FROM organization_counters
       UNION SELECT id FROM organizations
-    ORDER BY id`) as unknown as { id: string }[]
+    ORDER BY id`)
   return rows.map(({ id }) => id)
 }
 
@@ -28,7 +29,8 @@ type Last = string
 const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
   WHERE ${isKeyOf(
-    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)} ORDER BY organization_id FOR KEY SHARE`)
+    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}
+  ORDER BY organization_id FOR KEY SHARE`)
 
 /**
  * The ends of chains that survive a crash. FOR KEY SHARE writes to the WAL, so its commit flushes all commits before
@@ -43,17 +45,16 @@ export async function findDurableHeads (db: Db, ids: readonly string[]): Promise
 export async function findChain (
   db: Db, organizationId: string
 ): Promise<{ head: Head, keys: ChainKeyRow[], last: Last }> {
-  const [row] = await db.execute(sql`
+  const row = await queryRow<Partial<HeadRow> & {
+    last: string | null, keys: (Pick<ChainKeyRow, 'kid' | 'from_seq'> & { wrapped: string })[] | null
+  }>(db, sql`
     SELECT next_event, event_head, chain_kid, last, keys FROM (
       SELECT max(seq) AS last FROM audit_events WHERE organization_id = ${organizationId}
     ) AS events CROSS JOIN (
       SELECT jsonb_agg(jsonb_build_object('kid', kid, 'from_seq', from_seq, 'wrapped', encode(wrapped, 'hex'))
         ORDER BY from_seq) AS keys
       FROM chain_keys WHERE organization_id = ${organizationId}
-    ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}
-  `) as unknown as [Partial<HeadRow> & {
-    last: string | null, keys: (Pick<ChainKeyRow, 'kid' | 'from_seq'> & { wrapped: string })[] | null
-  }]
+    ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}`)
   const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
   return {
     // Without a counter, no event was ever recorded.
@@ -90,10 +91,7 @@ function toEvent (row: Raw): ChainRow {
   return row as ChainRow
 }
 
-/**
- * The events of a chain in order, after `after` and up to `upTo`; to the end of the chain if `upTo` is null. Prefetches
- * the next page.
- */
+/** The events of a chain in order, after `after` (null: from the first one) up to `last`. Prefetches the next page. */
 export async function * readChain (
   db: Db, organizationId: string, after: number | null, last: Last
 ): AsyncGenerator<ChainRow[]> {
@@ -117,10 +115,10 @@ export async function * readChain (
 export async function findBefore (
   db: Db, organizationId: string, since: Date
 ): Promise<{ seq: number, mac: Buffer } | undefined> {
-  const [row] = await db.execute(sql`
+  const [row] = await queryRows<{ seq: string, mac: Buffer }>(db, sql`
     SELECT seq, mac FROM audit_events WHERE organization_id = ${organizationId} AND mac IS NOT NULL AND seq < coalesce((
       SELECT min(seq) FROM audit_events
       WHERE organization_id = ${organizationId} AND occurred_at >= ${since.toISOString()}::timestamptz
-    ), 9007199254740991) ORDER BY seq DESC LIMIT 1`) as unknown as { seq: string, mac: Buffer }[]
+    ), 9007199254740991) ORDER BY seq DESC LIMIT 1`)
   return row && { seq: Number(row.seq), mac: row.mac }
 }

@@ -7,7 +7,7 @@ import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 
 export type EventOfList = Omit<(typeof audit_events)['$inferSelect'], 'organization_id' | 'chain_kid' | 'mac'>
 
-export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource'> {
+interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'resource'> {
   from?: Date | undefined
   to?: Date | undefined
 }
@@ -30,20 +30,18 @@ const newest = [desc(occurred_at), desc(seq)]
 export async function listEvents (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
 ): Promise<{ rows: EventOfList[], total: number }> {
-  return Object.keys(filter).length === 0
-    ? listAll(db, organizationId, before, page)
-    : listSome(db, organizationId, filter, before, page)
+  if (Object.keys(filter).length === 0) return listAll(db, organizationId, before, page)
+  return listSome(db, organizationId, filter, before, page)
 }
 
 async function listAll (db: Db, organizationId: string, before: number | undefined, page: PageRequest) {
-  const own = eq(organization_id, organizationId)
   const [counter] = await db.select({ next: organization_counters.next_event }).from(organization_counters)
     .where(eq(organization_counters.organization_id, organizationId))
   const total = Math.max(0, Math.min(counter?.next ?? 1, before ?? Infinity) - 1)
   const first = total - offsetOf(page)
   if (first < 1) return { rows: [], total }
-  const rows = await db.select(columns).from(audit_events).where(and(own, lt(seq, first + 1)))
-    .orderBy(desc(seq)).limit(page.per_page)
+  const rows = await db.select(columns).from(audit_events)
+    .where(and(eq(organization_id, organizationId), lt(seq, first + 1))).orderBy(desc(seq)).limit(page.per_page)
   return { rows, total }
 }
 
@@ -51,9 +49,7 @@ async function listSome (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
 ) {
   const found = matching(organizationId, filter, before)
-  const [count] = await db.select({ total: sql<number>`count(*)::int` })
-    .from(sql`(${found({ limit: MOST_COUNTED })}) AS counted`)
-  const total = count!.total
+  const total = await db.$count(sql`(${found({ limit: MOST_COUNTED })}) AS counted`)
   const offset = offsetOf(page)
   if (offset >= total) return { rows: [], total }
   const rows = await db.select(columns).from(audit_events)
@@ -62,28 +58,20 @@ async function listSome (
   return { rows, total }
 }
 
-interface Part {
-  limit: number
-  /** How many newer events to skip; undefined for any `limit` events, in any order. */
-  offset?: number
-}
-
 /**
- * A query for the numbers of the events that match all filters. Every combination of filters reads one range of an
- * index, or one range for each action, so it reads no event that does not match (decision 0057).
+ * A query for the numbers of the events that match all filters: `limit` events after `offset` newer ones, or any
+ * `limit` events without an `offset`. Every combination of filters reads one range of an index, or one range for each
+ * action, so it reads no event that does not match (decision 0057).
  */
 function matching (
   organizationId: string, filter: EventFilter, before: number | undefined
-): (part: Part) => SQL {
+): (part: { limit: number, offset?: number }) => SQL {
   const [type, actor] = filter.actor?.split(':') ?? []
   const [kind, resource] = filter.resource?.split(':') ?? []
   const own = and(
     eq(organization_id, organizationId),
-    type === undefined
-      ? undefined
-      : and(
-        eq(actor_type, type), actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor))
-      ),
+    type === undefined ? undefined : eq(actor_type, type),
+    type === undefined ? undefined : actor === undefined ? isNull(actor_id) : eq(actor_id, Number(actor)),
     kind === undefined ? undefined : and(eq(resource_type, kind), eq(resource_id, resource!)),
     filter.from === undefined ? undefined : gte(occurred_at, filter.from),
     filter.to === undefined ? undefined : lt(occurred_at, filter.to),

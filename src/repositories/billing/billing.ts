@@ -29,10 +29,7 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
   return row
 }
 
-/**
- * Changes the buyer of future invoices; existing invoices stay unchanged. An empty name means the organization's
- * current name.
- */
+/** Changes the buyer of future invoices. An empty name means the organization's current name. */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
   const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
   const [row] = await db.update(billing_accounts)
@@ -69,6 +66,7 @@ export type PaymentMethodRow = PaymentMethodAttributes & { id: string }
 const method = columnsOf(payment_methods, 'id', 'kind', 'label', 'reference', 'is_default', 'created_at')
 const itsMethods = (organizationId: string) => eq(payment_methods.organization_id, organizationId)
 const itsMethod = (organizationId: string, id: string) => and(itsMethods(organizationId), eq(payment_methods.id, id))
+const itsDefault = (organizationId: string) => and(itsMethods(organizationId), eq(payment_methods.is_default, true))
 
 /** Payment methods, the default one first. */
 export async function listPaymentMethods (
@@ -92,8 +90,7 @@ export async function findPaymentMethod (
 }
 
 export async function findDefaultMethod (db: Db, organizationId: string): Promise<PaymentMethodRow | undefined> {
-  const [row] = await db.select(method).from(payment_methods)
-    .where(and(itsMethods(organizationId), eq(payment_methods.is_default, true)))
+  const [row] = await db.select(method).from(payment_methods).where(itsDefault(organizationId))
   return row
 }
 
@@ -116,8 +113,7 @@ export async function updateDefaultMethod (
 }
 
 async function clearDefault (db: Db, organizationId: string): Promise<void> {
-  await db.update(payment_methods).set({ is_default: false })
-    .where(and(itsMethods(organizationId), eq(payment_methods.is_default, true)))
+  await db.update(payment_methods).set({ is_default: false }).where(itsDefault(organizationId))
 }
 
 /** Deletes a payment method. If it was the default, the newest remaining method becomes the default. */
@@ -125,11 +121,10 @@ export async function deletePaymentMethod (db: Db, organizationId: string, id: s
   const [gone] = await db.delete(payment_methods).where(itsMethod(organizationId, id))
     .returning({ is_default: payment_methods.is_default })
   if (!gone!.is_default) return
-  const [next] = await db.select({ id: payment_methods.id }).from(payment_methods).where(itsMethods(organizationId))
-    .orderBy(desc(payment_methods.id)).limit(1)
-  if (next !== undefined) {
-    await db.update(payment_methods).set({ is_default: true }).where(itsMethod(organizationId, next.id))
-  }
+  const newest = db.select({ id: sql`max(${payment_methods.id})` }).from(payment_methods)
+    .where(itsMethods(organizationId))
+  await db.update(payment_methods).set({ is_default: true })
+    .where(and(itsMethods(organizationId), eq(payment_methods.id, newest)))
 }
 
 export type Coupon = typeof coupons.$inferSelect
@@ -137,7 +132,8 @@ export type NewCoupon = Omit<Coupon, 'redemptions' | 'created_at'>
 
 /** Creates a coupon; false when the code is taken. */
 export async function createCoupon (db: Db, coupon: NewCoupon): Promise<boolean> {
-  return (await db.insert(coupons).values(coupon).onConflictDoNothing().returning({ code: coupons.code })).length > 0
+  const made = await db.insert(coupons).values(coupon).onConflictDoNothing().returning({ code: coupons.code })
+  return made.length > 0
 }
 
 export async function findCoupon (db: Db, code: string): Promise<Coupon | undefined> {
@@ -152,14 +148,15 @@ export async function listCoupons (db: Db, after: string): Promise<Coupon[]> {
 
 /** Ends a coupon for organizations that have not redeemed it yet; false when there is no such coupon. */
 export async function endCoupon (db: Db, code: string): Promise<boolean> {
-  return (await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
-    .returning({ code: coupons.code })).length > 0
+  const ended = await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
+    .returning({ code: coupons.code })
+  return ended.length > 0
 }
 
 /** Whether an organization has redeemed a coupon, even if it has removed it since. */
 export async function hasRedeemed (db: Db, organizationId: string, code: string): Promise<boolean> {
-  const { organization_id, coupon } = coupon_redemptions
-  return await db.$count(coupon_redemptions, and(eq(organization_id, organizationId), eq(coupon, code))) > 0
+  const its = matching(coupon_redemptions, { organization_id: organizationId, coupon: code })
+  return await db.$count(coupon_redemptions, its) > 0
 }
 
 /**

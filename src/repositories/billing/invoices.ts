@@ -32,13 +32,12 @@ export async function listInvoices (
   return { rows: rows.map(({ invoice }) => invoice), total: all }
 }
 
-// The sum of successful refunds; pending refunds do not count.
+const itsRefunds = matching(refunds, { organization_id: charges.organization_id, charge_id: charges.id })
 const paidBack = sql<number>`(
   SELECT coalesce(sum(${refunds.amount}), 0)::float8 FROM ${refunds}
-  WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}
-    AND ${refunds.status} = 'succeeded')`
+  WHERE ${itsRefunds} AND ${refunds.status} = 'succeeded')`
 
-/** An invoice with its refunded amount (`paid_back`). */
+/** An invoice with the sum of its successful refunds (`paid_back`). */
 export async function findInvoice (
   db: Db, organizationId: string, id: string
 ): Promise<InvoiceRow & { paid_back: number } | undefined> {
@@ -48,6 +47,9 @@ export async function findInvoice (
 }
 
 const ORDERS = { charge: charges, refund: refunds }
+type Id = Pick<Charge, 'organization_id' | 'id'>
+const oneOrder = (of: keyof typeof ORDERS, { organization_id, id }: Id) =>
+  and(eq(ORDERS[of].organization_id, organization_id), eq(ORDERS[of].id, id))
 const BOOKS = { invoice: invoices, ...ORDERS }
 
 /** The organization of an invoice, charge or refund, for operators, who pass only the id. */
@@ -83,18 +85,15 @@ export async function settleInvoice (
 }
 
 /** An invoice with the status of its charge: the effective one, the operator's note and the provider's report. */
-export type BookedInvoice = InvoiceRow &
+type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
-
-/** A refund with its statuses. */
-export type BookedRefund =
-  Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
+type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
 
 const bookedRefunds = sql<BookedRefund[]>`coalesce((
   SELECT jsonb_agg(jsonb_build_object('id', ${refunds.id}, 'amount', ${refunds.amount}, 'status', ${refunds.status},
-    'noted_status', ${refunds.noted_status}, 'provider_status', ${refunds.provider_status}, 'settled_at', ${refunds.settled_at}) ORDER BY ${refunds.id})
-  FROM ${refunds}
-  WHERE ${refunds.organization_id} = ${charges.organization_id} AND ${refunds.charge_id} = ${charges.id}), '[]'::jsonb)`
+    'noted_status', ${refunds.noted_status}, 'provider_status', ${refunds.provider_status},
+    'settled_at', ${refunds.settled_at}) ORDER BY ${refunds.id})
+  FROM ${refunds} WHERE ${itsRefunds}), '[]'::jsonb)`
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
     ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
@@ -114,18 +113,14 @@ export async function createCharge (db: Db, charge: typeof charges.$inferInsert)
   return row!
 }
 
-const oneCharge = (organizationId: string, id: string) => matching(charges, { organization_id: organizationId, id })
-
 /** A charge, locked until the end of the transaction, so that its refunds are serialized. */
 export async function lockCharge (db: Db, organizationId: string, id: string): Promise<Charge | undefined> {
-  const [row] = await db.select().from(charges).where(oneCharge(organizationId, id)).for('update')
+  const [row] = await db.select().from(charges).where(oneOrder('charge', { organization_id: organizationId, id }))
+    .for('update')
   return row
 }
 
-/**
- * Settles the charges of an invoice: pending ones and, when the invoice is paid, failed ones too, because nothing is
- * owed any more. Returns the charges.
- */
+/** Settles the pending charges of an invoice and, when it is paid, failed ones too: nothing is owed any more. */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
 ): Promise<Charge[]> {
@@ -138,18 +133,17 @@ export async function settleCharges (
 
 /** Stores the operator's note on a charge or refund. */
 export async function updateNoted (
-  db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
-  noted_status: 'succeeded' | 'failed'
+  db: Db, of: keyof typeof ORDERS, its: Id, noted_status: 'succeeded' | 'failed'
 ): Promise<void> {
-  const table = ORDERS[of]
-  await db.update(table).set({ noted_status }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
+  await db.update(ORDERS[of]).set({ noted_status }).where(oneOrder(of, its))
 }
 
 /** Settles one charge, independently of its invoice. */
 export async function settleCharge (
   db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
 ): Promise<void> {
-  await db.update(charges).set({ status, settled_at: sql`now()` }).where(oneCharge(organizationId, id))
+  await db.update(charges).set({ status, settled_at: sql`now()` })
+    .where(oneOrder('charge', { organization_id: organizationId, id }))
 }
 
 /**
@@ -175,32 +169,28 @@ export async function createRefund (
   return row!
 }
 
-async function updateRefunded (db: Db, { organization_id, id }: Charge, by: number): Promise<void> {
-  await db.update(charges).set({ refunded: sql`${charges.refunded} + ${by}::bigint` })
-    .where(oneCharge(organization_id, id))
+async function updateRefunded (db: Db, charge: Charge, by: number): Promise<void> {
+  await db.update(charges).set({ refunded: sql`${charges.refunded} + ${by}::bigint` }).where(oneOrder('charge', charge))
 }
-
-const oneRefund = (organizationId: string, id: string) => matching(refunds, { organization_id: organizationId, id })
 
 /** A refund with its charge, both locked until the end of the transaction, the charge first. */
 export async function lockRefund (
   db: Db, organizationId: string, id: string
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
-  const [its] = await db.select({ charge: refunds.charge_id }).from(refunds).where(oneRefund(organizationId, id))
-  if (its === undefined) return undefined
-  const charge = await lockCharge(db, organizationId, its.charge)
-  const [refund] = await db.select().from(refunds).where(oneRefund(organizationId, id)).for('update')
+  const its = oneOrder('refund', { organization_id: organizationId, id })
+  const [found] = await db.select({ charge: refunds.charge_id }).from(refunds).where(its)
+  if (found === undefined) return undefined
+  const charge = await lockCharge(db, organizationId, found.charge)
+  const [refund] = await db.select().from(refunds).where(its).for('update')
   return { refund: refund!, charge: charge! }
 }
 
-/**
- * Settles a refund. The amount of a failed refund becomes refundable again. The caller has locked refund and charge.
- */
+/** Settles a locked refund. The amount of a failed refund becomes refundable again. */
 export async function settleRefund (
   db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
 ): Promise<void> {
   await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(refunds) })
-    .where(oneRefund(refund.organization_id, refund.id))
+    .where(oneOrder('refund', refund))
   const left = Number(status === 'failed') - Number(refund.status === 'failed')
   if (left !== 0) await updateRefunded(db, charge, -left * refund.amount)
 }
@@ -223,7 +213,8 @@ export async function claimRefund (
   const [refund] = await db.update(refunds).set({ asked_at: sql`now()` }).where(isNext(db, refunds, provider, pause))
     .returning()
   if (refund === undefined) return undefined
-  const [charge] = await db.select().from(charges).where(oneCharge(refund.organization_id, refund.charge_id))
+  const { organization_id, charge_id } = refund
+  const [charge] = await db.select().from(charges).where(oneOrder('charge', { organization_id, id: charge_id }))
   return { refund, charge: charge! }
 }
 
@@ -260,10 +251,8 @@ export async function listUndoneRefunds (
 }
 
 /** Marks a refund as checked by the operator, until the provider reports another status. */
-export async function updateChecked (
-  db: Db, { organization_id, id }: Pick<Refund, 'organization_id' | 'id'>
-): Promise<void> {
-  await db.update(refunds).set({ checked_at: sql`now()` }).where(oneRefund(organization_id, id))
+export async function updateChecked (db: Db, refund: Id): Promise<void> {
+  await db.update(refunds).set({ checked_at: sql`now()` }).where(oneOrder('refund', refund))
 }
 
 /**
@@ -271,8 +260,7 @@ export async function updateChecked (
  * `pending` report does not overwrite a final status.
  */
 export async function updateReported (
-  db: Db, of: 'charge' | 'refund', { organization_id, id }: Pick<Charge, 'organization_id' | 'id'>,
-  { status, reference }: { status: PaymentStatus, reference: string | null }
+  db: Db, of: keyof typeof ORDERS, its: Id, { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {
   const table = ORDERS[of]
   const says = status === 'pending' ? sql`coalesce(${table.provider_status}, 'pending')` : sql`${status}`
@@ -283,5 +271,5 @@ export async function updateReported (
       checked_at: sql`CASE WHEN ${refunds.provider_status} = ${says} THEN ${refunds.checked_at} END`
     }),
     ...(reference !== null && { provider_reference: reference })
-  }).where(and(eq(table.organization_id, organization_id), eq(table.id, id)))
+  }).where(oneOrder(of, its))
 }

@@ -4,6 +4,7 @@ import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts
 import { openChange } from '../../db/changes/chain.ts'
 import { lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
 
 const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
@@ -19,7 +20,7 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
   const [row] = await planOf(db, { id: organizationId })
-  return row && { ...row, max_bytes: row.max_bytes === null ? null : Number(row.max_bytes) }
+  return row && { ...row, max_bytes: numberOf(row.max_bytes) }
 }
 
 /** The status of an organization; undefined when it was deleted. */
@@ -30,10 +31,10 @@ export async function findStatus (db: Db, organizationId: string): Promise<Organ
   return row?.status
 }
 
-/** Resources with a limit in plans. */
-export type Counted = 'projects' | 'members'
-
 const TABLES = { projects, members }
+
+/** Resources with a limit in plans. */
+export type Counted = keyof typeof TABLES
 
 /** The number of projects or members of an organization. Open invitations count as members. */
 export async function countOf (db: Db, organizationId: string, what: Counted): Promise<number> {
@@ -45,24 +46,20 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
-/** A plan limit that would be exceeded. */
-export interface Full { limit: number, used: number, plan: string }
-
 /**
  * The limit that an organization would exceed with `more` additional projects or members; undefined if the plan allows
- * them. The caller has locked the organization with its plan (`lockPlan`), so that no other transaction takes the last
- * place.
+ * them. The caller has locked the plan (`lockPlan`), so that no other transaction takes the last place.
  */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
-): Promise<Full | undefined> {
+): Promise<{ limit: number, used: number, plan: string } | undefined> {
   const limit = plan[`max_${what}`]
   if (limit === null) return undefined
   const used = await countOf(db, organizationId, what)
   return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
-/** The stored bytes of an organization. */
+/** The stored bytes of an organization. Other writes can change the number until the counter is locked. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
   const [row] = await db.select({ stored_bytes }).from(organization_counters)

@@ -3,16 +3,18 @@ import type { Db } from '../../db/database.ts'
 import { organization_counters, subscriptions } from '../../db/tables.ts'
 
 export type Subscription = typeof subscriptions.$inferSelect
-export type NewSubscription = Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
 
 const its = (organizationId: string) => eq(subscriptions.organization_id, organizationId)
+const itsEnded = (organizationId: string) => and(its(organizationId), lte(subscriptions.period_end, sql`now()`))
 
 export async function findSubscription (db: Db, organizationId: string): Promise<Subscription | undefined> {
   const [row] = await db.select().from(subscriptions).where(its(organizationId))
   return row
 }
 
-export async function createSubscription (db: Db, subscription: NewSubscription): Promise<Subscription> {
+export async function createSubscription (
+  db: Db, subscription: Omit<Subscription, 'created_at' | 'updated_at' | 'cancel_at_period_end'>
+): Promise<Subscription> {
   const [row] = await db.insert(subscriptions).values(subscription).returning()
   return row!
 }
@@ -48,8 +50,7 @@ export async function listDue (db: Db, after: string): Promise<string[]> {
 
 /** The subscription of an organization whose period has ended by the database's clock. */
 export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
-  const [row] = await db.select().from(subscriptions)
-    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+  const [row] = await db.select().from(subscriptions).where(itsEnded(organizationId))
   return row
 }
 
@@ -59,6 +60,7 @@ export async function findDue (db: Db, organizationId: string): Promise<Subscrip
  */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
   // The current period is number 1 after the anchor, so the ended period counts as number 0.
-  await db.update(subscriptions).set({ anchor: sql`now()`, periods: -1, period_end: sql`now()`, updated_at: sql`now()` })
-    .where(and(its(organizationId), lte(subscriptions.period_end, sql`now()`)))
+  const now = sql`now()`
+  await db.update(subscriptions).set({ anchor: now, periods: -1, period_end: now, updated_at: now })
+    .where(itsEnded(organizationId))
 }

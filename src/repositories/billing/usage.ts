@@ -16,14 +16,7 @@ export async function recordCalls (db: Db, calls: ReadonlyMap<string, number>): 
 }
 
 /** The recorded usage of an organization in the current month, and its current totals. */
-export interface Usage {
-  period_start: Date
-  period_end: Date
-  calls: number
-  projects: number
-  members: number
-  bytes: number
-}
+export type Usage = Record<'period_start' | 'period_end', Date> & Record<'calls' | 'projects' | 'members' | 'bytes', number>
 
 const usage = preparedSql<Record<keyof Usage, string>, { organization_id: string }>('usage', ($) => sql`
   SELECT month AT TIME ZONE 'UTC' AS period_start, (month + interval '1 month') AT TIME ZONE 'UTC' AS period_end,

@@ -38,9 +38,8 @@ export async function authenticateSeeds (db: Db): Promise<boolean> {
   if (clients.length !== SEEDED_CLIENTS.length || !clients.every((client) => verifies(db, 'oauth_clients', client))) {
     return false
   }
-  const others =
-    Object.values(AUTHENTICATED).map(({ table }) => table as PgTable).filter((table) => table !== oauth_clients)
-  for (const table of [organizations, ...others]) {
+  for (const table of [organizations, ...Object.values(AUTHENTICATED).map(({ table }): PgTable => table)]) {
+    if (table === oauth_clients) continue
     if ((await db.select({ row: sql`1` }).from(table).limit(1)).length > 0) return false
   }
   return true

@@ -1,43 +1,21 @@
 import { and, desc, eq, isNotNull, lte, sql } from 'drizzle-orm'
-import type { HistoryPolicy, Managed } from '../../../schemas/projects.ts'
 import { updateAuthentic, tampered, type Db } from '../../db/database.ts'
+import type { AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { encryption_keys, keyColumns, projects } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 
 /** A key of a project; buffers are wrapped by a master key. */
-export interface KeyRow {
-  id: number
-  organization_id: string
-  project_id: string
-  version: number
-  managed: Managed
-  key_string: Buffer | null
-  data_key: Buffer | null
-  key_check: Buffer | null
-  salt: Buffer
-  iterations: number
-  is_active: boolean
-  created_at: Date
-  rotated_at: Date | null
-}
+export type KeyRow = Pick<typeof encryption_keys.$inferSelect, keyof typeof keyColumns>
 
 /** The columns of a new key; its buffers are wrapped. */
-export type NewKey = Pick<KeyRow,
-  'version' | 'managed' | 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> & {
-    key_check_hash: Buffer | null
-    hint: string | null
-  }
+export type NewKey = Pick<typeof encryption_keys.$inferSelect, 'version' | 'managed' | 'key_string' | 'data_key' |
+  'key_check' | 'key_check_hash' | 'salt' | 'iterations' | 'hint'>
 
 /** The columns of a project that concern its key. */
-export interface KeyState {
-  id: string
-  organization_id: string
-  encryption_type: Managed
-  key_version: number
-  history_policy: HistoryPolicy
-}
+export type KeyState = Pick<AuthenticatedRow<'projects'>,
+  'id' | 'organization_id' | 'encryption_type' | 'key_version' | 'history_policy'>
 
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   matching(encryption_keys, { organization_id, project_id: id })
@@ -54,22 +32,28 @@ export async function hasCheckHash (
   db: Db, project: Pick<KeyState, 'organization_id' | 'id'>, hash: Buffer
 ): Promise<boolean> {
   const found = await db.select({ id: encryption_keys.id }).from(encryption_keys)
-    .where(and(
-      keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash)
-    )).limit(1)
+    .where(and(keysOf(project), isNotNull(encryption_keys.key_check), eq(encryption_keys.key_check_hash, hash)))
+    .limit(1)
   return found.length > 0
 }
 
+const isActive = (project: KeyState) => and(keysOf(project), eq(encryption_keys.is_active, true))
+
 /** Retires the active key of a locked project and activates a new key. */
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
-  await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` })
-    .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
+  await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` }).where(isActive(project))
   const [row] = await db.insert(encryption_keys).overridingSystemValue().values({
     id: makeId(), ...key, organization_id: project.organization_id, project_id: project.id, is_active: true
   }).returning(keyColumns)
-  const its = matching(projects, { organization_id: project.organization_id, id: project.id })
-  await updateAuthentic(db, 'projects', its, { key_version: key.version }, { updated_at: sql`now()` }) ?? tampered()
+  await updateProject(db, project, { key_version: key.version })
   return row!
+}
+
+async function updateProject (
+  db: Db, { organization_id, id }: KeyState, changes: Partial<Pick<KeyState, 'key_version' | 'encryption_type'>>
+): Promise<void> {
+  const its = matching(projects, { organization_id, id })
+  await updateAuthentic(db, 'projects', its, changes, { updated_at: sql`now()` }) ?? tampered()
 }
 
 /** Changes who manages the active key of a locked project. The key itself stays the same. */
@@ -78,9 +62,8 @@ export async function changeCustody (
 ): Promise<void> {
   const { managed, key_string, data_key, key_check, key_check_hash } = key
   await db.update(encryption_keys).set({ managed, key_string, data_key, key_check, key_check_hash })
-    .where(and(keysOf(project), eq(encryption_keys.is_active, true)))
-  const its = matching(projects, { organization_id: project.organization_id, id: project.id })
-  await updateAuthentic(db, 'projects', its, { encryption_type: managed }, { updated_at: sql`now()` }) ?? tampered()
+    .where(isActive(project))
+  await updateProject(db, project, { encryption_type: managed })
 }
 
 /** Deletes the key material of the project's former server-managed keys. */
@@ -89,19 +72,15 @@ export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<voi
     .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
-/**
- * All keys of a project: the active one first, then newest first. Keys are numbered without gaps, so the highest number
- * is the total.
- */
+/** All keys of a project, newest first. Keys are numbered without gaps, so the highest number is the total. */
 export async function listKeys (
   db: Db, project: KeyState, page: PageRequest
 ): Promise<{ rows: KeyRow[], total: number }> {
-  const newest = project.key_version - offsetOf(page)
-  const rows = newest < 1
-    ? []
-    : await db.select(keyColumns).from(encryption_keys)
-      .where(and(
-        keysOf(project), lte(encryption_keys.version, newest)
-      )).orderBy(desc(encryption_keys.version)).limit(page.per_page)
-  return { rows, total: project.key_version }
+  const total = project.key_version
+  const newest = total - offsetOf(page)
+  if (newest < 1) return { rows: [], total }
+  const rows = await db.select(keyColumns).from(encryption_keys)
+    .where(and(keysOf(project), lte(encryption_keys.version, newest)))
+    .orderBy(desc(encryption_keys.version)).limit(page.per_page)
+  return { rows, total }
 }

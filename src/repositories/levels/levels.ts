@@ -1,11 +1,10 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { HistoryPolicy, Managed, SecretFormat } from '../../../schemas/projects.ts'
+import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
-import {
-  encryption_keys, environments, projects, secrets, targets
-} from '../../db/tables.ts'
+import { numberOf } from '../../db/rows/query.ts'
+import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
@@ -25,11 +24,7 @@ export interface SecretRow extends Authenticated<'secrets'> {
 /** A level with its ancestors and the requested rows, from one statement. */
 export interface LevelState {
   organization_id: string
-  project: Authenticated<'projects'> & {
-    secret_format: SecretFormat
-    encryption_type: Managed
-    history_policy: HistoryPolicy
-  }
+  project: Authenticated<'projects'>
   /** The active key; null unless it was requested (`activeKeyOf`). */
   key: KeyRow | null
   target: Authenticated<'targets'> | null
@@ -46,9 +41,9 @@ export interface LevelState {
  * What to load with the level: nothing (`place`), the active key, the document rows on the path without their content
  * (`revisions`; `storable` also with the key), or with it (`documents`; `readable` also with the key).
  */
-export type Brings = 'place' | 'key' | 'revisions' | 'documents' | 'readable' | 'storable'
+export type Brings = keyof typeof FLAGS
 
-const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean }> = {
+const FLAGS = {
   place: { documents: false, content: false, key: false },
   key: { documents: false, content: false, key: true },
   revisions: { documents: true, content: false, key: false },
@@ -57,55 +52,25 @@ const FLAGS: Record<Brings, { documents: boolean, content: boolean, key: boolean
   storable: { documents: true, content: false, key: true }
 }
 
-interface Row {
-  query_index: number
-  /** For writes: whether the project is locked for the write. */
-  is_free?: boolean
-  organization_id: string
-  project_id: string
-  project_slug: string
-  secret_format: SecretFormat
-  encryption_type: Managed
-  history_policy: HistoryPolicy
-  key_version: number
-  project_mac: Buffer | null
-  key_is_newest: boolean
-  key_id: string | null
-  key_string: Buffer | null
-  data_key: Buffer | null
-  key_check: Buffer | null
-  salt: Buffer
-  key_managed: Managed
-  iterations: number
-  key_created_at: string
-  target_id: string | null
-  target_project: string
-  target_slug: string
-  target_mac: Buffer | null
-  environment_id: string | null
-  environment_project: string
-  environment_target: string
-  environment_slug: string
-  environment_status: string
-  is_production: boolean
-  environment_mac: Buffer | null
-  secret_id: string | null
-  secret_project: string
-  secret_target: string | null
-  secret_environment: string | null
-  level: Level
-  level_id: string
-  revision: string
-  secret_key_version: number
-  is_stored: boolean
-  sealed: Buffer | null
-  size_bytes: number
-  secret_mac: Buffer | null
-  version: string | null
-  history_id: string
-  version_count: number
-  recorded_revision: string | null
-}
+/** The columns of the level, and those of its target, environment, key and document, whose ids are null without one. */
+type Row = Pick<Authenticated<'projects'>,
+  'organization_id' | 'secret_format' | 'encryption_type' | 'history_policy' | 'key_version'> &
+  Pick<KeyRow, 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> &
+  Pick<SecretRow, 'level' | 'level_id' | 'is_stored' | 'sealed' | 'size_bytes' | 'history_id' | 'version_count'> &
+  Record<'key_id' | 'target_id' | 'environment_id' | 'secret_id', string | null> &
+  Record<'project_mac' | 'target_mac' | 'environment_mac' | 'secret_mac', Buffer | null> &
+  Record<'project_id' | 'project_slug' | 'target_project' | 'target_slug' | 'environment_project' |
+    'environment_target' | 'environment_slug' | 'environment_status' | 'secret_project', string> &
+  Record<'secret_target' | 'secret_environment', string | null> &
+  Record<'key_created_at' | 'revision', string> & Record<'version' | 'recorded_revision', string | null> & {
+    query_index: number
+    /** For writes: whether the project is locked for the write. */
+    is_free?: boolean
+    key_is_newest: boolean
+    key_managed: Managed
+    is_production: boolean
+    secret_key_version: number
+  }
 
 const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 
@@ -184,10 +149,7 @@ const findLevels = batchLoad({
   read: (db, rows, { names }) => stateOf(db, rows, names)
 })
 
-/**
- * The level that the slugs name; undefined when a slug does not exist. Throws `integrity_error` when a MAC does not
- * verify.
- */
+/** The level that the slugs name; undefined when a slug does not exist. Throws TamperedRow. */
 export async function findLevel (
   db: Db, organizationId: string, names: LevelNames, brings: Brings
 ): Promise<LevelState | undefined> {
@@ -197,17 +159,14 @@ export async function findLevel (
 /** The level of a write: named by slugs, or by the secret whose version is restored. */
 export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
 
-/** A level to write, and whether its project is locked for the write. */
-export interface LevelToWrite { state: LevelState, isFree: boolean }
-
 /**
  * The levels of writes with their own documents, each as a function that throws `integrity_error` when a MAC does not
  * verify. Locks their projects (FOR SHARE) until the end of the transaction, except those that long operations have
- * locked. The statements are sent at once.
+ * locked; `isFree`: the project is locked for the write. The statements are sent at once.
  */
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
-): Promise<(() => LevelToWrite | undefined)[]> {
+): Promise<(() => { state: LevelState, isFree: boolean } | undefined)[]> {
   const named: object[] = []
   const ofSecrets: object[] = []
   for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
@@ -225,12 +184,10 @@ export async function findLevelsToWrite (
   })
 }
 
-function stateOf (
-  db: Db, rows: readonly Row[], { target, environment }: LevelNames
-): LevelState | undefined {
+function stateOf (db: Db, rows: readonly Row[], { target, environment }: LevelNames): LevelState | undefined {
   const state = toState(db, rows)
-  if (state === undefined || (target !== undefined && state.target === null)) return undefined
-  return environment !== undefined && state.environment === null ? undefined : state
+  if (target !== undefined && state?.target === null) return undefined
+  return environment !== undefined && state?.environment === null ? undefined : state
 }
 
 // The only place that verifies the rows of a level before any of their values is used: their MACs, their parents, and
@@ -334,9 +291,6 @@ function toKey (row: Row): KeyRow | null {
     rotated_at: null
   }
 }
-
-// The driver returns bigint as text.
-const numberOf = (text: string | null) => text === null ? null : Number(text)
 
 /** The active key of a level that was loaded with it. */
 export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {

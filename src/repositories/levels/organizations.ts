@@ -1,14 +1,16 @@
 import { and, asc, eq, gt, or, sql } from 'drizzle-orm'
 import { unionAll } from 'drizzle-orm/pg-core'
-import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS, type OrganizationStatus } from '../../../schemas/organizations.ts'
+import { FORMER_SLUG_DAYS, MAX_FORMER_SLUGS } from '../../../schemas/organizations.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { openChange } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { queryRow } from '../../db/rows/query.ts'
 import {
-  api_tokens, former_slugs, members, organization_counters, organization_removals, organizations, plans
+  api_tokens, former_slugs, members, organization_counters, organization_removals, organizationColumns, organizations,
+  plans
 } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Organization } from '../people/principals.ts'
@@ -32,27 +34,31 @@ export async function countOrganizations (db: Db): Promise<number> {
   return db.$count(organizations)
 }
 
-/** Organizations of which the user is an active member, by name. */
-export async function listOrganizations (
-  db: Db, userId: number, page: PageRequest
-): Promise<{ rows: Omit<Organization, 'storage_key'>[], total: number }> {
-  const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
-  const own = all.filter((row) =>
-    row.status === 'active' && isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id)
-  const { id, name } = organizations
-  const rows = await listed(
-    db, (select) => select.where(isOneOf(id, own)).orderBy(asc(name), asc(id)).limit(page.per_page)
-      .offset(offsetOf(page))
-  )
-  return { rows, total: own.length }
-}
-
 /** An organization as the API shows it. */
 export type ShownOrganization = Omit<Organization, 'storage_key'>
 
+const { storage_key: _, ...columns } = organizationColumns
+const { status } = organization_counters
+const selectOrganizations = (db: Db) => db.select({ ...columns, status, plan: plans }).from(organizations)
+  .innerJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
+  .innerJoin(plans, eq(plans.name, organization_counters.plan))
+
+/** Organizations of which the user is an active member, by name. */
+export async function listOrganizations (
+  db: Db, userId: number, page: PageRequest
+): Promise<{ rows: ShownOrganization[], total: number }> {
+  const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
+  const own = all.filter((row) => row.status === 'active' && isAuthentic(db, 'members', row))
+  const { id, name } = organizations
+  const rows = await selectOrganizations(db).where(isOneOf(id, own.map(({ organization_id }) => organization_id)))
+    .orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
+  return { rows, total: own.length }
+}
+
 /** The organization with this id. */
 export async function readOrganization (db: Db, id: string): Promise<ShownOrganization | undefined> {
-  return (await listed(db, (select) => select.where(eq(organizations.id, id))))[0]
+  const [row] = await selectOrganizations(db).where(eq(organizations.id, id))
+  return row
 }
 
 /** The wrapped storage key of an organization. */
@@ -65,24 +71,7 @@ export async function findStorageKey (db: Db, id: string): Promise<Buffer | unde
 /** A page of all organizations, by id, for the operator. */
 export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
   const { id } = organizations
-  return listed(db, (select) => select.where(gt(id, after)).orderBy(asc(id)).limit(500))
-}
-
-async function listed (
-  db: Db, which: (select: ReturnType<typeof selectOrganizations>) => PromiseLike<{
-    organization: Omit<ShownOrganization, 'plan'>
-    plan: ShownOrganization['plan']
-  }[]>
-): Promise<ShownOrganization[]> {
-  return (await which(selectOrganizations(db))).map(({ organization, plan }) => ({ ...organization, plan }))
-}
-
-function selectOrganizations (db: Db) {
-  const { id, name, slug, require_second_factor, created_at, updated_at } = organizations
-  const { organization_id, status, plan } = organization_counters
-  return db.select({
-    organization: { id, name, slug, status, require_second_factor, created_at, updated_at }, plan: plans
-  }).from(organizations).innerJoin(organization_counters, eq(organization_id, id)).innerJoin(plans, eq(plans.name, plan))
+  return selectOrganizations(db).where(gt(id, after)).orderBy(asc(id)).limit(500)
 }
 
 /** Those of the slugs that an organization has, or that are reserved. */
@@ -110,10 +99,9 @@ export class SlugRefused extends Error {
 const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
 
 /**
- * Throws if a slug is reserved for another organization, and ends a reservation for this organization. Must be called
- * after the statement that sets the slug, in the same transaction: if another organization gives the slug up at the
- * same time, the unique index makes that statement wait for the commit, and the next statement sees the new
- * reservation.
+ * Throws if a slug is reserved for another organization, and ends a reservation for this organization. The statement
+ * that sets the slug must come first: if another organization gives the slug up at the same time, the unique index
+ * makes that statement wait for the commit, and the next statement sees the new reservation.
  */
 async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
   const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
@@ -130,7 +118,7 @@ async function reserveSlug (
   const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
   await db.insert(former_slugs).values({ organization_id, slug, reserved_until, owner_id })
     .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until, owner_id } })
-  await deleteExpired(db, former_slugs, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
+  await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
 /** Ends the reservation of a slug; returns the organization that had the slug, or undefined when it is not reserved. */
@@ -139,36 +127,28 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
   const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
   if (row === undefined) return undefined
   await openChange(db, row)
-  const released = await db.delete(former_slugs)
-    .where(and(own, eq(former_slugs.organization_id, row.organization_id))).returning({ slug: former_slugs.slug })
-  return released.length === 0 ? undefined : row.organization_id
+  const { organization_id } = former_slugs
+  const [released] = await db.delete(former_slugs).where(and(own, eq(organization_id, row.organization_id)))
+    .returning({ organization_id })
+  return released?.organization_id
 }
 
-/**
- * Changes an organization; returns its id, or undefined when there is no such organization. A rename reserves the
- * former slug. Throws SlugRefused when the new slug is reserved for another organization, or the limit of former slugs
- * is reached.
- */
+type Changed = Pick<typeof organizations.$inferSelect, 'name' | 'slug' | 'require_second_factor'> &
+  Pick<typeof organization_counters.$inferSelect, 'plan' | 'status'>
+
+/** Changes an organization; returns its id. A rename reserves the former slug. Throws SlugRefused. */
 export async function updateOrganization (
-  db: Db, idOrSlug: string, changes: {
-    name?: string | undefined
-    slug?: string | undefined
-    plan?: string | undefined
-    status?: OrganizationStatus | undefined
-    require_second_factor?: boolean | undefined
-  }
+  db: Db, idOrSlug: string, changes: { [C in keyof Changed]?: Changed[C] | undefined }
 ): Promise<string | undefined> {
   const { id, slug } = organizations
-  const isNamed = or(eq(id, idOrSlug.toUpperCase()), eq(slug, idOrSlug))
+  const isNamed = isIdOrSlug(idOrSlug)
   const { plan, status, ...own } = changes
   // Locks the row, so that a concurrent rename sees the new slug.
   const [former] = changes.slug === undefined
     ? []
     : await db.select({ slug }).from(organizations).where(isNamed).for('update')
-  const [row] = await db.update(organizations).set({
-    ...own, updated_at: changedAt(organizations.updated_at, changes)
-  })
-    .where(isNamed).returning({ id, slug })
+  const updated_at = changedAt(organizations.updated_at, changes)
+  const [row] = await db.update(organizations).set({ ...own, updated_at }).where(isNamed).returning({ id, slug })
   if (row !== undefined && (plan !== undefined || status !== undefined)) {
     await db.update(organization_counters).set({ plan, status })
       .where(eq(organization_counters.organization_id, row.id))
@@ -176,19 +156,20 @@ export async function updateOrganization (
   if (row !== undefined && former !== undefined && former.slug !== row.slug) {
     await claimSlug(db, row.id, row.slug)
     await reserveSlug(db, row.id, former.slug)
-    const isOwn = eq(former_slugs.organization_id, row.id)
-    if (await db.$count(former_slugs, and(isOwn, isReservedNow)) > MAX_FORMER_SLUGS) {
-      throw new SlugRefused('limit')
-    }
+    const reserved = await db.$count(former_slugs, and(eq(former_slugs.organization_id, row.id), isReservedNow))
+    if (reserved > MAX_FORMER_SLUGS) throw new SlugRefused('limit')
   }
   return row?.id
 }
 
 export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id: string, name: string } | undefined> {
   const [row] = await db.select({ id: organizations.id, name: organizations.name }).from(organizations)
-    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)))
+    .where(isIdOrSlug(idOrSlug))
   return row
 }
+
+const isIdOrSlug = (idOrSlug: string) =>
+  or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug))
 
 /**
  * Locks an organization and its memberships until the end of the transaction, in the order of changes, so that changes
@@ -203,10 +184,10 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization: its row with its key, and the rows that reference it. The slug is reserved and counts as
- * owned by the owner who deletes (`userId`), or by one of the owners. The counter is closed, so that a request that was
- * authorized before cannot record a change any more. API tokens and the rows below projects are unreachable and are
- * deleted in the background. The caller has locked the organization (`lockEverybody`) and has recorded the event.
+ * Deletes an organization: its row with its key, and the rows that reference it. A background job deletes API tokens
+ * and projects. The reserved slug counts for the owner who deletes (`userId`), or for one of the owners. The counter is
+ * closed, so that a request that was authorized before cannot record a change any more. The caller has locked the
+ * organization (`lockEverybody`) and has recorded the event.
  */
 export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)
@@ -222,11 +203,10 @@ export async function deleteOrganization (db: Db, id: string, userId?: number): 
 
 /** Whether the database accepts writes: it is no standby, and has this build's tables. */
 export async function isWritable (db: Db): Promise<boolean> {
-  const [row] = await db.execute(sql`
+  const { writable } = await queryRow<{ writable: boolean }>(db, sql`
     SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'
-      AND to_regclass('audit_events') IS NOT NULL AS writable
-  `) as unknown as { writable: boolean }[]
-  return row?.writable === true
+      AND to_regclass('audit_events') IS NOT NULL AS writable`)
+  return writable
 }
 
 export async function findPlan (db: Db, name: string): Promise<{ name: string } | undefined> {

@@ -13,18 +13,11 @@ import { readPage, type PageRequest } from '../../rules/pagination.ts'
 export type PlaceKind = 'target' | 'environment'
 export type Place = (TargetAttributes | EnvironmentAttributes) & { id: string }
 
+type Columns = typeof environments.$inferSelect
+
 /** The columns of a new place; the last three are for environments only. */
-export interface NewPlace {
-  id: string
-  organization_id: string
-  project_id: string
-  name: string
-  slug: string
-  description: string | null
-  target_id?: string
-  status?: string
-  is_production?: boolean
-}
+export type NewPlace = Pick<Columns, 'id' | 'organization_id' | 'project_id' | 'name' | 'slug' | 'description'> &
+  Partial<Pick<Columns, 'target_id' | 'status' | 'is_production'>>
 type Changes = { [C in 'name' | 'slug' | 'description' | 'status' | 'is_production']?: NewPlace[C] | undefined }
 
 type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'>
@@ -95,9 +88,9 @@ export async function updatePlace (
 ): Promise<void> {
   const { name, description, ...authenticated } = changes
   const table = TABLES[kind]
-  await updateAuthentic(db, NAMES[kind], matching(table, { organization_id, id }), authenticated as never, {
-    name, description, updated_at: changedAt(table.updated_at, changes)
-  } as never) ?? tampered()
+  const others = { name, description, updated_at: changedAt(table.updated_at, changes) }
+  const its = matching(table, { organization_id, id })
+  await updateAuthentic(db, NAMES[kind], its, authenticated as never, others) ?? tampered()
 }
 
 /**
@@ -117,10 +110,10 @@ export async function deletePlace (
 
 // Changes the counts of the project and, for an environment, of the target.
 async function countBelow (
-  db: Db, kind: PlaceKind, { organization_id, project_id, target_id }: Pick<NewPlace, 'organization_id' | 'project_id' | 'target_id'>,
-  more: { places: number, environments: number, documents: number }
+  db: Db, kind: PlaceKind,
+  { organization_id, project_id, target_id }: Pick<NewPlace, 'organization_id' | 'project_id' | 'target_id'>,
+  { places, documents, ...more }: { places: number, environments: number, documents: number }
 ): Promise<void> {
-  const { places, documents } = more
   if (target_id !== undefined) {
     await db.update(targets).set({
       environment_count: sql`${targets.environment_count} + ${places}`,

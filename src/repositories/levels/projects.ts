@@ -1,5 +1,5 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
-import type { HistoryPolicy, Managed, ProjectAttributes, SecretFormat } from '../../../schemas/projects.ts'
+import type { ProjectAttributes } from '../../../schemas/projects.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
@@ -80,13 +80,7 @@ const all = listed('projects', () => sql``)
 const some = listed('some_projects', ($) =>
   sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-type RowOfTeams = Row & {
-  total: number
-  team_id: string
-  role: Role
-  member_mac: Buffer | null
-  role_mac: Buffer | null
-}
+type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
 // The ids of all projects in which teams of a member have a role, once for each team.
 const held = ($: Value) => sql`
@@ -138,10 +132,7 @@ export interface ProjectQuery {
   organization_id: string
   /** Only these projects; null for all. */
   ids: readonly string[] | null
-  /**
-   * Only projects in which teams of this member have a role; null for all. Every role of a team includes
-   * `project:read`.
-   */
+  /** Only projects in which teams of this member have a role, which includes `project:read`; null for all. */
   user_id: number | null
 }
 
@@ -170,15 +161,10 @@ async function listByTeams (
   })
   const { organization_id, user_id } = values
   // The rows of a statement have one membership for each team.
-  const memberships = new Map<string, boolean>()
-  const isMember = ({ team_id, member_mac: mac }: RowOfTeams) => {
-    const known = memberships.get(team_id)
-    if (known !== undefined) return known
-    const is = isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })
-    memberships.set(team_id, is)
-    return is
-  }
-  const hasRole = (row: RowOfTeams) => isMember(row) && isAuthentic(db, 'team_projects', {
+  const macs = new Map(rows.map(({ team_id, member_mac }) => [team_id, member_mac]))
+  const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
+    isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
+  const hasRole = (row: RowOfTeams) => teamsOfMember.has(row.team_id) && isAuthentic(db, 'team_projects', {
     organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
   })
   // If the MAC of the first team's role does not verify, another team may have a role in the project.
@@ -188,16 +174,7 @@ async function listByTeams (
   return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
 }
 
-export interface NewProject {
-  id: string
-  organization_id: string
-  name: string
-  slug: string
-  description: string | null
-  secret_format: SecretFormat
-  encryption_type: Managed
-  history_policy: HistoryPolicy
-}
+export type NewProject = Omit<typeof projects.$inferSelect, 'key_version' | 'created_at' | 'updated_at' | 'mac'>
 
 /** Creates a project with its first, active key. A taken slug is a unique violation. */
 export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
@@ -215,10 +192,9 @@ export type ProjectChanges = Partial<Pick<NewProject,
 export async function updateProject (
   db: Db, organizationId: string, id: string, changes: ProjectChanges
 ): Promise<void> {
-  const { name, description, ...more } = changes
-  await updateAuthentic(db, 'projects', oneOf(organizationId, id), more, {
-    name, description, updated_at: changedAt(projects.updated_at, changes)
-  }) ?? tampered()
+  const { name, description, ...authenticated } = changes
+  const others = { name, description, updated_at: changedAt(projects.updated_at, changes) }
+  await updateAuthentic(db, 'projects', oneOf(organizationId, id), authenticated, others) ?? tampered()
 }
 
 /**

@@ -1,8 +1,11 @@
 import { asc, gt, sql, type SQL } from 'drizzle-orm'
-import { preparedSql, type Db } from '../../db/database.ts'
+import type { PgTable } from 'drizzle-orm/pg-core'
+import type { Db } from '../../db/database.ts'
+import { matching } from '../../db/rows/matching.ts'
+import { queryRow, queryRows } from '../../db/rows/query.ts'
 import {
-  api_tokens, encryption_keys, environments, organization_removals, project_counts, projects, re_encryptions, targets,
-  token_removals
+  api_tokens, encryption_keys, environments, histories, organization_removals, project_counts, projects,
+  re_encryptions, targets, token_removals
 } from '../../db/tables.ts'
 import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
 
@@ -14,14 +17,8 @@ import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/
 export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
 
 const isBelow = (organizationId: string, below: Below): SQL => {
-  const [place, id] = 'secret_id' in below
-    ? [sql`s.id`, below.secret_id] as const
-    : 'environment_id' in below
-      ? [sql`s.environment_id`, below.environment_id] as const
-      : 'target_id' in below
-        ? [sql`s.target_id`, below.target_id] as const
-        : [sql`s.project_id`, below.project_id] as const
-  return sql`s.organization_id = ${organizationId} AND ${place} = ${id}`
+  const [[name, id]] = Object.entries(below) as [[name: string, id: string]]
+  return sql`s.organization_id = ${organizationId} AND s.${sql.identifier(name === 'secret_id' ? 'id' : name)} = ${id}`
 }
 
 // A lookup for each history, instead of a join with all versions of the organization.
@@ -35,7 +32,7 @@ const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM
 export async function purgeHistories (
   db: Db, organizationId: string, below: Below
 ): Promise<{ versions: number, bytes: number }> {
-  const [row] = await db.execute(sql`
+  return queryRow(db, sql`
     WITH purged AS (
       SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
         upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
@@ -52,27 +49,20 @@ export async function purgeHistories (
       FROM purged p WHERE s.organization_id = p.organization_id AND s.id = p.id
     )
     SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
-  `) as unknown as { versions: number, bytes: number }[]
-  return row!
+  `)
 }
 
 /** The number of levels that a deletion removes, including the level itself, from the counts of the project. */
 export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
   if ('environment_id' in below || 'secret_id' in below) return 1
   const [row] = 'target_id' in below
-    ? await levelsOfTarget(db, { organization_id: organizationId, id: below.target_id })
-    : await levelsOfProject(db, { organization_id: organizationId, id: below.project_id })
-  return row === undefined ? 1 : Number(row.levels)
+    ? await db.select({ below: targets.environment_count }).from(targets)
+      .where(matching(targets, { organization_id: organizationId, id: below.target_id }))
+    : await db.select({ below: sql<number>`${project_counts.target_count} + ${project_counts.environment_count}` })
+      .from(project_counts)
+      .where(matching(project_counts, { organization_id: organizationId, project_id: below.project_id }))
+  return 1 + (row?.below ?? 0)
 }
-
-const levelsOfTarget = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
-  'levels_of_target', ($) => sql`
-  SELECT environment_count + 1 AS levels FROM targets
-  WHERE organization_id = ${$('organization_id')}::char(26) AND id = ${$('id')}::char(26)`)
-const levelsOfProject = preparedSql<{ levels: string }, { organization_id: string, id: string }>(
-  'levels_of_project', ($) => sql`
-  SELECT target_count + environment_count + 1 AS levels FROM project_counts
-  WHERE organization_id = ${$('organization_id')}::char(26) AND project_id = ${$('id')}::char(26)`)
 
 /**
  * Marks the histories below a place as removed, in the transaction that deletes the place with its documents. Returns
@@ -81,22 +71,23 @@ const levelsOfProject = preparedSql<{ levels: string }, { organization_id: strin
 export async function removeHistories (
   db: Db, organizationId: string, below: Below
 ): Promise<{ documents: number, versions: number, bytes: number }> {
-  const [row] = await db.execute(sql`
-    WITH gone AS (SELECT s.organization_id, s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
-        s.sealed IS NOT NULL AS is_document FROM secrets s
-      WHERE ${isBelow(organizationId, below)}),
-    removed AS (UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = g.organization_id
-      AND h.id = g.history_id)
+  return queryRow(db, sql`
+    WITH gone AS (
+      SELECT s.organization_id, s.history_id, s.version_count, s.version_bytes + s.size_bytes AS bytes,
+        s.sealed IS NOT NULL AS is_document
+      FROM secrets s WHERE ${isBelow(organizationId, below)}
+    ), removed AS (
+      UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = g.organization_id
+        AND h.id = g.history_id
+    )
     SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions,
       coalesce(sum(bytes), 0)::float8 AS bytes
-      FROM gone
-  `) as unknown as { documents: number, versions: number, bytes: number }[]
-  return row!
+    FROM gone`)
 }
 
 /** A page of organizations, after an id, with removed histories to delete. A query over all organizations. */
 export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
-  const rows = await db.execute(sql`
+  const rows = await queryRows<{ organization_id: string }>(db, sql`
     WITH RECURSIVE found AS (
       (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL AND organization_id > ${after}
         ORDER BY organization_id LIMIT 1)
@@ -105,9 +96,7 @@ export async function listRemovals (db: Db, after: string, limit: number): Promi
         AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
       FROM found f WHERE f.organization_id IS NOT NULL
     )
-    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`) as unknown as {
-    organization_id: string
-  }[]
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`)
   return rows.map(({ organization_id }) => organization_id)
 }
 
@@ -124,9 +113,10 @@ export interface Removal { history_id: string, id: number }
 export async function deleteRemovedVersions (
   db: Db, organizationId: string, after: Removal, limit: number
 ): Promise<Removal | undefined> {
-  const rows = await db.execute(sql`
+  const [last] = await queryRows<{ history_id: string, id: string }>(db, sql`
     WITH found AS (
-      SELECT h.organization_id, h.id AS history_id, v.id, v.size_bytes, sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
+      SELECT h.organization_id, h.id AS history_id, v.id, v.size_bytes,
+        sum(v.size_bytes) OVER (ORDER BY h.id, v.id) AS bytes
       FROM histories h CROSS JOIN LATERAL (
         SELECT v.id, v.size_bytes FROM secret_versions v
         WHERE v.organization_id = h.organization_id AND v.history_id = h.id
@@ -143,31 +133,32 @@ export async function deleteRemovedVersions (
     ), deleted AS (
       DELETE FROM secret_versions v USING mine WHERE v.organization_id = mine.organization_id AND v.id = mine.id
     )
-    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`) as unknown as {
-    history_id: string
-    id: string
-  }[]
-  return rows[0] && { history_id: rows[0].history_id, id: Number(rows[0].id) }
+    SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`)
+  return last && { history_id: last.history_id, id: Number(last.id) }
+}
+
+// Deletes the rows that a query selects by organization and `key`; returns their number.
+async function deleteSelected (db: Db, table: PgTable, selected: SQL, key = 'id'): Promise<number> {
+  const column = sql.identifier(key)
+  const { count } = await queryRow<{ count: number }>(db, sql`
+    WITH next AS (${selected}), gone AS (
+      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id AND t.${column} = next.${column}
+      RETURNING 1
+    )
+    SELECT count(*)::int AS count FROM gone`)
+  return count
 }
 
 /** Deletes removed histories without versions, `limit` at most; returns their number. */
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
-  const [row] = await db.execute(sql`
-    WITH empty AS (
-      SELECT h.organization_id, h.id FROM histories h
-      WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
-        AND NOT EXISTS (${versionsOf(sql`h.organization_id`, sql`h.id`)})
-      LIMIT ${limit} FOR UPDATE SKIP LOCKED
-    ), deleted AS (
-      DELETE FROM histories h USING empty e WHERE h.organization_id = e.organization_id AND h.id = e.id RETURNING 1
-    )
-    SELECT count(*)::int AS count FROM deleted`) as unknown as { count: number }[]
-  return row!.count
+  return deleteSelected(db, histories, sql`
+    SELECT h.organization_id, h.id FROM histories h
+    WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
+      AND NOT EXISTS (${versionsOf(sql`h.organization_id`, sql`h.id`)})
+    LIMIT ${limit} FOR UPDATE SKIP LOCKED`)
 }
 
-/**
- * A page of deleted organizations, after an id, whose data is not completely removed. A query over all organizations.
- */
+/** A page of deleted organizations, after an id, with data to remove. A query over all organizations. */
 export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = organization_removals
   return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
@@ -179,7 +170,7 @@ export async function listRemovedOrganizations (db: Db, after: string, limit: nu
  * the number. Waits for transactions that were running when the organization was deleted, and that will be rolled back.
  */
 export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
-  const [row] = await db.execute(sql`
+  const { count } = await queryRow<{ count: number }>(db, sql`
     WITH next AS (
       SELECT s.organization_id, s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
     ), gone AS (
@@ -189,13 +180,11 @@ export async function deleteSecretsOfRemoved (db: Db, organizationId: string, li
       UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = gone.organization_id
         AND h.id = gone.history_id
     )
-    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
-  return row!.count
+    SELECT count(*)::int AS count FROM gone`)
+  return count
 }
 
-/**
- * The tables that remain after the deletion of an organization, besides secrets and versions, in the order of deletion.
- */
+/** The tables with data of a deleted organization, besides secrets and versions, in the order of deletion. */
 export const LEFT_BEHIND = [
   api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
 ] as const
@@ -204,49 +193,37 @@ export const LEFT_BEHIND = [
 export async function deleteLeftBehind (
   db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
 ): Promise<number> {
-  const key = sql.identifier('id' in table ? 'id' : 'project_id')
-  const [row] = await db.execute(sql`
-    WITH next AS (
-      SELECT t.organization_id, t.${key} FROM ${table} t WHERE t.organization_id = ${organizationId} LIMIT ${limit}
-      FOR UPDATE
-    ), gone AS (
-      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id AND t.${key} = next.${key}
-      RETURNING 1
-    )
-    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
-  return row!.count
+  const key = 'id' in table ? 'id' : 'project_id'
+  return deleteSelected(db, table, sql`
+    SELECT t.organization_id, t.${sql.identifier(key)} FROM ${table} t WHERE t.organization_id = ${organizationId}
+    LIMIT ${limit} FOR UPDATE`, key)
 }
 
 /** Ends the removal of a deleted organization if no rows are left; returns whether it did. */
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
   await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
-  const rows = await db.execute(sql`
+  const ended = await queryRows(db, sql`
     DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
       AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = r.organization_id)
       AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = r.organization_id)
       AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = r.organization_id)
-    RETURNING 1`) as unknown as unknown[]
-  return rows.length > 0
+    RETURNING 1`)
+  return ended.length > 0
 }
 
 // Days for which an expired token is still shown. It can be renewed, unless its grant has expired.
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
-/**
- * A page of organizations, after an id, with tokens that expired long ago themselves or through their grant. A query
- * over all organizations.
- */
+/** A page of organizations, after an id, with tokens for `deleteOverTokens`. A query over all organizations. */
 export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
-  const rows = await db.execute(sql`
+  const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT DISTINCT over.organization_id FROM (
       (SELECT t.organization_id FROM api_tokens t WHERE ${isLongAgo(sql`t.expires_at`)} ORDER BY t.expires_at LIMIT 1000)
       UNION ALL
       (SELECT t.organization_id FROM oauth_grants g JOIN api_tokens t ON t.grant_id = g.id
         WHERE ${isLongAgo(sql`g.expires_at`)} ORDER BY g.expires_at LIMIT 1000)
-    ) AS over WHERE over.organization_id > ${after} ORDER BY over.organization_id LIMIT ${limit}`) as unknown as {
-    organization_id: string
-  }[]
+    ) AS over WHERE over.organization_id > ${after} ORDER BY over.organization_id LIMIT ${limit}`)
   return rows.map(({ organization_id }) => organization_id)
 }
 
@@ -255,17 +232,11 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
  * most; returns their number. Their events stay. Locked tokens are skipped until the next run.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
-  const [row] = await db.execute(sql`
-    WITH next AS (
-      SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
-      WHERE t.organization_id = ${organizationId}
-        AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
-      ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED
-    ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
-    )
-    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
-  return row!.count
+  return deleteSelected(db, api_tokens, sql`
+    SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
+    WHERE t.organization_id = ${organizationId}
+      AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
+    ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED`)
 }
 
 /** The next entries of the work list for deleting API tokens, after an entry. A query over all organizations. */
@@ -292,16 +263,9 @@ export async function deleteEndedTokens (
   const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
   // A person who joins again has no entry, so the tokens of the new membership are safe.
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
-  const [row] = await db.execute(sql`
-    WITH next AS (
-      SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}
-      FOR UPDATE OF t SKIP LOCKED
-    ), gone AS (
-      DELETE FROM api_tokens t USING next WHERE t.organization_id = next.organization_id AND t.id = next.id RETURNING 1
-    )
-    SELECT count(*)::int AS count FROM gone`) as unknown as { count: number }[]
-  if (row!.count < limit) {
-    await deleteTokenRemoval(db, removal, sql`NOT EXISTS (SELECT FROM api_tokens t WHERE ${its})`)
-  }
-  return row!.count
+  const count = await deleteSelected(db, api_tokens, sql`
+    SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}
+    FOR UPDATE OF t SKIP LOCKED`)
+  if (count < limit) await deleteTokenRemoval(db, removal, sql`NOT EXISTS (SELECT FROM api_tokens t WHERE ${its})`)
+  return count
 }

@@ -2,15 +2,13 @@ import { getTableName, is, sql, type SQL } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../../db/database.ts'
 import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
+import { queryRows } from '../../db/rows/query.ts'
 import * as tables from '../../db/tables.ts'
 
 // Reads and writes the whole database, table by table, as the catalogue describes it. So a newer release can restore
 // the schema of an older one, and new tables and columns need no code here.
 
-/**
- * Tables that a backup does not contain. Most of them give access for minutes or days; restoring them would revive
- * revoked or used credentials.
- */
+/** Tables that a backup does not contain. Restoring most of them would revive revoked or used credentials. */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
   sign_in_steps: 'Half a sign-in, of minutes',
@@ -48,7 +46,7 @@ const listed = (parts: readonly SQL[]) => sql.join([...parts], sql`, `)
 
 /** The tables of the service, each after the tables that it references. */
 export async function describeTables (db: Db): Promise<Table[]> {
-  const found = await db.execute(sql`
+  const found = await queryRows<Table & { needs: string[] }>(db, sql`
     SELECT c.relname AS name, (
       SELECT jsonb_agg(jsonb_build_object('name', a.attname, 'type', format_type(a.atttypid, a.atttypmod))
         ORDER BY a.attnum)
@@ -63,8 +61,7 @@ export async function describeTables (db: Db): Promise<Table[]> {
       FROM pg_constraint k JOIN pg_class f ON f.oid = k.confrelid
       WHERE k.conrelid = c.oid AND k.contype = 'f' AND k.confrelid <> c.oid
     ) AS needs
-    FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' ORDER BY c.relname`) as
-    unknown as (Table & { needs: string[] })[]
+    FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' ORDER BY c.relname`)
   const waiting = new Map(found.filter(({ name }) => NAMES.includes(name)).map((table) => [table.name, table]))
   const sorted: Table[] = []
   const take = (name: string) => {
@@ -78,8 +75,7 @@ export async function describeTables (db: Db): Promise<Table[]> {
   return sorted
 }
 
-// Settings of a role or database are meant for requests. With these settings a page is found by its key, whatever
-// statistics the table has.
+// Instead of settings for requests. A page is found by its key, whatever statistics the table has.
 const SETTINGS = [
   'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
   'enable_bitmapscan = off'
@@ -106,13 +102,13 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
     const behind = last && listed(key.map((name) =>
       valueOf(typeOf.get(name)!, last![columns.findIndex((column) => column.name === name)]!)))
     // The size of a large value is known without reading the value.
-    const rows = await db.execute(sql`
+    const rows = await queryRows<Record<string, unknown>>(db, sql`
       SELECT ${values} FROM (
         SELECT *, sum(row_bytes) OVER (ORDER BY ${keys}) - row_bytes AS bytes_before FROM (
           SELECT *, ${sizeOf(columns)} AS row_bytes FROM ${inPublic(table)}
           ${behind === undefined ? sql`` : sql`WHERE (${keys}) > (${behind})`} ORDER BY ${keys} LIMIT ${PAGE.rows}::int
         ) part
-      ) page WHERE bytes_before < ${PAGE.bytes}::int ORDER BY ${keys}`) as unknown as Record<string, unknown>[]
+      ) page WHERE bytes_before < ${PAGE.bytes}::int ORDER BY ${keys}`)
     if (rows.length === 0) return
     const page = rows.map((row) => columns.map((_column, i) => {
       const value = row[`v${i}`]
@@ -139,12 +135,12 @@ export async function insertRows (db: Db, table: Table, rows: readonly Values[])
 
 /** The last numbers of identity columns that have generated any. */
 export async function listNumbered (db: Db, tables: readonly Table[]): Promise<Numbered[]> {
-  const found = await db.execute(sql`
+  const found = await queryRows<Numbered & { last: string | null }>(db, sql`
     SELECT c.relname AS "table", a.attname AS "column",
       pg_sequence_last_value(pg_get_serial_sequence(format('public.%I', c.relname), a.attname)::regclass)::text AS last
     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
     WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attidentity <> ''
-    ORDER BY c.relname`) as unknown as (Numbered & { last: string | null })[]
+    ORDER BY c.relname`)
   return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
 }
 
@@ -158,12 +154,10 @@ export async function restoreSequences (db: Db, numbered: readonly Numbered[]): 
   }
 }
 
-/** An object that is not of the service, by its SQL name, and whether it is a table in the service's schema. */
-export interface UnknownObject { name: string, isTable: boolean }
-
-// Ignores objects of extensions, and sequences, which belong to their table.
-async function listUnknown (db: Db): Promise<UnknownObject[]> {
-  return await db.execute(sql`
+// Objects that are not of the service, by their SQL names; `isTable`: in the service's schema. Ignores objects of
+// extensions, and sequences, which belong to their table.
+async function listUnknown (db: Db): Promise<{ name: string, isTable: boolean }[]> {
+  return queryRows(db, sql`
     SELECT format('%I.%I', n.nspname, c.relname) AS name,
       n.nspname = 'public' AND c.relkind IN ('r', 'p') AS "isTable"
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -174,7 +168,7 @@ async function listUnknown (db: Db): Promise<UnknownObject[]> {
       AND NOT EXISTS (
         SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND (
           d.deptype = 'e' OR (c.relkind = 'S' AND d.deptype IN ('a', 'i') AND d.refclassid = 'pg_class'::regclass)))
-    ORDER BY n.nspname, c.relname`) as unknown as UnknownObject[]
+    ORDER BY n.nspname, c.relname`)
 }
 
 /** Tables in the service's schema that do not belong to the service, by name. */
@@ -194,8 +188,8 @@ export async function findContent (db: Db): Promise<string | undefined> {
   if (migrations.length > 0 && !isOurs) return 'drizzle.__drizzle_migrations'
   for (const table of await describeTables(db)) {
     if (isOurs && SEEDED.includes(table.name)) continue
-    const hasRows = (await db.execute(sql`SELECT 1 FROM ${inPublic(table)} LIMIT 1`) as unknown as unknown[]).length > 0
-    if (hasRows || !isOurs) return `public.${table.name}`
+    const [row] = await queryRows(db, sql`SELECT 1 FROM ${inPublic(table)} LIMIT 1`)
+    if (row !== undefined || !isOurs) return `public.${table.name}`
   }
   return undefined
 }
@@ -203,11 +197,10 @@ export async function findContent (db: Db): Promise<string | undefined> {
 /** Drops the tables of an empty database, with the functions that protect them. */
 export async function dropTables (db: Db): Promise<void> {
   const tables = await describeTables(db)
-  const keepers = await db.execute(sql`
+  const keepers = await queryRows<{ name: string }>(db, sql`
     SELECT DISTINCT p.proname AS name FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
       JOIN pg_proc p ON p.oid = t.tgfoid
-    WHERE c.relnamespace = 'public'::regnamespace AND p.pronamespace = c.relnamespace AND NOT t.tgisinternal`) as
-    unknown as { name: string }[]
+    WHERE c.relnamespace = 'public'::regnamespace AND p.pronamespace = c.relnamespace AND NOT t.tgisinternal`)
   if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
   for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
   // The schema stays, because other applications with Drizzle use the same name.

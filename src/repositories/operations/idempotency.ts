@@ -1,7 +1,7 @@
 import { and, asc, eq, gt, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { idempotency_keys, members, organizations } from '../../db/tables.ts'
+import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
 /** The owner of a key. `key` is a keyed hash of the header (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
@@ -24,14 +24,11 @@ const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
 const its = ({ organization_id, principal, key }: KeyOwner) =>
   matching(idempotency_keys, { organization_id, principal, key })
 
-const columns = {
-  request: idempotency_keys.request, status: idempotency_keys.status, answer: idempotency_keys.answer
-}
+const columns = columnsOf(idempotency_keys, 'request', 'status', 'answer')
 
 const toAnswer = (
-  { answer, ...row }: { request: Buffer, status: number, answer: { sealed: string } }
-): StoredResponse =>
-  ({ ...row, sealed: Buffer.from(answer.sealed, 'base64') })
+  { request, status, answer }: Pick<typeof idempotency_keys.$inferSelect, keyof typeof columns>
+): StoredResponse => ({ request, status, sealed: Buffer.from(answer.sealed, 'base64') })
 
 /** The stored response to a key of the last 24 hours. */
 export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
@@ -47,15 +44,12 @@ export async function findAnswerOfPerson (
   db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
 ): Promise<{ kept: StoredResponse, organization: KeptIn } | undefined> {
   const { id, storage_key } = organizations
+  const { organization_id } = members
   const [row] = await db.select({ ...columns, organization: { id, storage_key } }).from(members)
-    .innerJoin(
-      idempotency_keys, matching(idempotency_keys, { organization_id: members.organization_id, principal, key })
-    )
-    .innerJoin(organizations, eq(organizations.id, members.organization_id))
+    .innerJoin(idempotency_keys, matching(idempotency_keys, { organization_id, principal, key }))
+    .innerJoin(organizations, eq(organizations.id, organization_id))
     .where(and(eq(members.user_id, userId), isKept))
-  if (row === undefined) return undefined
-  const { organization, ...kept } = row
-  return { kept: toAnswer(kept), organization }
+  return row && { kept: toAnswer(row), organization: row.organization }
 }
 
 /** Whether a caller has reached the limit of stored responses. */
@@ -67,10 +61,7 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/**
- * Stores a response, in the transaction of the change. False when a response to the same key was stored meanwhile: the
- * change has to be undone.
- */
+/** Stores a response. False when another response to the key was stored meanwhile: the change has to be undone. */
 export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // A response from more than 24 hours ago may still be there.

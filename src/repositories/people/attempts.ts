@@ -33,8 +33,8 @@ const BOUNDS = {
   place: {
     failures: counted(QUIET),
     last_at: sql`now()`,
-    locked_until:
-      sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
+    locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(
+      interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
   },
   account: {
     failures: counted(OVER),
@@ -43,16 +43,16 @@ const BOUNDS = {
   }
 }
 
-/** A permitted attempt with its number in the last counter, or the seconds to wait. */
-export type Attempt = { number: number } | { wait: number }
-
 /**
  * Counts an attempt in each counter, or in none if one of them is locked. This happens before the password is verified,
- * so that concurrent guesses are counted one by one.
+ * so that concurrent guesses are counted one by one. Returns the number of the attempt in the last counter, or the
+ * seconds to wait.
  */
-export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<Attempt> {
+export async function takeAttempts (
+  db: Db, counts: readonly Count[]
+): Promise<{ number: number } | { wait: number }> {
   // An hour is longer than every window and lock.
-  await deleteExpired(db, sign_in_failures, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
+  await deleteExpired(db, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
   for (const [i, count] of counts.entries()) {
     const key = countKey(db, count)
@@ -62,10 +62,8 @@ export async function takeAttempts (db: Db, counts: readonly Count[]): Promise<A
     number = rows[0]?.number ?? 0
     if (number > 0) continue
     await returnAttempts(db, counts.slice(0, i))
-    const [locked] = await db.select(
-      { seconds: sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int` }
-    )
-      .from(sign_in_failures).where(eq(sign_in_failures.key, key))
+    const seconds = sql<number>`greatest(1, ceil(extract(epoch FROM ${locked_until} - now())))::int`
+    const [locked] = await db.select({ seconds }).from(sign_in_failures).where(eq(sign_in_failures.key, key))
     return { wait: locked?.seconds ?? 1 }
   }
   return { number }
@@ -98,9 +96,8 @@ const MAX_DEVICES = 20
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
   const [row] = await db.select({ id: sign_in_devices.id }).from(sign_in_devices)
-    .where(and(
-      own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)
-    )).orderBy(asc(sign_in_devices.id)).limit(1)
+    .where(and(own, eq(sign_in_devices.token_hash, token_hash), gt(sign_in_devices.expires_at, sql`now()`)))
+    .orderBy(asc(sign_in_devices.id)).limit(1)
   return row?.id
 }
 
@@ -111,7 +108,7 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
 export async function rememberDevice (
   db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }
 ): Promise<void> {
-  await deleteExpired(db, sign_in_devices, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
+  await deleteExpired(db, sign_in_devices.id, sql`${sign_in_devices.expires_at} < now()`)
   if (before !== undefined) {
     await db.update(sign_in_devices).set({ token_hash }).where(eq(sign_in_devices.token_hash, before))
   }
@@ -119,7 +116,7 @@ export async function rememberDevice (
   await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
     .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
   await keepNewest(
-    db, sign_in_devices, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
+    db, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
     { by: sign_in_devices.expires_at, most: MAX_DEVICES }
   )
 }

@@ -1,10 +1,11 @@
-import { and, asc, desc, eq, gt, inArray, lte, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, inArray, lte, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS } from '../../../schemas/invitations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { isAuthentic, macOf, readNow, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
+import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { invitation_mails, invitations, organizations } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
@@ -12,17 +13,17 @@ import { readPage, type PageRequest } from '../../rules/pagination.ts'
 /** Who invites: a person, an API token, or (null) the operator. */
 export interface Inviter { type: 'user' | 'api_token', id: number, name: string }
 
-/** An open invitation of an organization. */
-export interface Invitation {
+export interface NewInvitation {
   organization_id: string
   id: string
   /** As the inviter typed it. */
   email: string
   role: Role
   invited_by: Inviter | null
-  expires_at: Date
-  created_at: Date
 }
+
+/** An open invitation of an organization. */
+export interface Invitation extends NewInvitation { expires_at: Date, created_at: Date }
 
 /** An open invitation as the invited person sees it. */
 export interface OwnInvitation extends Invitation { organization: { id: string, name: string, slug: string } }
@@ -31,15 +32,22 @@ const DAY = 24 * 60 * 60 * 1000
 
 const isOpen = gt(invitations.expires_at, sql`now()`)
 const oneOf = (organizationId: string, id: string) => matching(invitations, { organization_id: organizationId, id })
+const isTo = (email: string, ...more: SQL[]) =>
+  and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen, ...more)
 
-const columns = { row: authenticatedColumns('invitations'), created_at: invitations.created_at }
+const columns = { ...authenticatedColumns('invitations'), created_at: invitations.created_at }
+const ownColumns = {
+  row: columns, organization: { id: organizations.id, name: organizations.name, slug: organizations.slug }
+}
 
-function toInvitation ({ row, created_at }: { row: Authenticated<'invitations'>, created_at: Date }): Invitation {
+function toInvitation (
+  row: Omit<typeof invitations.$inferSelect, 'mac' | 'email_normalized' | 'token_hash'>
+): Invitation {
   const { organization_id, id, email, role, invited_by_type, invited_by_id, invited_by_name, expires_at } = row
   const invited_by = invited_by_type === null
     ? null
     : { type: invited_by_type, id: invited_by_id ?? 0, name: invited_by_name ?? '' }
-  return { organization_id, id, email, role, invited_by, expires_at, created_at }
+  return { organization_id, id, email, role, invited_by, expires_at, created_at: row.created_at }
 }
 
 /** The number of open invitations of an organization. */
@@ -47,10 +55,7 @@ export async function countInvitations (db: Db, organizationId: string): Promise
   return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
 }
 
-/**
- * Open invitations of an organization, the oldest first. A row whose MAC does not verify is left out, though the total
- * counts it.
- */
+/** Open invitations, the oldest first. A row whose MAC does not verify is left out, though the total counts it. */
 export async function listInvitations (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: Invitation[], total: number }> {
@@ -59,101 +64,88 @@ export async function listInvitations (
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(invitations).where(own).orderBy(asc(invitations.id)).limit(limit)
       .offset(offset))
-  return { rows: rows.filter(({ row }) => isAuthentic(db, 'invitations', row)).map(toInvitation), total: all }
+  return { rows: rows.filter((row) => isAuthentic(db, 'invitations', row)).map(toInvitation), total: all }
 }
+
+const selectOpen = (db: Db, organizationId: string, id: string) =>
+  db.select(columns).from(invitations).where(and(oneOf(organizationId, id), isOpen))
 
 /** An open invitation of an organization. */
 export async function findInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
-  const [found] = await db.select(columns).from(invitations).where(and(oneOf(organizationId, id), isOpen))
-  return found !== undefined && isAuthentic(db, 'invitations', found.row) ? toInvitation(found) : undefined
+  const [found] = await selectOpen(db, organizationId, id)
+  const row = authenticRow(db, 'invitations', found)
+  return row && toInvitation(row)
 }
 
 /** The same, locked until the end of the transaction. The caller has locked the organization. */
 export async function lockInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
-  const [found] = await db.select(columns).from(invitations).where(and(oneOf(organizationId, id), isOpen)).for('update')
-  return found !== undefined && isAuthentic(db, 'invitations', found.row) ? toInvitation(found) : undefined
+  const [found] = await selectOpen(db, organizationId, id).for('update')
+  const row = authenticRow(db, 'invitations', found)
+  return row && toInvitation(row)
 }
 
 /** The open invitation whose mailed link has this secret (as SHA-256). */
 export async function findInvitationOfLink (
   db: Db, organizationId: string, tokenHash: Buffer
 ): Promise<OwnInvitation | undefined> {
-  const { id, name, slug } = organizations
-  const [found] = await db.select({ ...columns, organization: { id, name, slug } }).from(invitations)
+  const [found] = await db.select(ownColumns).from(invitations)
     .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
     .where(and(matching(invitations, { organization_id: organizationId, token_hash: tokenHash }), isOpen))
-  return found !== undefined && isAuthentic(db, 'invitations', found.row)
-    ? { ...toInvitation(found), organization: found.organization }
-    : undefined
+  const row = authenticRow(db, 'invitations', found?.row)
+  return row && { ...toInvitation(row), organization: found!.organization }
 }
 
 /** Open invitations to an address from all organizations, the newest first. */
 export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
-  const { id, name, slug } = organizations
-  const rows = await db.select({ ...columns, organization: { id, name, slug } }).from(invitations)
-    .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
-    .where(and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen))
+  const rows = await db.select(ownColumns).from(invitations)
+    .innerJoin(organizations, eq(organizations.id, invitations.organization_id)).where(isTo(email))
     .orderBy(desc(invitations.created_at), desc(invitations.id)).limit(limit).offset(offset)
+  const genuine = rows.filter(({ row }) => isAuthentic(db, 'invitations', row))
   return {
-    rows: rows.filter(({ row }) => isAuthentic(db, 'invitations', row))
-      .map((found) => ({ ...toInvitation(found), organization: found.organization })),
-    found: rows.length
+    rows: genuine.map(({ row, organization }) => ({ ...toInvitation(row), organization })), found: rows.length
   }
 }
 
 /** The number of open invitations to an address. */
 export async function countInvitationsTo (db: Db, email: string): Promise<number> {
-  return db.$count(invitations, and(eq(invitations.email_normalized, canonicalEmail(email)), isOpen))
+  return db.$count(invitations, isTo(email))
 }
 
 /** The organization of an open invitation to an address; undefined when the invitation is not to this address. */
 export async function findInvitingOrganization (db: Db, email: string, id: string): Promise<string | undefined> {
   const [row] = await db.select({ organization_id: invitations.organization_id }).from(invitations)
-    .where(and(eq(invitations.email_normalized, canonicalEmail(email)), eq(invitations.id, id), isOpen))
+    .where(isTo(email, eq(invitations.id, id)))
   return row?.organization_id
 }
 
 /** Whether an organization has an open invitation to an address. */
 export async function isInvited (db: Db, organizationId: string, email: string): Promise<boolean> {
-  return await db.$count(invitations, and(
-    eq(invitations.organization_id, organizationId), eq(invitations.email_normalized, canonicalEmail(email)), isOpen
-  )) > 0
-}
-
-export interface NewInvitation {
-  organization_id: string
-  id: string
-  email: string
-  role: Role
-  invited_by: Inviter | null
+  return await db.$count(invitations, and(eq(invitations.organization_id, organizationId), isTo(email))) > 0
 }
 
 /**
- * Makes an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
+ * Creates an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
  * invitations, and knows that the address has no open one there.
  */
 export async function createInvitation (
   db: Db, { organization_id, id, email, role, invited_by }: NewInvitation, tokenHash: Buffer | null
 ): Promise<Invitation> {
-  const now = await readNow(db)
-  const email_normalized = canonicalEmail(email)
   const row = {
     organization_id,
     id,
     email,
-    email_normalized,
+    email_normalized: canonicalEmail(email),
     role,
     invited_by_type: invited_by?.type ?? null,
     invited_by_id: invited_by?.id ?? null,
     invited_by_name: invited_by?.name ?? null,
     token_hash: tokenHash,
-    expires_at: new Date(now + INVITATION_DAYS * DAY)
+    expires_at: new Date(await readNow(db) + INVITATION_DAYS * DAY)
   }
-  const mac = macOf(db, 'invitations', row)
-  const [made] = await db.insert(invitations).values({ ...row, mac }).returning({ created_at: invitations.created_at })
-  return toInvitation({ row: { ...row, mac }, created_at: made!.created_at })
+  const [made] = await db.insert(invitations).values({ ...row, mac: macOf(db, 'invitations', row) }).returning()
+  return toInvitation(made!)
 }
 
 /** Opens an invitation for seven more days, with a new link if one is given; the link before stays valid otherwise. */
@@ -172,10 +164,7 @@ export async function deleteInvitation (db: Db, organizationId: string, id: stri
 
 const isOldMail = sql`${invitation_mails.sent_at} <= now() - interval '24 hours'`
 
-/**
- * Takes the one mail that an organization may send to an address in 24 hours; false when it was sent already. In the
- * transaction of the invitation.
- */
+/** Takes the one mail that an organization may send to an address in 24 hours; false when it was sent already. */
 export async function takeInvitationMail (db: Db, organizationId: string, email: string): Promise<boolean> {
   await deleteOldMails(db, organizationId)
   const taken = await db.insert(invitation_mails)
@@ -195,12 +184,12 @@ async function deleteOldMails (db: Db, organizationId: string): Promise<void> {
   await db.delete(invitation_mails).where(and(eq(invitation_mails.organization_id, organizationId), isOldMail))
 }
 
-/** The next organizations with expired invitations, or dates of mails that are a day old: work of the background. */
+/** A page of organizations, after an id, with expired invitations or old dates of mails. */
 export async function listExpiredInvitations (db: Db, after: string, limit: number): Promise<string[]> {
-  const rows = await db.execute(sql`
+  const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT organization_id FROM ${invitations} WHERE expires_at <= now() AND organization_id > ${after}
     UNION SELECT organization_id FROM ${invitation_mails} WHERE ${isOldMail} AND organization_id > ${after}
-    ORDER BY organization_id LIMIT ${limit}`) as unknown as { organization_id: string }[]
+    ORDER BY organization_id LIMIT ${limit}`)
   return rows.map((row) => row.organization_id)
 }
 

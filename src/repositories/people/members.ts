@@ -3,6 +3,7 @@ import type { MemberAttributes } from '../../../schemas/members.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
+import { authenticRow } from '../../db/rows/query.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -17,17 +18,15 @@ const columns = {
   row: authenticatedColumns('members'), user: authenticatedColumns('users'), joined_at: members.joined_at
 }
 
-const read = (db: Db, where: SQL | undefined) =>
+const selectMembers = (db: Db, where: SQL | undefined) =>
   db.select(columns).from(members).innerJoin(users, eq(users.id, members.user_id)).where(where)
+type Found = Awaited<ReturnType<typeof selectMembers>>[number]
 
-// Undefined where the MAC of the membership, or of the account, does not verify.
-function toMember (
-  db: Db, { row, user, joined_at }: Awaited<ReturnType<typeof read>>[number]
-): MemberAttributes | undefined {
-  const { organization_id, user_id, role, status } = row
-  if (!isAuthentic(db, 'members', row) || !isAuthentic(db, 'users', user, { organization_id })) return undefined
-  return { user_id, email: user.email, name: user.name, role, status, joined_at }
-}
+const isVerified = (db: Db, { row, user }: Pick<Found, 'row' | 'user'>): boolean =>
+  isAuthentic(db, 'members', row) && isAuthentic(db, 'users', user, { organization_id: row.organization_id })
+
+const toMember = ({ row: { user_id, role, status }, user: { email, name }, joined_at }: Found): MemberAttributes =>
+  ({ user_id, email, name, role, status, joined_at })
 
 /**
  * Members of an organization, ordered by account creation. A member whose membership or account has a MAC that does not
@@ -41,34 +40,29 @@ export async function listMembers (
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(members).innerJoin(users, eq(users.id, members.user_id)).where(own)
       .orderBy(asc(members.user_id)).limit(limit).offset(offset))
-  return { rows: rows.flatMap((row) => toMember(db, row) ?? []), total: all }
+  return { rows: rows.filter((found) => isVerified(db, found)).map(toMember), total: all }
 }
 
 export async function findMember (
   db: Db, organizationId: string, userId: number
 ): Promise<MemberAttributes | undefined> {
-  const [found] = await read(db, oneOf(organizationId, userId))
-  return found && toMember(db, found)
+  const [found] = await selectMembers(db, oneOf(organizationId, userId))
+  return found && isVerified(db, found) ? toMember(found) : undefined
 }
 
 /** Whether an address belongs to a member of an organization: one statement, with an account and without. */
 export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
-  const found = await read(db, and(
-    eq(members.organization_id, organizationId), eq(users.email_normalized, canonicalEmail(email))
-  ))
-  return found.length > 0
+  const isOf = eq(users.email_normalized, canonicalEmail(email))
+  return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/**
- * Locks a membership until the end of the transaction: concurrent changes by this member finish first, or fail. The
- * caller has locked the organization.
- */
+/** Locks a membership: concurrent changes by this member finish first, or fail. The organization is locked already. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {
   const [row] = await db.select(authenticatedColumns('members')).from(members).where(oneOf(organizationId, userId))
     .for('update')
-  return row !== undefined && isAuthentic(db, 'members', row) ? row : undefined
+  return authenticRow(db, 'members', row)
 }
 
 /** The number of other owners who can act: with an open account and a verified address. */
@@ -86,19 +80,14 @@ export async function lockOtherOwners (db: Db, organizationId: string, userId: n
 
 const MAX_OWNERS = 100
 
-function selectOtherOwners (db: Db, organizationId: string, userId: number) {
-  return db.select({ row: authenticatedColumns('members'), user: authenticatedColumns('users') })
-    .from(members).innerJoin(users, eq(users.id, members.user_id))
-    .where(and(
-      matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
-      ne(members.user_id, userId), isNull(users.disabled_at)
-    )).orderBy(asc(members.user_id)).limit(MAX_OWNERS)
-}
+const selectOtherOwners = (db: Db, organizationId: string, userId: number) =>
+  selectMembers(db, and(
+    matching(members, { organization_id: organizationId, role: 'owner', status: 'active' }),
+    ne(members.user_id, userId), isNull(users.disabled_at)
+  )).orderBy(asc(members.user_id)).limit(MAX_OWNERS)
 
-const countOwners = (db: Db, rows: Awaited<ReturnType<typeof selectOtherOwners>>): number =>
-  rows.filter(({ row, user }) =>
-    user.is_verified && isAuthentic(db, 'members', row) &&
-    isAuthentic(db, 'users', user, { organization_id: row.organization_id })).length
+const countOwners = (db: Db, rows: readonly Found[]): number =>
+  rows.filter((found) => found.user.is_verified && isVerified(db, found)).length
 
 export async function updateMember (db: Db, organizationId: string, userId: number, role: Role): Promise<void> {
   await updateAuthentic(db, 'members', oneOf(organizationId, userId), { role }) ?? tampered()

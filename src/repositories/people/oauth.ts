@@ -3,7 +3,7 @@ import type { PgSelect } from 'drizzle-orm/pg-core'
 import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MOST_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
@@ -12,6 +12,7 @@ import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { authenticRow } from '../../db/rows/query.ts'
 import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
 import {
   api_tokens, columnsOf, members, oauth_clients, oauth_codes, oauth_grants, oauth_requests, oauth_tokens,
@@ -23,13 +24,7 @@ import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
 /** An OAuth client. */
-export interface Client {
-  id: string
-  name: string
-  redirect_uris: string[]
-  is_first_party: boolean
-  disabled_at: Date | null
-}
+export type Client = AuthenticatedRow<'oauth_clients'>
 
 const SECOND = 1000
 const DAY = 24 * 60 * 60 * SECOND
@@ -37,10 +32,9 @@ const DAY = 24 * 60 * 60 * SECOND
 /** An enabled client. Ids of invalid length are not looked up. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
-  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).where(and(
-    eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)
-  ))
-  return row !== undefined && isAuthentic(db, 'oauth_clients', row) ? row : undefined
+  const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
+    .where(and(eq(oauth_clients.id, id), isNull(oauth_clients.disabled_at)))
+  return authenticRow(db, 'oauth_clients', row)
 }
 
 export async function listClients (db: Db): Promise<Client[]> {
@@ -52,23 +46,19 @@ export async function createClient (
   db: Db, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<boolean> {
   const row = { ...client, is_first_party: false, disabled_at: null }
-  const rows = await db.insert(oauth_clients).values({
-    ...row, mac: macOf(db, 'oauth_clients', row)
-  }).onConflictDoNothing().returning({ id: oauth_clients.id })
-  return rows.length === 1
+  const made = await db.insert(oauth_clients).values({ ...row, mac: macOf(db, 'oauth_clients', row) })
+    .onConflictDoNothing().returning({ id: oauth_clients.id })
+  return made.length === 1
 }
 
 /** Disables or enables a client; false when there is no such client. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
-  return await updateAuthentic(
-    db, 'oauth_clients', eq(oauth_clients.id, id), (now) => ({ disabled_at: disabled ? now : null })
-  ) !== undefined
+  const changed = await updateAuthentic(db, 'oauth_clients', eq(oauth_clients.id, id), (now) =>
+    ({ disabled_at: disabled ? now : null }))
+  return changed !== undefined
 }
 
-/**
- * Revokes a batch of a client's grants. Returns the number of revoked grants (0 when none are left), and the API tokens
- * that ended.
- */
+/** Revokes a batch of a client's grants; `revoked` is 0 when none are left. */
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
@@ -78,25 +68,17 @@ const USED = { used_at: sql`now()`, mac: null }
 
 // Pending authorization requests
 
-export interface PendingRequest {
-  client_id: string
-  redirect_uri: string
-  state: string | null
-  code_challenge: string
-  scopes: string[]
-}
+export type PendingRequest = Pick<AuthenticatedRow<'oauth_requests'>,
+  'client_id' | 'redirect_uri' | 'state' | 'code_challenge' | 'scopes'>
 
 /** Maximum pending requests of a session. */
 const MAX_REQUESTS = 20
 
-/**
- * False when the session has ended. Only the 20 newest requests of a session are kept, so that ending a session deletes
- * few rows.
- */
+/** False when the session has ended. A session keeps its 20 newest requests, so that its end deletes few rows. */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
-  await deleteExpired(db, oauth_requests, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
+  await deleteExpired(db, oauth_requests.id_hash, sql`${oauth_requests.expires_at} < now()`)
   const row = { ...request, id_hash, session_hash, expires_at: new Date(await readNow(db) + 600 * SECOND) }
   try {
     await db.insert(oauth_requests).values({ ...row, mac: macOf(db, 'oauth_requests', row) })
@@ -105,7 +87,7 @@ export async function createRequest (
     throw error
   }
   await keepNewest(
-    db, oauth_requests, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
+    db, oauth_requests.id_hash, eq(oauth_requests.session_hash, session_hash),
     { by: oauth_requests.expires_at, most: MAX_REQUESTS }
   )
   return true
@@ -120,7 +102,7 @@ export async function findRequest (
 ): Promise<PendingRequest | undefined> {
   const [row] = await db.select(authenticatedColumns('oauth_requests')).from(oauth_requests)
     .where(pending(id_hash, session_hash))
-  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
+  return authenticRow(db, 'oauth_requests', row, { user_id: userId })
 }
 
 /** Consumes a request of this session, so that only one of two concurrent decisions takes effect. */
@@ -129,7 +111,7 @@ export async function takeRequest (
 ): Promise<PendingRequest | undefined> {
   const [row] = await db.delete(oauth_requests).where(pending(id_hash, session_hash))
     .returning(authenticatedColumns('oauth_requests'))
-  return row !== undefined && isAuthentic(db, 'oauth_requests', row, { user_id: userId }) ? row : undefined
+  return authenticRow(db, 'oauth_requests', row, { user_id: userId })
 }
 
 // Grants and codes
@@ -139,19 +121,17 @@ const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
 /**
- * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. Returns the
- * revoked grants, and the API tokens that ended with them. The caller has locked the account, which serializes
- * concurrent consents.
+ * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. The caller
+ * has locked the account, which serializes concurrent consents.
  */
 export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
   const { id } = oauth_grants
   // Grants from before the limit existed may be many.
-  const oldest = await db.select({ id }).from(oauth_grants).where(and(
-    matching(oauth_grants, { user_id, client_id }), isNull(oauth_grants.revoked_at),
-    gt(oauth_grants.expires_at, sql`now()`)
-  )).orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
+  const oldest = await db.select({ id }).from(oauth_grants)
+    .where(and(matching(oauth_grants, { user_id, client_id }), isActiveGrant))
+    .orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
   if (oldest.length === 0) return { revoked: [], ended: [] }
   const { grants, ended } = await revokeGrants(db, isOneOf(id, oldest.map((grant) => grant.id)))
   return { revoked: grants.map((grant) => grant.id), ended }
@@ -167,13 +147,14 @@ export async function createGrant (
   // Deleting a grant cascades to its codes; access tokens were deleted before in batches, API tokens in the background.
   // A grant whose code was never redeemed has no tokens.
   await deleteExpired(
-    db, oauth_grants, oauth_grants.id,
+    db, oauth_grants.id,
     sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
       AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`
   )
   await deleteExpired(
-    db, oauth_grants, oauth_grants.id,
-    sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes} WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
+    db, oauth_grants.id,
+    sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
+      WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
   )
   const now = await readNow(db)
   const [user] = await db.select({ second_factor_id: users.second_factor_id }).from(users)
@@ -191,21 +172,18 @@ export async function createCode (
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
-/** A usable grant, for its tokens; undefined in every case where it cannot be used. */
-export interface LiveGrant { id: number, client_id: string, user_id: number, scopes: string[] }
+/** The grant of a code or token. */
+export type LiveGrant = Pick<AuthenticatedRow<'oauth_grants'>, 'id' | 'client_id' | 'user_id' | 'scopes'>
 
-export interface Code {
-  grant: LiveGrant & { is_live: boolean }
-  redirect_uri: string
-  code_challenge: string | null
-  is_used: boolean
-  is_expired: boolean
-}
+interface Issued { grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
+export type Code = Issued & Pick<AuthenticatedRow<'oauth_codes'>, 'redirect_uri' | 'code_challenge'>
+export type Pair = Issued & { id: number }
 
+const isActiveGrant = and(isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`))
+const isEnabled = and(isNull(users.disabled_at), isNull(oauth_clients.disabled_at))
 const grant = {
   ...columnsOf(oauth_grants, 'id', 'client_id', 'user_id', 'scopes'),
-  is_live:
-    sql<boolean>`${oauth_grants.revoked_at} IS NULL AND ${oauth_grants.expires_at} > now() AND ${users.disabled_at} IS NULL AND ${oauth_clients.disabled_at} IS NULL`
+  is_live: sql<boolean>`(${isActiveGrant} AND ${isEnabled})`
 }
 
 /** The authenticated rows that a grant depends on. */
@@ -245,12 +223,13 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_grants, oauth_codes] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
-  // Used, expired and revoked rows have no MAC and give no access.
-  const isOver = found.is_used || found.is_expired || !found.grant.is_live
-  return isOver || (isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row))
-    ? found
-    : undefined
+  if (isOver(found)) return found
+  const isValid = isAuthentic(db, 'oauth_codes', code, { user_id: itsGrant.user_id }) && isSupported(db, row)
+  return isValid ? found : undefined
 }
+
+// Used, expired and revoked rows have no MAC and give no access.
+const isOver = ({ grant, is_used, is_expired }: Issued): boolean => is_used || is_expired || !grant.is_live
 
 /** Marks a code as used. */
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
@@ -270,12 +249,12 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 
 // Tokens
 
-export interface NewPair { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
-
 /** A used pair is kept as long as its grant, so that reuse of a refresh token is detected. */
-export async function createPair (db: Db, pair: NewPair): Promise<void> {
+export async function createPair (
+  db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
+): Promise<void> {
   await deleteExpired(
-    db, oauth_tokens, oauth_tokens.id,
+    db, oauth_tokens.id,
     sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`
   )
   const now = await readNow(db)
@@ -288,8 +267,6 @@ export async function createPair (db: Db, pair: NewPair): Promise<void> {
   }
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
 }
-
-export interface Pair { id: number, grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
 
 /** The token pair of a refresh token, locked with its grant. */
 export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
@@ -304,10 +281,9 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_grants, oauth_tokens] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
-  const isOver = found.is_used || found.is_expired || !found.grant.is_live
-  return isOver || (isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row))
-    ? found
-    : undefined
+  if (isOver(found)) return found
+  const isValid = isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) && isSupported(db, row)
+  return isValid ? found : undefined
 }
 
 /** Marks a pair as exchanged: both of its tokens are invalid. */
@@ -321,14 +297,8 @@ export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
 }
 
 /** A granted application and the time of the grant. */
-export interface Application {
-  id: number
-  client_id: string
-  client: string
-  scopes: string[]
-  created_at: Date
-  expires_at: Date
-}
+export type Application = Pick<typeof oauth_grants.$inferSelect,
+  'id' | 'client_id' | 'scopes' | 'created_at' | 'expires_at'> & { client: string }
 
 /** A page of a person's active grants, newest first. */
 export async function listGrants (db: Db, user_id: number, page = 1): Promise<HeldPage<Application>> {
@@ -337,10 +307,8 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
   const rows = await db.select({
     itsGrant: authenticatedColumns('oauth_grants'), itsClient: authenticatedColumns('oauth_clients'), created_at
   }).from(oauth_grants).innerJoin(oauth_clients, eq(oauth_clients.id, oauth_grants.client_id))
-    .where(and(
-      eq(oauth_grants.user_id, user_id), isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, sql`now()`),
-      isNull(oauth_clients.disabled_at)
-    )).orderBy(desc(oauth_grants.id)).limit(limit).offset(offset)
+    .where(and(eq(oauth_grants.user_id, user_id), isActiveGrant, isNull(oauth_clients.disabled_at)))
+    .orderBy(desc(oauth_grants.id)).limit(limit).offset(offset)
   const held = heldPage(rows, page)
   const shown = held.rows.filter(({ itsGrant, itsClient }) =>
     isAuthentic(db, 'oauth_grants', itsGrant) && isAuthentic(db, 'oauth_clients', itsClient, { user_id }))
@@ -349,15 +317,11 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
   return { ...held, rows: shown }
 }
 
-/**
- * Revokes a grant of this person with all its codes and tokens. Returns the client and the API tokens that ended;
- * undefined when there is no such active grant.
- */
+/** Revokes a grant of this person with all its codes and tokens; undefined when there is no such active grant. */
 export async function revokeGrantOf (
   db: Db, user_id: number, id: number
 ): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
-  const its = sql`${eq(oauth_grants.id, id)} AND ${eq(oauth_grants.user_id, user_id)}`
-  const { grants: [revoked], ended } = await revokeGrants(db, its)
+  const { grants: [revoked], ended } = await revokeGrants(db, matching(oauth_grants, { id, user_id }))
   return revoked && { client_id: revoked.client_id, ended }
 }
 
@@ -365,11 +329,9 @@ export async function revokeGrantOf (
 export async function revokeByToken (
   db: Db, hash: Buffer, client_id: string
 ): Promise<{ id: number, user_id: number, ended: EndedTokens[] } | undefined> {
-  const its =
-    sql`${oauth_grants.id} = (SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`
-  const { grants: [revoked], ended } = await revokeGrants(
-    db, sql`${its} AND ${eq(oauth_grants.client_id, client_id)}`
-  )
+  const { grants: [revoked], ended } = await revokeGrants(db, sql`${eq(oauth_grants.client_id, client_id)}
+    AND ${oauth_grants.id} = (
+      SELECT t.grant_id FROM oauth_tokens t WHERE t.access_hash = ${hash} OR t.refresh_hash = ${hash})`)
   return revoked && { ...revoked, ended }
 }
 
@@ -377,7 +339,7 @@ export async function revokeByToken (
 
 /** The caller of a request with an access token, in the organization that the path names, if any. */
 export interface UserCall {
-  /** The id of the access token, and its grant. */
+  /** The id of the access token. */
   id: number
   grant_id: number
   user: User
@@ -419,10 +381,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
   .leftJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
   .leftJoin(plans, eq(plans.name, organization_counters.plan))
   .where(and(
-    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`),
-    isNull(oauth_grants.revoked_at), gt(
-      oauth_grants.expires_at, sql`now()`
-    ), isNull(users.disabled_at), isNull(oauth_clients.disabled_at)
+    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`), isActiveGrant, isEnabled
   )))
 
 interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
@@ -446,16 +405,13 @@ export async function findUserCall (
 }
 
 function userCallOf (
-  db: Db, rows: readonly Awaited<ReturnType<typeof byAccessToken>>[number][], { organization }: {
-    organization: string | undefined
-  }
+  db: Db, rows: Awaited<ReturnType<typeof byAccessToken>>, { organization }: Pick<CallQuery, 'organization'>
 ): UserCall | undefined {
   const [first] = rows
   if (first === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant } = first
   if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
-  // A slug may equal another organization's id. Prefer the organization of which the user is a member; if both are,
-  // prefer the id.
+  // A slug may equal another organization's id. Prefer an organization of which the user is a member, then the id.
   const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)

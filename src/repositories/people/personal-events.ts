@@ -1,6 +1,6 @@
 import { desc, eq, sql } from 'drizzle-orm'
 import type { EventName } from '../../../schemas/events.ts'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
 import { makeId } from '../../db/rows/ids.ts'
@@ -8,14 +8,8 @@ import { personal_events } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 
 /** An event of a person's account with its origin; an operator has neither address nor browser. */
-export interface PersonalEvent {
-  user_id: number
-  action: EventName
-  actor_type: 'user' | 'operator'
-  ip: string | null
-  user_agent: string | null
-  details: Record<string, string | number | boolean | null> | null
-}
+export type PersonalEvent = Pick<AuthenticatedRow<'personal_events'>,
+  'user_id' | 'actor_type' | 'ip' | 'user_agent' | 'details'> & { action: EventName }
 
 // Approximate WAL bytes of an event with its index entries.
 const LOGGED_BYTES = 500
@@ -28,9 +22,7 @@ const LOGGED_BYTES = 500
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
   const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }
   const { id, user_id, occurred_at, action, actor_type, ip, user_agent, details } = row
-  await deleteExpired(
-    db, personal_events, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`
-  )
+  await deleteExpired(db, personal_events.id, sql`${personal_events.occurred_at} < now() - interval '1 year'`)
   await db.execute(sql`
     WITH account AS MATERIALIZED (SELECT id FROM users WHERE id = ${user_id}::bigint), message AS MATERIALIZED (
       SELECT pg_logical_emit_message(true, 'no account', repeat('0', ${LOGGED_BYTES}::int))
@@ -51,9 +43,6 @@ export async function listPersonalEvents (
     .where(eq(personal_events.user_id, user_id))
     .orderBy(desc(personal_events.occurred_at), desc(personal_events.id)).limit(limit).offset(offset)
   const held = heldPage(rows, page)
-  return {
-    ...held,
-    rows: held.rows.filter((row) => isAuthentic(db, 'personal_events', row))
-      .map((row) => ({ ...row, action: row.action as EventName }))
-  }
+  const genuine = held.rows.filter((row) => isAuthentic(db, 'personal_events', row))
+  return { ...held, rows: genuine.map((row) => ({ ...row, action: row.action as EventName })) }
 }

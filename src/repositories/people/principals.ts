@@ -1,33 +1,26 @@
 import { and, isNull, lt, or, sql } from 'drizzle-orm'
-import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
+import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { fromJson } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound } from '../../db/callers/memberships.ts'
-import { isAuthentic, lookUp, preparedSql, type Db } from '../../db/database.ts'
+import { numberOf } from '../../db/rows/query.ts'
+import {
+  authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
+} from '../../db/callers/memberships.ts'
+import { isAuthentic, lookUp, preparedSql, type Authenticated, type Db, type Raw } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
-  api_tokens, members, oauth_clients, oauth_grants, organization_counters, organizations, plans, users
+  api_tokens, members, oauth_clients, oauth_grants, organization_counters, organizations, plans, users,
+  type organizationColumns
 } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
 
 /** The organization of a request, as authorization found it. */
-export interface Organization {
-  id: string
-  name: string
-  slug: string
-  status: OrganizationStatus
-  plan: Plan
-  /** Wrapped by a master key. */
-  storage_key: Buffer
-  /** Members need a second factor to act in the organization. */
-  require_second_factor: boolean
-  created_at: Date
-  updated_at: Date
-}
+export type Organization = Pick<typeof organizations.$inferSelect, keyof typeof organizationColumns> &
+  Pick<typeof organization_counters.$inferSelect, 'status'> & { plan: Plan }
 
 /** A person with the grant through which a principal acts, or through which it was created. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
@@ -47,9 +40,7 @@ export interface Principal extends Powers {
   expires_at: Date | null
   /** The rows that every change locks until it commits. */
   caller: Caller
-  /**
-   * The person whom the principal acts for, or who owns the token, with the grant; null for a token without an owner.
-   */
+  /** The person whom the principal acts for, or who owns the token; null for a token without an owner. */
   person: Person | null
   organization: Organization
 }
@@ -92,38 +83,16 @@ const principalsByHash = preparedSql<TokenFound, { queries: string }>('principal
     AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
 
-interface TokenFound {
-  query_index: number
-  id: string
-  organization_id: string
-  name: string
-  token_hash: Buffer
-  token_prefix: string
-  abilities: Ability[]
-  slices: Slice[] | null
-  expires_at: string | null
-  created_by_type: Principal['type'] | null
-  created_by_id: string | null
-  created_by_name: string | null
-  user_id: string | null
-  grant_id: string | null
-  mac: Buffer | null
-  organization_name: string
-  slug: string
-  status: OrganizationStatus
-  storage_key: Buffer
-  require_second_factor: boolean
-  created_at: string
-  updated_at: string
-  plan: Plan['name']
-  retention_days: number | null
-  api_per_minute: number
-  max_projects: number | null
-  max_members: number | null
-  max_bytes: string | null
-  support: Support | null
-  former: Record<string, unknown> | null
-}
+type TokenFound = Raw<Omit<Organization, 'id' | 'name' | 'plan'>> & Omit<Plan, 'name' | 'max_bytes'> &
+  Omit<Authenticated<'api_tokens'>, 'id' | 'expires_at' | 'created_by_id' | 'user_id' | 'grant_id'> &
+  Record<'expires_at' | 'created_by_id' | 'user_id' | 'grant_id' | 'max_bytes', string | null> & {
+    query_index: number
+    id: string
+    organization_name: string
+    plan: string
+    support: Support | null
+    former: Record<string, unknown> | null
+  }
 
 type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Record<string, unknown> | null> & {
   in_project: TeamRoleFound[] | null
@@ -151,35 +120,16 @@ export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}
 }
 
 function principalOf (db: Db, row: TokenFound): Principal | undefined {
-  const number = (text: string | null) => text === null ? null : Number(text)
-  const {
-    organization_id, name, token_hash, token_prefix, abilities, slices, created_by_type, created_by_name, mac
-  } = row
+  const { organization_id, name, slices } = row
   const id = Number(row.id)
-  const user_id = number(row.user_id)
-  const grant_id = number(row.grant_id)
+  const user_id = numberOf(row.user_id)
+  const grant_id = numberOf(row.grant_id)
   const expires_at = row.expires_at === null ? null : new Date(row.expires_at)
-  const token = {
-    id,
-    organization_id,
-    name,
-    token_hash,
-    token_prefix,
-    abilities,
-    slices,
-    expires_at,
-    created_by_type,
-    created_by_id: number(row.created_by_id),
-    created_by_name,
-    user_id,
-    grant_id,
-    mac
-  }
+  const token = { ...row, id, expires_at, created_by_id: numberOf(row.created_by_id), user_id, grant_id }
   const former = fromJson('former_token_hashes', row.former)
   if (former !== null && (former.token_id !== id || !isAuthentic(db, 'former_token_hashes', former))) return undefined
   if (!isAuthentic(db, 'api_tokens', token)) return undefined
-  const owner = { organization_id, user_id, grant_id }
-  if (row.support !== null && !isSupported(db, row.support, owner)) return undefined
+  if (row.support !== null && !isSupported(db, row.support, token)) return undefined
   const {
     status, slug, storage_key, require_second_factor, created_at, updated_at, plan, retention_days, api_per_minute,
     max_projects, max_members, max_bytes
@@ -188,7 +138,7 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
     type: 'api_token',
     id,
     name,
-    ...powersOf(db, row.support, owner, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }, abilities),
+    ...powersOf(db, row.support, token, { api_token: id, hash: (former ?? token).token_hash.toString('hex') }),
     slices: slices ?? [],
     expires_at,
     person: user_id === null
@@ -203,17 +153,19 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
       require_second_factor,
       created_at: new Date(created_at),
       updated_at: new Date(updated_at),
-      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: number(max_bytes) }
+      plan: { name: plan, retention_days, api_per_minute, max_projects, max_members, max_bytes: numberOf(max_bytes) }
     }
   }
 }
+
+type Owned = Pick<Authenticated<'api_tokens'>, 'organization_id' | 'user_id' | 'grant_id'>
 
 // A token without an owner has its own abilities. A person's token has those that the person has too, and `*` only if
 // it was granted explicitly.
 function powersOf (
   db: Db, support: Support | null,
-  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null },
-  caller: { api_token: number, hash: string }, granted: Ability[]
+  { organization_id, user_id, grant_id, abilities: granted }: Owned & { abilities: Ability[] },
+  caller: { api_token: number, hash: string }
 ): Powers & Pick<Principal, 'caller' | 'teams'> {
   if (support === null || user_id === null) {
     return { scopes: new Set(granted), granted, teams: { inProject: [], anywhere: [] }, caller }
@@ -232,12 +184,8 @@ function powersOf (
   }
 }
 
-// A token with an owner is valid only while the user, the membership, the grant and the client are valid, and while
-// their MACs verify.
-function isSupported (
-  db: Db, support: Support,
-  { organization_id, user_id, grant_id }: { organization_id: string, user_id: number | null, grant_id: number | null }
-): boolean {
+// A token with an owner is valid only while the user, membership, grant and client are valid and their MACs verify.
+function isSupported (db: Db, support: Support, { organization_id, user_id, grant_id }: Owned): boolean {
   const about = { organization_id }
   const user = fromJson('users', support.users)
   const grant = fromJson('oauth_grants', support.oauth_grants)

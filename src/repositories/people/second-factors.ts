@@ -1,23 +1,16 @@
 import { and, desc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { isAuthentic, macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/database.ts'
+import { macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
-// Second factors of accounts. Every change locks the account first (`lockUser`), like all changes that end sessions or
-// tokens of a person.
+// Every change of a second factor locks the account first (`lockUser`), because it ends sessions.
 
 /** The TOTP secret of a second factor; it takes effect when the account names its id. */
-export interface Factor {
-  user_id: number
-  id: number
-  /** Wrapped; its context is the account and the id. */
-  secret: Buffer
-  last_step: number | null
-  created_at: Date
-}
+export type Factor = Omit<typeof second_factors.$inferSelect, 'mac'>
 
 /**
  * A new id for a second factor of a person, larger than the ids of all earlier grants, which any instance may have made
@@ -42,7 +35,7 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
   const [row] = await db.select({
     ...authenticatedColumns('second_factors'), secret: second_factors.secret, created_at: second_factors.created_at
   }).from(second_factors).where(eq(second_factors.user_id, user_id))
-  return row !== undefined && isAuthentic(db, 'second_factors', row) ? row : undefined
+  return authenticRow(db, 'second_factors', row)
 }
 
 /**
@@ -60,22 +53,18 @@ export async function takeUpFactor (
   }
   const pending = matching(second_factors, { user_id: from.user_id, id: from.id })
   await updateAuthentic(db, 'second_factors', pending, { id, last_step }, { secret }) ?? tampered()
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, from.user_id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, from.user_id))
   return true
 }
 
-/**
- * Deletes the second factor with its recovery codes and pending sign-ins. False when the MAC of the account does not
- * verify.
- */
+/** Deletes the second factor with its recovery codes and pending sign-ins. False when the account's MAC is wrong. */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
-  const changed = await updateAuthentic(
-    db, 'users', eq(users.id, user_id), { second_factor_id: null }, { updated_at: sql`now()` }
-  )
+  const its = eq(users.id, user_id)
+  const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null }, { updated_at: sql`now()` })
   if (changed === undefined) return false
   await db.delete(second_factors).where(eq(second_factors.user_id, user_id))
   await db.delete(recovery_codes).where(eq(recovery_codes.user_id, user_id))
-  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
+  await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, user_id))
   return true
 }
 
@@ -103,7 +92,7 @@ export async function takeRecoveryCode (
 ): Promise<boolean> {
   const [row] = await db.delete(recovery_codes).where(matching(recovery_codes, { user_id, code_hash }))
     .returning(authenticatedColumns('recovery_codes'))
-  return row !== undefined && isAuthentic(db, 'recovery_codes', row) && row.factor_id === id
+  return authenticRow(db, 'recovery_codes', row)?.factor_id === id
 }
 
 /** The number of unused recovery codes. */
@@ -123,31 +112,32 @@ const MAX_WRONG_CODES = 5
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {
-  await deleteExpired(db, sign_in_steps, sign_in_steps.token_hash, sql`${sign_in_steps.expires_at} < now()`)
+  await deleteExpired(db, sign_in_steps.token_hash, sql`${sign_in_steps.expires_at} < now()`)
   const row = { token_hash, user_id: id, expires_at: new Date(await readNow(db) + 10 * MINUTE) }
-  const rows = await db.execute(sql`
+  const made = await queryRows(db, sql`
     INSERT INTO sign_in_steps (token_hash, user_id, expires_at, mac)
     SELECT ${token_hash}::bytea, id, ${row.expires_at.toISOString()}::timestamptz,
       ${macOf(db, 'sign_in_steps', row)}::bytea
     FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
-    RETURNING user_id`) as unknown as unknown[]
-  return rows.length === 1
+    RETURNING user_id`)
+  return made.length === 1
 }
+
+const isValidStep = (token_hash: Buffer) =>
+  and(eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`))
 
 /** The user of a sign-in that waits for the second factor. */
 export async function findSignInStep (db: Db, token_hash: Buffer): Promise<number | undefined> {
-  const [row] = await db.select(authenticatedColumns('sign_in_steps')).from(sign_in_steps).where(and(
-    eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`)
-  ))
-  return row !== undefined && isAuthentic(db, 'sign_in_steps', row) ? row.user_id : undefined
+  const [row] = await db.select(authenticatedColumns('sign_in_steps')).from(sign_in_steps)
+    .where(isValidStep(token_hash))
+  return authenticRow(db, 'sign_in_steps', row)?.user_id
 }
 
 /** Consumes a sign-in that waits for a code. Of two concurrent attempts, one succeeds. */
 export async function takeSignInStep (db: Db, token_hash: Buffer): Promise<boolean> {
-  const [row] = await db.delete(sign_in_steps).where(and(
-    eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`)
-  )).returning(authenticatedColumns('sign_in_steps'))
-  return row !== undefined && isAuthentic(db, 'sign_in_steps', row)
+  const [row] = await db.delete(sign_in_steps).where(isValidStep(token_hash))
+    .returning(authenticatedColumns('sign_in_steps'))
+  return authenticRow(db, 'sign_in_steps', row) !== undefined
 }
 
 /** Counts a wrong code. Returns false after five wrong codes: the user has to sign in again. */

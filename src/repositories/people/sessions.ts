@@ -3,6 +3,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { queryRows } from '../../db/rows/query.ts'
 import { sessions, userColumns, users } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
@@ -25,21 +26,18 @@ export async function createSession (
 ): Promise<boolean> {
   const now = await readNow(db)
   const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
-  const rows = await db.execute(sql`
+  const made = await queryRows(db, sql`
     INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
     SELECT ${token_hash}::bytea, id, ${row.seen_at.toISOString()}::timestamptz,
       ${row.expires_at.toISOString()}::timestamptz, ${macOf(db, 'sessions', row)}::bytea
     FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
       AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
-    RETURNING user_id`) as unknown as unknown[]
+    RETURNING user_id`)
   // After the lock of the user, which is the first lock of every transaction that ends sessions.
-  await deleteExpired(
-    db, sessions, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`
-  )
-  // Bounds the number of sessions of a person who signs in very often.
+  await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
-  await keepNewest(db, sessions, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
-  return rows.length === 1
+  await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
+  return made.length === 1
 }
 
 const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
@@ -88,5 +86,5 @@ export async function deleteSession (db: Db, token_hash: Buffer, user_id?: numbe
 
 /** Deletes all sessions of a person; applications and API tokens stay valid. */
 export async function deleteSessions (db: Db, user_id: number): Promise<void> {
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, user_id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, user_id))
 }

@@ -1,19 +1,18 @@
-import { and, asc, eq, sql } from 'drizzle-orm'
-import type { TeamAttributes, TeamMember, TeamProject } from '../../../schemas/teams.ts'
-import { TEAM_LIMITS } from '../../../schemas/teams.ts'
+import { and, asc, eq, or, sql } from 'drizzle-orm'
+import { TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject } from '../../../schemas/teams.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
-  isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Db, type Raw,
-  type Value
+  isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated,
+  type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
-type Found = Raw<TeamRow> & { organization_id: string, mac: Buffer | null }
+type Found = Raw<TeamRow> & Pick<Authenticated<'teams'>, 'organization_id' | 'mac'>
 
 const columns = sql`t.id, t.organization_id, t.name, t.slug, t.description, t.created_at, t.updated_at, t.mac,
   (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id)
@@ -35,7 +34,7 @@ const byName = preparedSql<Found, { organization_id: string, id: string, slug: s
 /** A team by its id, in either letter case, or by its slug. The id takes precedence over an equal slug. */
 export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
   const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
-  return row !== undefined && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
+  return row && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
 }
 
 const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('teams', ($) => sql`
@@ -47,15 +46,11 @@ export async function listTeams (
   db: Db, organization_id: string, page: PageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
   const { rows, total } = await readPage(page, (part) => listed(db, { organization_id, ...part }))
-  return {
-    rows: rows.filter((row) => isAuthentic(db, 'teams', row)).map(({ total, ...row }) => toTeam(row)), total
-  }
+  const genuine = rows.filter((row) => isAuthentic(db, 'teams', row))
+  return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }
 
-/**
- * Members of a team, ordered by account creation. A person is left out if the MAC of the place in the team or of the
- * account does not verify.
- */
+/** Members of a team, ordered by account creation. A person is left out if the MAC of either row does not verify. */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
@@ -86,16 +81,8 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
 // Rows to read for each role, however many projects the teams have.
 const MAX_OF_ROLE = 100
 
-interface RoleFound {
-  organization_id: string
-  team_id: string
-  project_id: string
-  role: Role
-  mac: Buffer | null
-  in_team_mac: Buffer | null
-  member_role: Role
-  member_mac: Buffer | null
-}
+type RoleFound = Authenticated<'team_projects'> & Record<'in_team_mac' | 'member_mac', Buffer | null> &
+  { member_role: Role }
 
 // Each part has its own limit, so that each stops reading its index early.
 const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
@@ -127,13 +114,7 @@ export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]
   return [...new Set(own.map(({ role }) => role))]
 }
 
-export interface NewTeam {
-  id: string
-  organization_id: string
-  name: string
-  slug: string
-  description: string | null
-}
+export type NewTeam = Pick<typeof teams.$inferSelect, 'id' | 'organization_id' | 'name' | 'slug' | 'description'>
 
 export async function countTeams (db: Db, organizationId: string): Promise<number> {
   return db.$count(teams, eq(teams.organization_id, organizationId))
@@ -149,18 +130,15 @@ export async function updateTeam (
 ): Promise<void> {
   const { slug, ...more } = changes
   const its = matching(teams, { organization_id: organizationId, id })
-  await updateAuthentic(db, 'teams', its, { slug }, {
-    ...more, updated_at: changedAt(teams.updated_at, changes)
-  }) ?? tampered()
+  const updated_at = changedAt(teams.updated_at, changes)
+  await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
 }
 
-/**
- * Deletes a team. Callers who act through the team lock their place in it first and then the team's role, so the
- * deletion uses the same order.
- */
+/** Deletes a team, in the order in which its members lock rows: their place in the team, then the team's role. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
-  await db.delete(team_members).where(matching(team_members, { organization_id: organizationId, team_id: id }))
-  await db.delete(team_projects).where(matching(team_projects, { organization_id: organizationId, team_id: id }))
+  const its = { organization_id: organizationId, team_id: id }
+  await db.delete(team_members).where(matching(team_members, its))
+  await db.delete(team_projects).where(matching(team_projects, its))
   await db.delete(teams).where(matching(teams, { organization_id: organizationId, id }))
 }
 
@@ -172,15 +150,13 @@ const itsMember = ({ organization_id, team_id, user_id }: InTeam) =>
 export async function countTeamMembers (
   db: Db, { organization_id, team_id, user_id }: InTeam
 ): Promise<{ members: number, teams: number, is_in: boolean }> {
-  const own = eq(team_members.organization_id, organization_id)
+  const isOfTeam = eq(team_members.team_id, team_id)
+  const isOfPerson = eq(team_members.user_id, user_id)
   const [row] = await db.select({
-    members: sql<number>`count(*) FILTER (WHERE ${team_members.team_id} = ${team_id})::int`,
-    teams: sql<number>`count(*) FILTER (WHERE ${team_members.user_id} = ${user_id})::int`,
-    is_in: sql<boolean>`coalesce(
-      bool_or(${team_members.team_id} = ${team_id} AND ${team_members.user_id} = ${user_id}), false)`
-  }).from(team_members).where(and(
-    own, sql`(${team_members.team_id} = ${team_id} OR ${team_members.user_id} = ${user_id})`
-  ))
+    members: sql<number>`count(*) FILTER (WHERE ${isOfTeam})::int`,
+    teams: sql<number>`count(*) FILTER (WHERE ${isOfPerson})::int`,
+    is_in: sql<boolean>`coalesce(bool_or(${isOfTeam} AND ${isOfPerson}), false)`
+  }).from(team_members).where(and(eq(team_members.organization_id, organization_id), or(isOfTeam, isOfPerson)))
   return row!
 }
 
@@ -199,8 +175,7 @@ const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
 
 /** Sets the role of a team in a project; false when the team has reached its limit of projects. */
 export async function setTeamProject (db: Db, row: TeamProjectKey & { role: Role }): Promise<boolean> {
-  const [known] = await db.select({ role: team_projects.role }).from(team_projects).where(itsProject(row))
-  if (known !== undefined) {
+  if (await db.$count(team_projects, itsProject(row)) > 0) {
     await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
     return true
   }

@@ -1,7 +1,6 @@
 import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
-import type { Ability } from '../../../schemas/scopes.ts'
 import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/tokens.ts'
-import { authenticatedColumns, fromJson } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { makeId } from '../../db/rows/ids.ts'
@@ -9,25 +8,19 @@ import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
-import {
-  api_tokens, environments, former_token_hashes, organizations, projects, targets
-} from '../../db/tables.ts'
+import { api_tokens, environments, former_token_hashes, organizations, projects, targets } from '../../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../../rules/pagination.ts'
 import { pathOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
-export interface NewToken {
-  organization_id: string
-  name: string
-  token_hash: Buffer
-  token_prefix: string
-  abilities: Ability[]
-  slices: Slice[]
-  expires_at: Date | null
-  /** The creator; undefined for an operator. */
-  made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
-}
+export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
+  'organization_id' | 'name' | 'token_hash' | 'token_prefix' | 'abilities' | 'expires_at'> & {
+    slices: Slice[]
+    /** The creator; undefined for an operator. */
+    made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
+  }
 
 const { last_used_at, created_at, updated_at } = api_tokens
 const columns = { ...authenticatedColumns('api_tokens'), last_used_at, created_at, updated_at }
@@ -35,10 +28,9 @@ const isLive = or(isNull(api_tokens.expires_at), gt(api_tokens.expires_at, sql`n
 
 export async function createToken (db: Db, { made_by: maker, slices, ...token }: NewToken): Promise<ApiToken> {
   const row = { id: makeId(), ...token, slices: slices.length === 0 ? null : slices, ...madeBy(maker) }
-  const rows = await db.insert(api_tokens).overridingSystemValue().values({
-    ...row, mac: macOf(db, 'api_tokens', row)
-  }).returning(columns)
-  return (await withRestrictions(db, token.organization_id, rows))[0]!
+  const [made] = await db.insert(api_tokens).overridingSystemValue()
+    .values({ ...row, mac: macOf(db, 'api_tokens', row) }).returning(columns)
+  return showToken(db, made!)
 }
 
 const madeBy = (maker: NewToken['made_by']) => ({
@@ -51,11 +43,10 @@ const madeBy = (maker: NewToken['made_by']) => ({
 })
 
 /**
- * Checks the limits for API tokens before a token is created, renewed or changes its owner. Returns the reached limit,
- * of the organization or of the person in it; undefined when a token can be added. Only live tokens count. Expired
- * tokens stay visible up to the same limit; beyond it, the oldest ones are deleted. `held` is an existing token that
- * gets a new owner or a new expiry: it counts as new for the person, and for the organization only if it had expired.
- * The caller has locked the organization, so that concurrent requests cannot exceed a limit.
+ * The reached limit for live API tokens, of the organization or of the person in it; undefined when a token can be
+ * created, renewed or get another owner. Expired tokens stay visible up to the same limit; beyond it, the oldest ones
+ * are deleted. `held` is an existing token that gets a new owner or a new expiry: it counts as new for the person, and
+ * for the organization only if it had expired. The caller has locked the organization, which serializes requests.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -86,19 +77,15 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
     DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
 }
 
-/**
- * Tokens of the organization, newest first. A restricted caller sees only tokens inside its own restrictions. A row
- * whose MAC does not verify is left out, though the total counts it.
- */
+/** Tokens inside the caller's restrictions, newest first. A row with a wrong MAC is left out, though counted. */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
 ): Promise<{ rows: ApiToken[], total: number }> {
   const own = and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))
   const total = sql<number>`(SELECT count(*)::int FROM ${api_tokens} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
-    db.select({
-      ...columns, total
-    }).from(api_tokens).where(own).orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
+    db.select({ ...columns, total }).from(api_tokens).where(own)
+      .orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
   const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
@@ -135,19 +122,10 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
     .orderBy(desc(api_tokens.id)).limit(limit).offset(offset)
   const held = heldPage(rows, page)
   const genuine = held.rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token))
-  const shown = genuine.map(({ token, organization }) => {
-    const { id, name, token_prefix, abilities, expires_at, last_used_at, created_at } = token
-    return {
-      id, name, token_prefix, abilities: abilities as Ability[], expires_at, last_used_at, created_at, organization
-    }
-  })
-  return { ...held, rows: shown }
+  return { ...held, rows: genuine.map(({ token, organization }) => ({ ...token, organization })) }
 }
 
-/**
- * The organization of a person's token; undefined when the person has no such token. Locks the token, because a
- * rotation by another person would change its owner.
- */
+/** The organization of a person's token. Locks the token, because a rotation by another person changes its owner. */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
@@ -159,23 +137,19 @@ export async function lockOwnToken (db: Db, userId: number, id: number): Promise
 /** The restrictions of a token of the organization; empty for a token of the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
   const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens)
-    .where(matching(api_tokens, { organization_id: organizationId, id })).for('update')
+    .where(oneOf(organizationId, id)).for('update')
   return row && (row.slices ?? [])
 }
 
-const ofOrganization = (organizationId: string, id: number): SQL | undefined =>
-  matching(api_tokens, { organization_id: organizationId, id })
+const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, { organization_id: organizationId, id })
 
 /**
  * Replaces the value of a token. The former value stays valid for `overlapSeconds`; a value from an earlier rotation
- * ends.
+ * ends. A rotation by the former value with an `Idempotency-Key` (`isKeyed`) is a retry after a lost response: the
+ * former value keeps its expiry, and the value in between ends, which without the key may be in use.
  *
- * An exception is a rotation by the former value with an `Idempotency-Key` (`isKeyed`), which is a retry after a lost
- * response. The former value then keeps its expiry, and the value in between ends. Without the key, the value in
- * between may be in use.
- *
- * If `rotater` is a person or a person's token, the token then belongs to that person, so that it ends with the person
- * who knows its value. The caller has locked the token (`lockToken`).
+ * The token then belongs to the person of the `rotater`, so that it ends with the person who knows its value. The
+ * caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -197,10 +171,7 @@ export async function rotateToken (
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
-/**
- * Whether a rotated token already ends with the person and grant of the rotating principal, or the principal has no
- * person.
- */
+/** Whether a token already ends with the person and grant of the principal, or the principal has no person. */
 export const endsWith = (
   { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
@@ -211,40 +182,41 @@ export async function updateToken (
   changes: Partial<Pick<TokenRow,
     'name' | 'expires_at' | 'token_hash' | 'token_prefix' | keyof ReturnType<typeof madeBy>>>
 ): Promise<ApiToken | undefined> {
-  const where = ofOrganization(organizationId, id)
-  if (await updateAuthentic(db, 'api_tokens', where, changes, {
-    updated_at: changedAt(api_tokens.updated_at, changes)
-  }) === undefined) {
-    return undefined
-  }
-  const row = await findToken(db, organizationId, id)
+  const updated_at = changedAt(api_tokens.updated_at, changes)
+  const changed = await updateAuthentic(db, 'api_tokens', oneOf(organizationId, id), changes, { updated_at })
+  const row = changed && await findToken(db, organizationId, id)
   return row && showToken(db, row)
 }
 
 /** A token of the organization; undefined when there is none, or its MAC does not verify. */
 export async function findToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
-  const [row] = await db.select(columns).from(api_tokens).where(ofOrganization(organizationId, id))
-  return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
+  const [row] = await db.select(columns).from(api_tokens).where(oneOf(organizationId, id))
+  return authenticRow(db, 'api_tokens', row)
 }
 
 /** The same, locked until the end of the transaction, with `is_live`. */
 export async function lockToken (db: Db, organizationId: string, id: number): Promise<LockedToken | undefined> {
   const [row] = await db.select({ ...columns, is_live: sql<boolean>`${isLive}` }).from(api_tokens)
-    .where(ofOrganization(organizationId, id)).for('update')
-  return row && isAuthentic(db, 'api_tokens', row) ? row : undefined
+    .where(oneOf(organizationId, id)).for('update')
+  return authenticRow(db, 'api_tokens', row)
 }
 
 /**
  * Locks the membership and the grant of a token's person, and those of the person who changes the token (`by`), until
  * the end of the transaction (FOR SHARE). The order is memberships by account, grants by id, then tokens (0029).
- * Returns the time at which the grant ends the token; null without a grant. Undefined when there is no such token, or
- * its membership or grant is not valid any more: then the token must not be renewed. The caller has locked the
- * organization, so the token's owner does not change meanwhile.
+ * Returns the expiry of the grant; null without a grant. Undefined when there is no such token, or its membership or
+ * grant is not valid any more: then the token must not be renewed. The caller has locked the organization, so the
+ * token's owner does not change meanwhile.
  */
 export async function lockTokenSupport (
   db: Db, organizationId: string, id: number, by: Principal['person']
 ): Promise<Date | null | undefined> {
-  const [row] = await db.execute(sql`
+  const [row] = await queryRows<{
+    is_somebodys: boolean
+    has_grant: boolean
+    member: Record<string, unknown> | null
+    its_grant: Record<string, unknown> | null
+  }>(db, sql`
     WITH token AS (
       SELECT t.user_id, t.grant_id FROM api_tokens t
       WHERE t.organization_id = ${organizationId} AND t.id = ${id}::bigint
@@ -262,18 +234,12 @@ export async function lockTokenSupport (
       to_jsonb(m) AS member, to_jsonb(g) AS its_grant
     FROM token LEFT JOIN member m ON m.user_id = token.user_id
     LEFT JOIN its_grant g ON g.id = token.grant_id AND g.user_id = token.user_id
-      AND EXISTS (SELECT FROM oauth_clients c WHERE c.id = g.client_id AND c.disabled_at IS NULL)`) as unknown as {
-    is_somebodys: boolean
-    has_grant: boolean
-    member: Record<string, unknown> | null
-    its_grant: Record<string, unknown> | null
-  }[]
+      AND EXISTS (SELECT FROM oauth_clients c WHERE c.id = g.client_id AND c.disabled_at IS NULL)`)
   if (row === undefined) return undefined
-  const member = fromJson('members', row.member)
-  const grant = fromJson('oauth_grants', row.its_grant)
-  if (row.is_somebodys && (member === null || !isAuthentic(db, 'members', member))) return undefined
+  const member = authenticRow(db, 'members', fromJson('members', row.member) ?? undefined)
+  if (row.is_somebodys && member === undefined) return undefined
   if (!row.has_grant) return null
-  return grant !== null && isAuthentic(db, 'oauth_grants', grant) ? grant.expires_at : undefined
+  return authenticRow(db, 'oauth_grants', fromJson('oauth_grants', row.its_grant) ?? undefined)?.expires_at
 }
 
 /** The organization of a token, for operators, who pass only the id. */
@@ -300,7 +266,7 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  * deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
-  const rows = await db.execute(sql`
+  const rows = await queryRows<{ id: string }>(db, sql`
     SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
       AND NOT EXISTS (
       SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
@@ -312,13 +278,13 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
         ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
           AND p.id = (slice->>'project_id')::char(26))
       END)
-    ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`) as unknown as { id: string }[]
+    ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`)
   return rows.map(({ id }) => Number(id))
 }
 
 /**
- * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project until the end of
- * the transaction, because a concurrent deletion would not see the token that is about to be created.
+ * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project, because a
+ * concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
@@ -326,6 +292,7 @@ export async function findSlice (
   const named = matching(projects, { organization_id: organizationId, slug: project })
   // A separate statement: the next one then sees the result of a deletion that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
+  const { organization_id, id: project_id } = projects
   const [row] = await db
     .select({
       project: authenticatedColumns('projects'),
@@ -333,12 +300,8 @@ export async function findSlice (
       environment: authenticatedColumns('environments')
     })
     .from(projects)
-    .leftJoin(targets, matching(targets, {
-      organization_id: projects.organization_id, project_id: projects.id, slug: target ?? ''
-    }))
-    .leftJoin(environments, matching(environments, {
-      organization_id: projects.organization_id, target_id: targets.id, slug: environment ?? ''
-    }))
+    .leftJoin(targets, matching(targets, { organization_id, project_id, slug: target ?? '' }))
+    .leftJoin(environments, matching(environments, { organization_id, target_id: targets.id, slug: environment ?? '' }))
     .where(named)
   if (row === undefined || (target !== undefined && row.target === null)) return undefined
   if (environment !== undefined && row.environment === null) return undefined
@@ -383,9 +346,9 @@ async function withRestrictions (db: Db, organizationId: string, rows: readonly 
 function restrictionOf (
   { project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>
 ): Restriction[] {
-  const [project, target, environment] = [
-    slugs.get(project_id), slugs.get(target_id ?? ''), slugs.get(environment_id ?? '')
-  ]
+  const project = slugs.get(project_id)
+  const target = slugs.get(target_id ?? '')
+  const environment = slugs.get(environment_id ?? '')
   if (project === undefined || (target_id !== null && target === undefined) ||
     (environment_id !== null && environment === undefined)) {
     return []

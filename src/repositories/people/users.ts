@@ -4,27 +4,17 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { authenticRow } from '../../db/rows/query.ts'
 import { lockMemberships, reachedLimit } from '../../db/callers/memberships.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
-  members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
-  userColumns, users
+  members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
 /** A person with an account. */
-export interface User {
-  id: number
-  email: string
-  name: string
-  is_verified: boolean
-  disabled_at: Date | null
-  /** The required second factor; null: none. */
-  second_factor_id: number | null
-  created_at: Date
-  updated_at: Date
-}
+export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
 export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
 
@@ -34,25 +24,23 @@ const NOW = { updated_at: sql`now()` }
 export async function createUser (
   db: Db, user: { email: string, name: string, password_hash: string | null }
 ): Promise<number | undefined> {
-  const id = makeId()
   const row = {
-    id,
+    id: makeId(),
     ...user,
     email_normalized: canonicalEmail(user.email),
     is_verified: user.password_hash !== null,
     disabled_at: null,
     second_factor_id: null
   }
-  const made = await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
+  const [made] = await db.insert(users).overridingSystemValue().values({ ...row, mac: macOf(db, 'users', row) })
     .onConflictDoNothing().returning({ id: users.id })
-  return made[0]?.id
+  return made?.id
 }
 
 type WithPassword = User & { password_hash: string | null }
 
 export async function findUserByEmail (db: Db, email: string): Promise<WithPassword | undefined> {
-  const [found] = await readUsers(db, isOf(email))
-  return authentic(db, found)
+  return readUser(db, isOf(email))
 }
 
 /** The account of an address, even if its MAC does not verify, so that it can be closed. */
@@ -62,16 +50,13 @@ export async function findAccount (db: Db, email: string): Promise<number | unde
 }
 
 export async function findUser (db: Db, id: number): Promise<WithPassword | undefined> {
-  const [found] = await readUsers(db, eq(users.id, id))
-  return authentic(db, found)
+  return readUser(db, eq(users.id, id))
 }
 
-const readUsers = (db: Db, where: SQL) =>
-  db.select({ user: userColumns, row: authenticatedColumns('users') }).from(users).where(where)
-
-function authentic (db: Db, found: Awaited<ReturnType<typeof readUsers>>[number] | undefined) {
-  if (found === undefined || !isAuthentic(db, 'users', found.row)) return undefined
-  return { ...found.user, password_hash: found.row.password_hash }
+async function readUser (db: Db, where: SQL): Promise<WithPassword | undefined> {
+  const columns = { ...userColumns, ...authenticatedColumns('users') }
+  const [found] = await db.select(columns).from(users).where(where)
+  return authenticRow(db, 'users', found)
 }
 
 const isOf = (email: string): SQL => eq(users.email_normalized, canonicalEmail(email))
@@ -83,19 +68,13 @@ export async function listUsers (db: Db, after: number): Promise<(User & { has_p
   }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
-/**
- * Rehashes the same password with the current parameters, without ending sessions. False when the hash was changed
- * meanwhile.
- */
+/** Rehashes the same password without ending sessions. False when the hash was changed meanwhile. */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
   const its = matching(users, { id, password_hash: from })
   return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
-/**
- * Locks a user until the end of the transaction. It is the first lock of every transaction that ends something of the
- * user, which prevents deadlocks.
- */
+/** The first lock of every transaction that ends something of the user, which prevents deadlocks. */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
 }
@@ -116,9 +95,8 @@ export async function changePassword (
 }
 
 /**
- * Closes or reopens an account, and ends all its sessions, grants and tokens: reopening also ends those that were
- * created during the closing. Returns the API tokens that ended. An account whose MAC does not verify can be closed,
- * but reopening it returns undefined.
+ * Closes or reopens an account, and ends all its sessions, grants and tokens, also those that were created during the
+ * closing. Returns the API tokens that ended; undefined when the MAC of an account to reopen does not verify.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
@@ -133,8 +111,8 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 /** Ends all sessions, remembered browsers, grants and links of a user. Returns the API tokens that ended. */
 export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
   await lockUser(db, id)
-  await deleteInPieces(db, sessions, sessions.token_hash, eq(sessions.user_id, id))
-  await deleteInPieces(db, sign_in_steps, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
+  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, id))
+  await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
@@ -158,10 +136,8 @@ export async function createMember (
 /** Memberships of the user, by the name of the organization. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
   const { id, name, slug } = organizations
-  const rows = await db.select({
-    membership: { id, name, slug, role: members.role, joined_at: members.joined_at },
-    row: authenticatedColumns('members')
-  })
+  const membership = { id, name, slug, role: members.role, joined_at: members.joined_at }
+  const rows = await db.select({ membership, row: authenticatedColumns('members') })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
     .where(matching(members, { user_id: userId, status: 'active' }))
     .orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
@@ -175,7 +151,7 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   // Of two concurrent links, the second invalidates the first.
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
-  await deleteExpired(db, password_links, password_links.token_hash, sql`${password_links.expires_at} < now()`)
+  await deleteExpired(db, password_links.token_hash, sql`${password_links.expires_at} < now()`)
   const row = { token_hash, user_id: userId, expires_at: new Date(await readNow(db) + 3 * DAY) }
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
@@ -186,19 +162,16 @@ export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<Use
     user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')
   })
     .from(password_links).innerJoin(users, eq(users.id, password_links.user_id))
-    .where(and(
-      eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`), isNull(users.disabled_at)
-    ))
-  if (found === undefined || !isAuthentic(db, 'password_links', found.link) || !isAuthentic(db, 'users', found.row)) {
-    return undefined
-  }
-  return found.user
+    .where(and(isValidLink(token_hash), isNull(users.disabled_at)))
+  return authenticRow(db, 'password_links', found?.link) && authenticRow(db, 'users', found?.row) && found?.user
 }
 
 /** Consumes a link. Of two concurrent uses, one gets the user. */
 export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
-  const [row] = await db.delete(password_links).where(and(
-    eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`)
-  )).returning(authenticatedColumns('password_links'))
-  return row !== undefined && isAuthentic(db, 'password_links', row) ? row.user_id : undefined
+  const [row] = await db.delete(password_links).where(isValidLink(token_hash))
+    .returning(authenticatedColumns('password_links'))
+  return authenticRow(db, 'password_links', row)?.user_id
 }
+
+const isValidLink = (token_hash: Buffer) =>
+  and(eq(password_links.token_hash, token_hash), gt(password_links.expires_at, sql`now()`))

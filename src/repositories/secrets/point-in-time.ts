@@ -1,19 +1,17 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
-import { LEVELS, type Level } from '../../../schemas/secrets.ts'
+import { LEVELS } from '../../../schemas/secrets.ts'
 import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
+import { numberOf, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
-import type { LevelState } from '../levels/levels.ts'
+import type { LevelState, SecretRow } from '../levels/levels.ts'
 
 // Reconstructs the documents of a moment from versions. Version ids and times grow in commit order. So the last version
 // before a moment is found by binary search over the organization's ids, and the one of each level by the index of its
 // history. No index by time is needed, however long a history is.
 
-/**
- * The document of a level at a moment: none; the current one; a version; or unknown, because a write recorded no
- * version.
- */
+/** The source of a level's document at a moment; unknown: a write recorded no version. */
 type PastState = 'none' | 'current' | 'version' | 'unknown'
 
 // The moment, rounded to the precision of stored times. Passed as a number, since PostgreSQL does not parse all years.
@@ -37,8 +35,7 @@ const HALVES = sql`halves AS (
     WHERE halves.behind - halves.seen > 1
   ), cut AS (SELECT behind FROM halves WHERE behind - seen <= 1)`
 
-// For a secret `s`: `v`, its last version up to the moment, and `n`, the version after `v`; both null if there was no
-// later write.
+// For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null without a later write.
 const VERSIONS = sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
@@ -65,51 +62,29 @@ const isLocked = (retentionDays: SQL) =>
 
 const IS_FUTURE = sql`moment.at > clock_timestamp()`
 
-/** The document of a level at a moment, from a version or the current row. */
-export interface PastDocument {
+/** The document of a level at a moment, from a version or the current row. `sealed` is null if it is unknown. */
+export interface PastDocument extends Pick<SecretRow,
+  'id' | 'level' | 'level_id' | 'revision' | 'key_version' | 'version' | 'sealed' | 'recorded_revision'> {
   held: Exclude<PastState, 'none'>
   /** Slugs down to the level. */
   path: string
-  id: string
-  level: Level
-  level_id: string
-  revision: number
-  key_version: number
-  version: number | null
-  /** Null if the content is unknown. */
-  sealed: Buffer | null
-  recorded_revision: number | null
   /** Outside the plan's retention window, by the database's clock. */
   locked: boolean
   /** Null if it is not from a version. */
   version_created_at: Date | null
   /** The key of the content. */
-  key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key'> & { managed: Managed }
+  key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
 }
 
-interface Row extends Record<'project_id' | 'id' | 'level_id', string> {
-  is_future: boolean
-  was_there: boolean
-  held: PastState | null
-  target_id: string | null
-  environment_id: string | null
-  level: Level
-  revision: string
-  key_version: number
-  is_stored: boolean
-  size_bytes: number
-  mac: Buffer | null
-  version: string | null
-  current_version: string | null
-  recorded_revision: string | null
-  version_revision: string | null
-  version_key: number | null
-  content: Buffer | null
-  locked: boolean
-  created_at: string | null
-  managed: Managed | null
-  data_key: Buffer | null
-}
+type Row = Omit<Authenticated<'secrets'>, 'organization_id' | 'revision' | 'sealed'> & { revision: string } &
+  Record<'is_future' | 'was_there' | 'is_stored' | 'locked', boolean> &
+  Record<'version' | 'current_version' | 'recorded_revision' | 'version_revision' | 'created_at', string | null> & {
+    held: PastState | null
+    version_key: number | null
+    content: Buffer | null
+    data_key: Buffer | null
+    managed: Managed | null
+  }
 
 const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) => sql`
   WITH RECURSIVE ${momentOf(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${HALVES}
@@ -163,23 +138,9 @@ export async function findDocumentsAt (
 }
 
 function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row): PastDocument | undefined {
-  const { held, id, project_id, target_id, environment_id, level, level_id, size_bytes, mac } = row
+  const { held, id, project_id, level, level_id } = row
   if (held === null) return undefined
-  const secret = {
-    id,
-    organization_id,
-    project_id,
-    target_id,
-    environment_id,
-    level,
-    level_id,
-    size_bytes,
-    mac,
-    revision: Number(row.revision),
-    key_version: row.key_version,
-    sealed: row.is_stored
-  }
-  requireAuthentic(db, 'secrets', secret)
+  requireAuthentic(db, 'secrets', { ...row, organization_id, revision: Number(row.revision), sealed: row.is_stored })
   if (held === 'none') return undefined
   // The project never had this key.
   if (row.managed === null) return tampered()
@@ -187,7 +148,6 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
   const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
   const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
   const isVersion = held === 'version'
-  const version = isVersion ? row.version : row.current_version
   const key_version = isVersion ? row.version_key! : row.key_version
   return {
     held,
@@ -197,19 +157,16 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
     level_id,
     revision: Number(isVersion ? row.version_revision : row.revision),
     key_version,
-    version: version === null ? null : Number(version),
+    version: numberOf(isVersion ? row.version : row.current_version),
     sealed: row.content,
-    recorded_revision: row.recorded_revision === null ? null : Number(row.recorded_revision),
+    recorded_revision: numberOf(row.recorded_revision),
     locked: isVersion && row.locked,
     version_created_at: row.created_at === null ? null : new Date(row.created_at),
     key: { organization_id, project_id, version: key_version, managed: row.managed, data_key: row.data_key }
   }
 }
 
-/**
- * A level whose document at the moment differs from the current one: it was a version, there was none, or it is
- * unknown.
- */
+/** A level whose document at the moment differs from the current one, or may differ (`unknown`). */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
   held: Exclude<PastState, 'current'>
   /** Slugs down to the level; set for the first `unknown` one only. */
@@ -231,20 +188,20 @@ export async function listChangedLevels (
 ): Promise<ChangedLevel[] | 'future' | undefined> {
   const rotated = sql`FROM secret_versions r WHERE r.organization_id = s.organization_id
     AND r.history_id = s.history_id AND r.id > v.id`
-  const rows = await db.execute(sql`
+  const rows = await queryRows<RawLevel>(db, sql`
     WITH RECURSIVE ${momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${HALVES}
     SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
       AND id = ${project.id} AND created_at <= moment.at) AS was_there, its.*
     FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
-      SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes, s.sealed IS NOT NULL AS is_stored,
-        v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
+      SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes,
+        s.sealed IS NOT NULL AS is_stored, v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
         ${isLocked(sql`${retentionDays}`)} AS locked,
         CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
           THEN (SELECT count(*) ${rotated}) = s.revision - v.revision ELSE false END AS is_rotated
       FROM secrets s ${VERSIONS}
       WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > moment.at
     ) AS its ON true
-    ORDER BY its.id`) as unknown as (Raw & { is_future: boolean, was_there: boolean, is_rotated: boolean })[]
+    ORDER BY its.id`)
   const [first] = rows
   if (first === undefined || first.is_future) return first && 'future'
   if (!first.was_there) return undefined
@@ -252,28 +209,22 @@ export async function listChangedLevels (
     row.id !== null && !row.is_rotated && (row.held !== 'none' || row.is_stored))
   const unknown = changed.find(({ held }) => held === 'unknown')
   const path = unknown && await pathTo(db, project.organization_id, unknown)
-  return changed.map(({ is_future: _, was_there: __, is_rotated: ___, ...row }) =>
-    toChanged(row, row.id === unknown?.id ? path! : null))
+  return changed.map((row) => ({
+    ...row,
+    path: row.id === unknown?.id ? path! : null,
+    version: numberOf(row.version),
+    version_created_at: row.version_created_at === null ? null : new Date(row.version_created_at)
+  }))
 }
 
 async function pathTo (
-  db: Db, organizationId: string, { project_id, target_id, environment_id }: Raw
+  db: Db, organizationId: string, { project_id, target_id, environment_id }: RawLevel
 ): Promise<string> {
   const ids = [project_id, target_id, environment_id]
   const slugs = await findSlugs(db, organizationId, ids)
   return ids.flatMap((id) => slugs.get(id ?? '') ?? []).join('/')
 }
 
-type Raw = Omit<ChangedLevel, 'path' | 'version' | 'version_created_at'> & {
-  project_id: string
-  environment_id: string | null
-  version: string | null
-  version_created_at: string | null
-}
-
-const toChanged = ({ project_id: _, environment_id: __, ...row }: Raw, path: string | null): ChangedLevel => ({
-  ...row,
-  path,
-  version: row.version === null ? null : Number(row.version),
-  version_created_at: row.version_created_at === null ? null : new Date(row.version_created_at)
-})
+type RawLevel = Omit<ChangedLevel, 'path' | 'version' | 'version_created_at'> &
+  Record<'is_future' | 'was_there' | 'is_rotated', boolean> &
+  Record<'environment_id' | 'version' | 'version_created_at', string | null> & { project_id: string }

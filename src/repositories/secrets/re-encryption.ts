@@ -1,6 +1,7 @@
-import { and, asc, eq, isNull, lt, sql } from 'drizzle-orm'
+import { and, asc, eq, isNull, lt, sql, type SQL } from 'drizzle-orm'
 import { isOneOfOrganization, macOf, rowsOf, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { queryRow, queryRows } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, keyColumns, organizations, project_counts, projects, re_encryptions, secret_versions,
   secrets, targets
@@ -10,26 +11,16 @@ import type { LevelState, SecretRow } from '../levels/levels.ts'
 
 // Finds versions under former keys, and moves them to the active key.
 
+type Version = typeof secret_versions.$inferSelect
+
 /** A version under an older key, with the key. */
-export interface OldVersion {
-  id: number
-  secret_id: string
-  level_id: string
-  revision: number
-  key_version: number
-  size_bytes: number
-  sealed: Buffer
-  key: KeyRow
-}
+export type OldVersion = Pick<Version, 'id' | 'revision' | 'key_version' | 'size_bytes' | 'sealed'> &
+  { secret_id: string, level_id: string, key: KeyRow }
+
+const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
 
 /** The progress of a re-encryption; `unreadable`: the versions that could not be decrypted. */
-export interface Progress {
-  total: number
-  moved: number
-  started_at: Date
-  finished_at: Date | null
-  unreadable: number
-}
+export type Progress = Pick<typeof re_encryptions.$inferSelect, keyof typeof progress>
 
 /**
  * Versions to re-encrypt: those under a former key with the same custody (server or client) as the active key. Versions
@@ -52,40 +43,39 @@ const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.
 // its key over has no versions left under former keys (`history_under_old_keys`). So in a client-managed project all
 // former keys are the client's, and in a server-managed project those after the last client-managed key are the
 // server's.
-const underOldKeys = (
-  project: KeyState
-) => sql`v.key_version < ${project.key_version} AND v.key_version > ${project.encryption_type === 'client'
-  ? sql`0`
-  : sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k WHERE k.organization_id = ${project.organization_id}
-    AND k.project_id = ${project.id}
-      AND k.managed = 'client' AND k.version < ${project.key_version})`}`
+const underOldKeys = ({ organization_id, id, key_version, encryption_type }: KeyState) => {
+  const lastOfClient = sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k
+    WHERE k.organization_id = ${organization_id} AND k.project_id = ${id} AND k.managed = 'client'
+      AND k.version < ${key_version})`
+  return sql`v.key_version < ${key_version} AND v.key_version > ${encryption_type === 'client' ? sql`0` : lastOfClient}`
+}
 const isOpen = (retentionDays: number | null) =>
   sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
+const isOfProject = ({ organization_id, id }: KeyState) =>
+  sql`s.organization_id = ${organization_id} AND s.project_id = ${id}`
 const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
 
 /** Counts the versions to re-encrypt, by an index-only scan for each secret. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
-  const [row] = await db.execute(sql`
+  const { count } = await queryRow<{ count: number }>(db, sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
     FROM secrets s CROSS JOIN LATERAL (
       SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
         AND ${isOpen(retentionDays)}
     ) v
-    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}`) as unknown as {
-    count: number
-  }[]
-  return row!.count
+    WHERE ${isOfProject(project)}`)
+  return count
 }
 
 /** Whether there are versions to re-encrypt: one index lookup for each secret, up to the first match. */
 export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
-  const [row] = await db.execute(sql`
+  const { found } = await queryRow<{ found: boolean }>(db, sql`
     SELECT EXISTS (
-      SELECT FROM secrets s WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id}
+      SELECT FROM secrets s WHERE ${isOfProject(project)}
         AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
           AND ${isOpen(retentionDays)})
-    ) AS found`) as unknown as { found: boolean }[]
-  return row!.found
+    ) AS found`)
+  return found
 }
 
 /** The number of versions left to re-encrypt, or `more` if there are more than `most`, without counting further. */
@@ -99,7 +89,7 @@ export interface Cursor { secret_id: string, key_version: number, id: number }
 
 export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
 
-type Listed = { secret_id: string, key_version: number, id: number, size_bytes: number }
+type Listed = Cursor & { size_bytes: number }
 
 /**
  * Ids and sizes of the server's versions to re-encrypt after a cursor, in index order, so that moved versions are not
@@ -108,7 +98,7 @@ type Listed = { secret_id: string, key_version: number, id: number, size_bytes: 
  */
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   const isAfters = sql`s.id = ${after.secret_id}`
-  return numbered(await db.execute(sql`
+  return queryNumbered(db, sql`
     SELECT s.id AS secret_id, v.key_version, v.id, v.size_bytes
     FROM secrets s CROSS JOIN LATERAL (
       SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
@@ -116,8 +106,8 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
           CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
       ORDER BY v.key_version, v.id LIMIT ${limit}
     ) v
-    WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.id >= ${after.secret_id}
-    ORDER BY s.id, v.key_version, v.id LIMIT ${limit}`))
+    WHERE ${isOfProject(project)} AND s.id >= ${after.secret_id}
+    ORDER BY s.id, v.key_version, v.id LIMIT ${limit}`)
 }
 
 /**
@@ -125,23 +115,23 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
  * as many index entries as counting does.
  */
 export async function listOldestWaiting (
-  db: Db, project: KeyState, {
-    limit, after, retentionDays
-  }: { limit: number, after: number, retentionDays: number | null }
+  db: Db, project: KeyState,
+  { limit, after, retentionDays }: { limit: number, after: number, retentionDays: number | null }
 ): Promise<Listed[]> {
-  return numbered(await db.execute(sql`
+  return queryNumbered(db, sql`
     SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
       SELECT s.organization_id, s.id AS secret_id, v.id
       FROM secrets s CROSS JOIN LATERAL (
         SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
           AND ${isOpen(retentionDays)} OFFSET 0
       ) v
-      WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} ORDER BY v.id LIMIT ${limit}
-    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`))
+      WHERE ${isOfProject(project)} ORDER BY v.id LIMIT ${limit}
+    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`)
 }
 
 // The driver returns bigint as text.
-const numbered = (rows: unknown) => (rows as Listed[]).map((row) => ({ ...row, id: Number(row.id) }))
+const queryNumbered = async (db: Db, statement: SQL): Promise<Listed[]> =>
+  (await queryRows<Listed>(db, statement)).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
  * Those of the versions that are still to re-encrypt, with their content. `lock` locks their rows until the end of the
@@ -169,7 +159,7 @@ export async function findWaiting (
 }
 
 /** A re-encrypted version. */
-export interface MovedVersion { id: number, sealed: Buffer, size_bytes: number }
+export type MovedVersion = Pick<Version, 'id' | 'sealed' | 'size_bytes'>
 
 /** Stores re-encrypted versions under the active key; ids, revisions and times stay the same. */
 export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
@@ -195,18 +185,17 @@ export async function growHistories (
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
-/**
- * Starts the re-encryption of the history of a locked project. A running re-encryption continues with the newest key.
- */
+/** Starts the re-encryption of the history of a locked project. A running one continues with the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
-  await db.insert(re_encryptions).values({
-    project_id: project.id, organization_id: project.organization_id, total
-  }).onConflictDoUpdate({
-    target: [re_encryptions.organization_id, re_encryptions.project_id],
+  const { organization_id, project_id, finished_at, started_at } = re_encryptions
+  const moved = sql`CASE WHEN ${finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`
+  const row = { organization_id: project.organization_id, project_id: project.id, total }
+  await db.insert(re_encryptions).values(row).onConflictDoUpdate({
+    target: [organization_id, project_id],
     set: {
-      total: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END + ${total}`,
-      moved: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`,
-      started_at: sql`CASE WHEN ${re_encryptions.finished_at} IS NULL THEN ${re_encryptions.started_at} ELSE now() END`,
+      total: sql`${moved} + ${total}`,
+      moved,
+      started_at: sql`CASE WHEN ${finished_at} IS NULL THEN ${started_at} ELSE now() END`,
       finished_at: null,
       unreadable: 0
     }
@@ -227,8 +216,6 @@ export async function finishReEncryption (
     .where(and(ofProject(project), isNull(re_encryptions.finished_at))).returning(progress)
   return row
 }
-
-const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
 
 /** A project with a running re-encryption. */
 export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
@@ -260,10 +247,10 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
     // Not now(), the start of the transaction, which may be earlier than writes that it waited for.
     updated_at: sql`clock_timestamp()`
-  }).where(and(eq(secrets.organization_id, organization_id), eq(secrets.id, id)))
+  }).where(matching(secrets, { organization_id, id }))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
-    .where(and(eq(project_counts.organization_id, organization_id), eq(project_counts.project_id, project.id)))
+    .where(matching(project_counts, { organization_id, project_id: project.id }))
   if (target === null) return
   await db.update(targets).set({ secret_count: sql`${targets.secret_count} - 1` })
-    .where(and(eq(targets.organization_id, organization_id), eq(targets.id, target.id)))
+    .where(matching(targets, { organization_id, id: target.id }))
 }

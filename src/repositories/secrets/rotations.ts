@@ -1,4 +1,4 @@
-import { and, asc, eq, isNotNull, sql } from 'drizzle-orm'
+import { and, asc, isNotNull, sql } from 'drizzle-orm'
 import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Counter } from '../../db/changes/chain.ts'
@@ -6,7 +6,8 @@ import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { organization_counters, secrets } from '../../db/tables.ts'
+import { queryRow } from '../../db/rows/query.ts'
+import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
 
@@ -39,23 +40,17 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
 export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
 
 export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
-  // Written as SQL: in a single-table select, Drizzle omits the table name, which in the subquery would refer to the
-  // version.
+  // Not with Drizzle's columns: it omits their table in a single-table select, and the subquery has another table.
   const recorded_revision =
-    sql<
-      number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(
-        secrets.revision
-      )
+    sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id
+      AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
   for (const row of rows) requireAuthentic(db, 'secrets', row)
   return rows
 }
 
-/**
- * Replaces or deletes documents: each gets the next revision, under the project's key. Its version has the time of the
- * change (`recordVersions`).
- */
+/** Replaces or deletes documents: each gets the next revision, under the project's key. */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {
@@ -66,8 +61,7 @@ export async function replaceDocuments (
   await db.execute(sql`
     UPDATE secrets s
     SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
-      size_bytes = r.size_bytes,
-      mac = decode(r.mac, 'base64')
+      size_bytes = r.size_bytes, mac = decode(r.mac, 'base64')
     FROM ${rowsOf(project.organization_id, rows, sql`id char(26), sealed text, size_bytes int, mac text`)} r
     WHERE s.organization_id = r.organization_id AND s.id = r.id`)
 }
@@ -75,24 +69,14 @@ export async function replaceDocuments (
 /** The version ids reserved by an operation, and the database's time under the counter's lock. */
 export interface VersionIds { first_version: number, taken_at: Date }
 
-/** The current stored bytes of an organization. Other writes can change the number until the counter is locked. */
-export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
-  const [row] = await db.select({ stored_bytes: organization_counters.stored_bytes }).from(organization_counters)
-    .where(eq(organization_counters.organization_id, organizationId))
-  return row!.stored_bytes
-}
-
-/**
- * Reserves version ids from the counter, which the transaction has locked. The event that the operation records
- * afterwards saves the counter.
- */
+/** Reserves version ids from the locked counter. The event that the operation records afterwards saves the counter. */
 export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
-  const [row] = await db.execute(
-    sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
-  ) as unknown as { taken_at: number }[]
+  const { taken_at } = await queryRow<{ taken_at: number }>(
+    db, sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
+  )
   const first_version = counter.next_version
   counter.next_version += versions
-  return { first_version, taken_at: new Date(row!.taken_at) }
+  return { first_version, taken_at: new Date(taken_at) }
 }
 
 /** A new version: the newest of its document, at the document's revision. */
@@ -107,9 +91,8 @@ export interface NewVersion {
 }
 
 /**
- * Records versions, each the newest of its document. Their time is the time at which the counter was locked, not the
- * start of the transaction. So times grow with ids, and no version is older than a write that the transaction waited
- * for.
+ * Records versions, each the newest of its document. Their time is when the counter was locked, not the start of the
+ * transaction: times grow with ids, and no version is older than a write that the transaction waited for.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]
@@ -119,7 +102,8 @@ export async function recordVersions (
   await db.execute(sql`
     WITH r AS (
       SELECT * FROM ${rowsOf(actor.organization_id, rows,
-        sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text, size_bytes int, restored_from bigint`)} r
+        sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text,
+          size_bytes int, restored_from bigint`)} r
     ), recorded AS (
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
         restored_from, created_by_id, created_by_name, created_at)

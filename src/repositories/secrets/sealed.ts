@@ -1,38 +1,38 @@
 import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { queryRow } from '../../db/rows/query.ts'
 import {
   encryption_keys, histories, keyColumns, organizations, projects, second_factors, secret_versions, secrets
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Pages through everything that is sealed or wrapped in an organization, for code that decrypts all of it. A page is
-// limited by rows and bytes.
+// Pages through everything that is sealed or wrapped in an organization. A page is limited by rows and bytes.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
-/** An organization with its wrapped storage key. */
-export interface Owner { id: string, storage_key: Buffer }
+type Secret = typeof secrets.$inferSelect
+type Version = typeof secret_versions.$inferSelect
 
 /** A version with its secret and its key, if they exist. */
-export interface StoredVersion {
-  version: { id: number, revision: number, key_version: number, sealed: Buffer }
-  secret: { id: string, level_id: string } | null
+interface StoredVersion {
+  version: Pick<Version, 'id' | 'revision' | 'key_version' | 'sealed'>
+  secret: Pick<Secret, 'id' | 'level_id'> | null
   /** Whether the history is removed and the version waits for deletion. */
   isRemoved: boolean
   key: KeyRow | null
 }
 
 /** A secret with its key, if it exists; without content if the secret is deleted. */
-export interface StoredCurrent {
-  secret: { id: string, level_id: string, revision: number, key_version: number, sealed: Buffer | null }
+interface StoredCurrent {
+  secret: Pick<Secret, 'id' | 'level_id' | 'revision' | 'key_version' | 'sealed'>
   recorded_revision: number | null
   project_key_version: number
   key: KeyRow | null
 }
 
-/** A wrapped secret of a second factor. */
-export interface WrappedFactor { user_id: number, id: number, secret: Buffer }
+/** An organization with its wrapped storage key. */
+export type Owner = Pick<typeof organizations.$inferSelect, 'id' | 'storage_key'>
 
 /** A page of organizations, by id. */
 export async function listOwners (db: Db, after: string): Promise<Owner[]> {
@@ -64,19 +64,17 @@ export async function listStoredCurrents (db: Db, organizationId: string, after:
   const { organization_id, id, level_id, revision, key_version, sealed, project_id, history_id } = secrets
   const last = await endOfPage(db, secrets, organizationId, after)
   if (last === null) return []
-  const rows = await db.select({
+  return db.select({
     secret: { id, level_id, revision, key_version, sealed },
-    recorded_revision: sql<string | null>`(
+    recorded_revision: sql<number | null>`(
       SELECT max(v.revision) FROM secret_versions v
-      WHERE v.organization_id = ${organization_id} AND v.history_id = ${history_id})`,
+      WHERE v.organization_id = ${organization_id} AND v.history_id = ${history_id})`.mapWith(revision),
     project_key_version: projects.key_version,
     key: keyColumns
   }).from(secrets)
     .innerJoin(projects, matching(projects, { organization_id, id: project_id }))
     .leftJoin(encryption_keys, matching(encryption_keys, { organization_id, project_id, version: key_version }))
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, last))).orderBy(asc(id))
-  return rows.map(({ recorded_revision, ...row }) =>
-    ({ ...row, recorded_revision: recorded_revision === null ? null : Number(recorded_revision) }))
 }
 
 /** A page of keys of an organization's projects, by id. */
@@ -86,8 +84,10 @@ export async function listStoredKeys (db: Db, organizationId: string, after: num
     .orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** A page of second factors, by account. */
-export async function listStoredFactors (db: Db, after: number): Promise<WrappedFactor[]> {
+/** A page of second factors, by account, with their wrapped secrets. */
+export async function listStoredFactors (
+  db: Db, after: number
+): Promise<Pick<typeof second_factors.$inferSelect, 'user_id' | 'id' | 'secret'>[]> {
   const { user_id, id, secret } = second_factors
   return db.select({ user_id, id, secret }).from(second_factors).where(gt(user_id, after)).orderBy(asc(user_id))
     .limit(PAGE.rows)
@@ -97,12 +97,12 @@ export async function listStoredFactors (db: Db, after: number): Promise<Wrapped
 async function endOfPage (
   db: Db, table: typeof secrets | typeof secret_versions, organizationId: string, after: string | number
 ): Promise<string | null> {
-  const [page] = await db.execute(sql`
+  const { last } = await queryRow<{ last: string | null }>(db, sql`
     SELECT max(id)::text AS last FROM (
       SELECT id, sum(size_bytes) OVER (ORDER BY id) - size_bytes AS bytes_before FROM (
         SELECT id, size_bytes FROM ${table}
         WHERE organization_id = ${organizationId} AND id > ${after} ORDER BY id LIMIT ${PAGE.rows}::int
       ) part
-    ) page WHERE bytes_before < ${PAGE.bytes}::int`) as unknown as [{ last: string | null }]
-  return page.last
+    ) page WHERE bytes_before < ${PAGE.bytes}::int`)
+  return last
 }

@@ -1,6 +1,6 @@
 import { sql } from 'drizzle-orm'
-import type { VersionAction } from '../../../schemas/versions.ts'
 import { macOf, preparedSql, type Db } from '../../db/database.ts'
+import type { secret_versions } from '../../db/tables.ts'
 import type { SecretRow } from '../levels/levels.ts'
 
 /** The rows that a write stores. */
@@ -10,13 +10,7 @@ export interface SecretWrite {
   /** The new row without its MAC. Its revision is the former one plus 1. `sealed` is null for a delete. */
   secret: SecretRow
   /** The snapshot to record; null with `no_backup`. */
-  version: {
-    id: number
-    action: VersionAction
-    sealed: Buffer
-    size_bytes: number
-    restored_from: number | null
-  } | null
+  version: Pick<typeof secret_versions.$inferSelect, 'id' | 'action' | 'sealed' | 'size_bytes' | 'restored_from'> | null
   actor: { id: number | null, name: string }
 }
 

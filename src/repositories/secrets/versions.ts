@@ -1,11 +1,11 @@
 import { and, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
 import type { Level } from '../../../schemas/secrets.ts'
-import type { VersionAction } from '../../../schemas/versions.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { numberOf } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
 } from '../../db/tables.ts'
@@ -14,27 +14,20 @@ import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-export interface VersionRow {
-  id: number
-  action: VersionAction
-  revision: number
-  key_version: number
+const shown = columnsOf(
+  secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
+  'created_by_name', 'created_at'
+)
+
+export interface VersionRow extends Pick<typeof secret_versions.$inferSelect, keyof typeof shown> {
   managed: Managed
-  size_bytes: number
-  restored_from: number | null
-  created_by_id: number | null
-  created_by_name: string | null
-  created_at: Date
   level: Level
   /** Outside the plan's retention window, by the database's clock. */
   locked: boolean
 }
 
 const columns = {
-  ...columnsOf(
-    secret_versions, 'id', 'action', 'revision', 'key_version', 'size_bytes', 'restored_from', 'created_by_id',
-    'created_by_name', 'created_at'
-  ),
+  ...shown,
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
@@ -160,13 +153,12 @@ export async function listVersions (
     rows = await walk(db, { ...its, revision: secret.revision, offset: skipped })
     if (from === 'oldest') rows.reverse()
   }
-  const number = (text: string | null) => text === null ? null : Number(text)
   const found = rows.map((row) => ({
     ...row,
     id: Number(row.id),
     revision: Number(row.revision),
-    restored_from: number(row.restored_from),
-    created_by_id: number(row.created_by_id),
+    restored_from: numberOf(row.restored_from),
+    created_by_id: numberOf(row.created_by_id),
     created_at: new Date(row.created_at),
     level: secret.level
   }))
@@ -174,16 +166,10 @@ export async function listVersions (
 }
 
 /** A version with its place. */
-export interface FoundVersion {
-  version: VersionRow
-  secret: Place & { id: string, level_id: string }
-}
+export interface FoundVersion { version: VersionRow, secret: Place & { id: string, level_id: string } }
 
 /** A version with its sealed content, its key and its place. */
-export interface FullVersion extends FoundVersion {
-  sealed: Buffer
-  key: KeyRow
-}
+export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
 // Each row is looked up by its key, as by `lookUp`.
 const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
@@ -262,8 +248,7 @@ export async function findVersionsTogether (
 
 /**
  * Deletes one version; returns its bytes. Returns `protected`, unless `force` is given, when it is the newest version
- * of a deleted secret, which a restore needs. The caller has locked the project's row, so there is no concurrent write
- * or deletion.
+ * of a deleted secret, which a restore needs. The caller has locked the project's row.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean

@@ -7,12 +7,13 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { rest } from '../../crypto/rest.ts'
 import type { Db } from '../../db/database.ts'
 import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
+import { findStoredBytes } from '../../repositories/billing/plans.ts'
 import {
   findActiveKeyOf, type KeyRow, type KeyState, type NewKey, replaceActiveKey
 } from '../../repositories/keys/encryption-keys.ts'
 import { countWaiting, findReEncryption, isAnyWaiting, startReEncryption } from '../../repositories/secrets/re-encryption.ts'
 import {
-  findDocuments, findStoredBytes, lockDocuments, recordVersions, replaceDocuments, takeVersionIds, type VersionIds
+  findDocuments, lockDocuments, recordVersions, replaceDocuments, takeVersionIds, type VersionIds
 } from '../../repositories/secrets/rotations.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import { fail } from '../../rules/errors.ts'
