@@ -19,7 +19,7 @@ import type { EventRow } from './events.ts'
 
 // The whole schema. Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Every
 // table of an organization has the organization's id in its primary key and in its foreign keys, so a row can reference
-// only rows of the same organization. Every query names the organization too (test/tenants.test.ts).
+// only rows of the same organization. Every query names the organization too (test/either/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -116,7 +116,7 @@ export const organizationColumns = columnsOf(
 )
 
 /**
- * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and the plan
+ * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and plan
  * that hold when it commits. There is no foreign key to the organization: events, and the end of their chain, outlive
  * the organization.
  */

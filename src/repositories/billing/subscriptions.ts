@@ -40,7 +40,8 @@ const AT_ONCE = 100
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
-  const rows = await db.select({ id }).from(subscriptions).innerJoin(organization_counters, eq(organization_counters.organization_id, id))
+  const rows = await db.select({ id }).from(subscriptions)
+    .innerJoin(organization_counters, eq(organization_counters.organization_id, id))
     .where(and(
       lte(period_end, sql`now()`), gt(id, after),
       or(cancel_at_period_end, inArray(organization_counters.status, ['active', 'cancelled']))

@@ -183,6 +183,6 @@ async function versionsOf (db: Db, writes: readonly WriteRequest[]) {
   const restores = writes.flatMap((write) => 'version' in write.target ? [{ write, id: write.target.version }] : [])
   const found = restores.length === 0
     ? []
-    : await findVersionsTogether(db, restores.map(({ write: { organizationId }, id }) => ({ organization_id: organizationId, id })))
+    : await findVersionsTogether(db, restores.map(({ write, id }) => ({ organization_id: write.organizationId, id })))
   return new Map(restores.map(({ write }, i) => [write, found[i]!]))
 }
