@@ -92,8 +92,8 @@ console.log(`The lanes ended after ${ended.join(', ')} s; the files took ${total
 console.log(`${totals.passed} passed, ${totals.failed} failed`)
 process.exit(broken || totals.failed > 0 ? 1 : 0)
 
-// A file whose first line says `// duration: 60 s` (of CPU time) has a process of its own, which starts before those of
-// shorter files.
+// A file whose first line says `// duration: 60 s` (of CPU time) is not part of a quick run. From 15 s on it has a
+// process of its own, which starts before those of shorter files.
 function fileOf (name) {
   const id = name.slice(0, -'.test.ts'.length)
   const source = readFileSync(join('test', name), 'utf8')
@@ -108,7 +108,7 @@ function fileOf (name) {
 }
 
 function processes (files) {
-  const isAlone = ({ duration, hasLongForm }) => duration > 0 || (long && hasLongForm)
+  const isAlone = ({ duration, hasLongForm }) => duration >= 15 || (long && hasLongForm)
   const others = files.filter((file) => !isAlone(file))
   // At least two processes, so that a few files use two cores.
   const count = Math.min(others.length, Math.max(2, Math.ceil(others.length / FILES_PER_PROCESS)))

@@ -135,9 +135,9 @@ export const organizationColumns = columnsOf(
 )
 
 /**
- * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and the
- * plan that hold when it commits. There is no foreign key to the organization: events, and the end of their chain,
- * outlive the organization.
+ * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and plan
+ * that hold when it commits. There is no foreign key to the organization: events, and the end of their chain, outlive
+ * the organization.
  */
 export const organization_counters = unauthenticated(
   'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'

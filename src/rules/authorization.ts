@@ -45,7 +45,7 @@ export const namedClient = (parameters: Parameters): string | undefined =>
 
 /** Validates a request: the client and its redirect URI first, so that there is no open redirect (RFC 9700, 4.11). */
 export function judgeAuthorization (parameters: Parameters, client: Client | undefined, issuer: string): Judged {
-  if (client === undefined) return { page: 'This application is unknown. Check its client_id.' }
+  if (client === undefined) return { page: 'There is no application with this client_id.' }
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
     !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {

@@ -1,3 +1,4 @@
+// duration: 18 s
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { makeProof } from '../../src/crypto/key-proof.ts'

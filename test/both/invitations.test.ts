@@ -308,12 +308,12 @@ t.test('the pages say before acceptance what the organization will see, and afte
   const browser = await signedIn(rosa)
   await invite(rosa.email)
   await invite(email)
-  const seen = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and what the operator does to your account, all without address and browser'
+  const seen = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and changes of your account by the operator, all without address and browser'
   const account = (await browser.open('/account')).text
   for (const [text, who] of [[account, 'An organization'], [(await visitor(address).open(await linkTo(email))).text, 'The organization']]) {
     t.ok(text!.includes(`${who} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${seen}.`))
   }
-  t.ok(account.includes(`Each organization sees, while you are a member: ${seen}. With address and browser, an organization sees only what happened in it: that you joined or left it, and API tokens of it that you ended.`))
+  t.ok(account.includes(`While you are a member, each organization sees: ${seen}. An organization sees address and browser only for its own events: you joined or left it, or ended one of its API tokens.`))
   t.ok(o)
 })
 
@@ -530,7 +530,7 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
     const { id } = await makePerson(service)
     await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${full.o}', ${id}, 'member')`)
   }
-  t.match(told(await press(browser, 'invitations/accept', ids[1]!)), [422, /no seat left/])
+  t.match(told(await press(browser, 'invitations/accept', ids[1]!)), [422, /no free seat/])
   t.strictSame(failing(await accept(ids[1]!)), [422, 'organization_full'])
 
   await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)

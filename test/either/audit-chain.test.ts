@@ -259,7 +259,7 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
     .replace(new RegExp(`("organization":"${own.organization}",[^\n]*"after":)null`), `$1{"seq":3,"mac":"${mac}"}`)
   t.match(cut, '"after":{"seq":3')
   t.equal((await inFile(cut))[own.organization]!.broken?.sequence, 1, 'the beginning cut off')
-  await t.rejects(inFile(text.slice(0, -20)), /cut off/)
+  await t.rejects(inFile(text.slice(0, -20)), /is truncated/)
   const lines = text.split('\n')
   const isOwn = (line: string) => line.includes(`"${own.organization}"`)
   const [without, lastOnly] = [lines.filter((line) => !isOwn(line)), [lines[0]!, ...lines.slice(-2)]]
@@ -268,7 +268,7 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
     await t.rejects(inFile(rest.join('\n')), /truncated: its last line states \d+ events of 2 organizations, but it contains/)
   }
   await t.rejects(inFile(text + text), /has trailing data after its last line/)
-  await t.rejects(inFile('{"format":"another"}\n'), /no export/)
+  await t.rejects(inFile('{"format":"another"}\n'), /is not an audit export/)
   await t.rejects(inFile(''), /empty/)
   const otherKey = text.replace(/"key":"[^"]*"/, `"key":"${Buffer.alloc(80).toString('base64')}"`)
   await t.rejects(inFile(otherKey), /cannot be unwrapped/)
@@ -378,7 +378,7 @@ t.test('the command says what is broken with exit status 1, and 2 when it cannot
   writeFileSync(none, '{"level":30,"msg":"another file"}\n')
   writeFileSync(empty, '')
   for (const [args, more, stderr] of [
-    [['--file', none], {}, /is no export/],
+    [['--file', none], {}, /is not an audit export/],
     [['--file', empty], {}, /is empty/],
     [['--file', dir], {}, /EISDIR/],
     [['--file', file], { MASTER_KEY: generateMasterKey().text }, /is missing/],

@@ -404,7 +404,7 @@ t.test('what an operator notes down ends an order that was never told; a told on
   const untold = await ask(first.app, caller, 200)
   const unsent = (await refund(caller, held.id, { amount: 20 })).body.data.id
   const { database } = service
-  const warning = /^Changed\. Warning: processor was asked .* has not said .* may move twice/
+  const warning = /^Changed\. Warning: processor was also requested .* has not reported a result.* may move twice/
   t.match(await settle(database, 'invoice', 'paid', told.attributes.invoice_id), warning)
   t.match(await settle(database, 'refund', 'paid', sent), warning)
   t.equal(await settle(database, 'invoice', 'paid', untold.attributes.invoice_id), 'Changed.')

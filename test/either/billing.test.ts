@@ -815,7 +815,7 @@ t.test('invoices are numbered without a gap however many are made at once, and o
   await t.rejects(refundCharge(service.database, paid, 1), { message: /cannot exceed/ }, 'nothing is left')
   await t.rejects(refundCharge(service.database, rest, 1), { message: /There is no charge/ })
   const voided = (await rows('charges', caller)).find(({ invoice_id }) => invoice_id === other)!
-  await t.rejects(refundCharge(service.database, voided.id as string, 1), { message: /not received/ })
+  await t.rejects(refundCharge(service.database, voided.id as string, 1), { message: /not settled, so it cannot be refunded/ })
   const books = []
   for await (const line of exportInvoices(service.database)) books.push(JSON.parse(line))
   const { refunds } = books.find(({ charge_id }) => charge_id === paid)

@@ -424,7 +424,7 @@ t.test('the consent page says what an application can do about invitations, and 
   t.match(text, /Remove members, leave, and decline invitations <code>member:delete</)
   t.match(text, /Without permissions it can see only your account, your organizations and the invitations to you\./)
   t.match((await ask({ scope: 'team:create' }, browser)).text,
-    /It would see who you are, your organizations and the invitations to you, and nothing else\./)
+    /It can see only your account, your organizations and the invitations to you\./)
 })
 
 /** What somebody does through an application that asked for everything, and got what the page offers them. */

@@ -14,6 +14,7 @@ import { createHistoryWorker } from '../../src/vault/jobs/worker.ts'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
+import { patiently } from '../helpers/traffic.ts'
 
 const test = await startApp(t)
 const owner = await test.organization()
@@ -26,7 +27,7 @@ const names = ({ project, target, environment }: At) =>
 const pathOf = ({ project, target, environment }: At) => `/${org}/${project}/${target}/${environment}/secrets`
 
 const call = (method: string, path: string, body?: unknown, caller = owner) =>
-  caller.call(method, `/${org}${path}`, body)
+  patiently(() => caller.call(method, `/${org}${path}`, body))
 const store = (body: object, caller = owner) => call('POST', '/secrets/store', body, caller)
 const rotateServer = (at: At, body?: object, caller = owner) =>
   call('POST', `/${at.project}/encryption-key/rotate`, body, caller)
@@ -90,6 +91,11 @@ async function under (at: At, old: ClientKey, fresh: ClientKey) {
   const levels = await levelsOf(at)
   return Object.values<any>(levels).map(({ id, content, etag }) =>
     ({ id, content: sealBlob(fresh.dataKey, openBlob(old.dataKey, content)!), etag }))
+}
+
+/** Waits for a line of the log: a worker logs after its commit, which others can see before that. */
+async function logged (matches: (line: string) => boolean) {
+  while (!test.logs.some(matches)) await new Promise((resolve) => { setTimeout(resolve, 20) })
 }
 
 async function settled (at: At) {
@@ -277,7 +283,7 @@ t.test('re_encrypt moves the whole history onto the new key in the background; r
     `SELECT actor_type, details FROM audit_events WHERE action = 'history.re_encrypt' AND organization_id = '${org}'`
   )
   t.same(events, [{ actor_type: 'system', details: { key_version: 2, versions: 64, unreadable: 0 } }])
-  t.ok(test.logs.some((line) => line.includes('history re-encrypted') && line.includes('"moved":64')), 'and a log line')
+  await logged((line) => line.includes('history re-encrypted') && line.includes('"moved":64'))
 })
 
 t.test('a re-encryption that is under way goes on onto the newest key; a version that does not open is left and told', async (t) => {
@@ -296,7 +302,7 @@ t.test('a re-encryption that is under way goes on onto the newest key; a version
   const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id
     WHERE p.slug = '${at.project}' GROUP BY 1 ORDER BY 1`)
   t.same(counts, [{ key_version: 1, count: 1 }, { key_version: 3, count: 48 }])
-  t.ok(test.logs.some((line) => line.includes('unreadable versions') && line.includes(`"versions":[${bad!.id}]`)))
+  await logged((line) => line.includes('unreadable versions') && line.includes(`"versions":[${bad!.id}]`))
   t.match(await restore(bad!.id), { status: 500, body: { error: 'integrity_error' } })
 })
 
@@ -675,7 +681,7 @@ t.test('a version that was tampered with does not hold up the others, neither fo
     test.app.histories.wake()
     t.match(await settled(sound), { moved: 3, remaining: 0 })
   }
-  t.ok(test.logs.some((line) => line.includes('re-encryption failed; will retry') && line.includes('"project"')))
+  await logged((line) => line.includes('re-encryption failed; will retry') && line.includes('"project"'))
 })
 
 t.test('a re-encryption by the client that has nothing left to do is done, and a later keep is kept', async (t) => {
@@ -716,7 +722,8 @@ t.test('changes of keys of one organization wait for each other, and nobody else
   const plaintext = 'A'.repeat(1_000_000)
   const project = async (caller: Caller) => {
     const at = await makeLevel(caller, { ...PROJECT, secret_format: 'text' })
-    const stored = await caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext })
+    const stored = await patiently(() =>
+      caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext }))
     if (stored.status !== 200) throw new Error(stored.text)
     return at
   }

@@ -1,4 +1,4 @@
-// duration: 25 s
+// duration: 30 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
@@ -1288,7 +1288,7 @@ t.test('nothing that was added to the database counts', async (t) => {
       ],
     page(`/account/set-password/${secret}`), ({ status }) => status === 404],
     ['a membership', (mac) => [`INSERT INTO organizations SELECT '01ARZ3NDEKTSV4RRFFQ69G5FAV', 'X', 'x-org', storage_key FROM organizations WHERE id = '${o}'`,
-      "INSERT INTO organization_counters (organization_id, plan) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', 'self-hosted')",
+      "INSERT INTO organization_counters (organization_id, plan) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', 'self-hosted') ON CONFLICT DO NOTHING",
       `INSERT INTO members (organization_id, user_id, role, mac) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', ${rosa.id}, 'owner', ${mac})`],
     bearer(mine.access, '/api/v1/x-org/projects'), ({ status }) => status === 404],
     ['an account', (mac) =>

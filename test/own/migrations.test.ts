@@ -1,4 +1,4 @@
-// duration: 20 s
+// duration: 25 s
 import { existsSync, readFileSync, readdirSync } from 'node:fs'
 import { join } from 'node:path'
 import { generateDrizzleJson, generateMigration } from 'drizzle-kit/api'

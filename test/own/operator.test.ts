@@ -1,3 +1,4 @@
+// duration: 11 s
 import t from 'tap'
 import { command, scratchDirectory, startServer } from '../helpers/process.ts'
 

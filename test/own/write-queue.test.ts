@@ -1,3 +1,4 @@
+// duration: 18 s
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'

@@ -247,7 +247,7 @@ t.test('two workers behind one port', onServer, async (t) => {
     t.equal(await limited(), 429, 'counted by the worker itself, which knows who was past the limit')
     t.equal(await limited(), 429)
     process.kill(server.child.pid!, 'SIGCONT')
-    while (!server.stdout().includes('over all workers again')) {
+    while (!server.stdout().includes('across all workers again')) {
       await limited()
       await pause(50)
     }
