@@ -194,7 +194,7 @@ esac
   for (const tool of ['vault', 'aws', 'gcloud', 'az', 'openssl', 'pkcs11-tool', 'systemd-creds', 'age']) {
     symlinkSync(file, join(directory, tool))
   }
-  const guide = readFileSync(new URL('../../docs/operations/keys.md', import.meta.url), 'utf8')
+  const guide = readFileSync(new URL('../../../docs/operations/keys.md', import.meta.url), 'utf8')
   const [, rows] = /\n\| Tool \| Wrap \| Unwrap \|\n\|[-|]+\n((?:\|.*\n)+)/.exec(guide)!
   const recipes = rows!.trim().split('\n').map((row) => {
     const [, name, ...cells] = row.split(/(?<!\\)\|/)

@@ -199,7 +199,7 @@ t.test('every change that depends on no precondition refuses one', async (t) => 
     t.ok(responses['422'], `${id}: the document says so`)
     for (const name of ['if-match', 'if-none-match']) {
       const answer = await send(service, row, ids, caller.token, { [name]: '"x"' })
-      t.match(answer, { status: 422, body: { errors: { [name]: [/no precondition/] } } }, `${id}: ${answer.text}`)
+      t.match(answer, { status: 422, body: { errors: { [name]: [/does not support preconditions/] } } }, `${id}: ${answer.text}`)
     }
   }
   t.ok(['rotateEncryptionKey', 'rotateClientKeys', 'updateApiToken', 'createProject'].every((id) =>

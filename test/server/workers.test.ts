@@ -252,7 +252,7 @@ t.test('two workers behind one port', onServer, async (t) => {
       await pause(50)
     }
     await pastLimit()
-    t.equal(linesOf(server).filter(({ msg }) => msg.startsWith('the supervisor does not answer')).length, 1)
+    t.equal(linesOf(server).filter(({ msg }) => msg.startsWith('supervisor not responding')).length, 1)
   })
 
   await t.test('a signal to the whole group: what is under way is answered, all end, exit 0', async (t) => {
