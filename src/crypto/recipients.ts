@@ -1,5 +1,4 @@
-// Encryption of streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB. The library is loaded
-// on use.
+// Encrypts and decrypts streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB.
 
 // @types/node lacks this method.
 interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
@@ -35,8 +34,8 @@ export async function encryptTo (recipients: readonly string[]): Promise<Cipher>
 }
 
 /**
- * Decrypts with the identities in the output of `age-keygen`. Throws a RecipientError when there is no identity, or
- * none matches. Messages contain no part of an identity.
+ * Decrypts with the identities in the output of `age-keygen`. Throws RecipientError if there is no identity, one is
+ * invalid, or none matches. Error messages contain no part of an identity.
  */
 export async function decryptWith (identities: string): Promise<Cipher> {
   const { Decrypter } = await import('age-encryption')

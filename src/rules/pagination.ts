@@ -50,7 +50,7 @@ export const HELD_ON_PAGE = 100
 /** A page of such a list; `isLast` is false if more pages follow. */
 export interface HeldPage<T> { rows: T[], page: number, isLast: boolean }
 
-/** Limit and offset of a page, plus one row that shows whether another page follows. */
+/** Limit and offset of a page. The limit includes one more row, which shows whether another page follows. */
 export const heldFrom = (page: number) => ({ limit: HELD_ON_PAGE + 1, offset: (page - 1) * HELD_ON_PAGE })
 
 /** Makes the page from the rows selected with `heldFrom`. */

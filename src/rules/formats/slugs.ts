@@ -3,7 +3,7 @@ import { RESERVED_PROJECT_SLUGS } from '../../../schemas/projects.ts'
 import { SLUG_LENGTH, ULID_PATTERN } from '../../../schemas/shapes.ts'
 import { RESERVED_TARGET_SLUGS } from '../../../schemas/targets.ts'
 
-/** Path segments of static routes. A slug must not equal one of them, because the static route would shadow it. */
+/** Path segments of static routes, which are not allowed as slugs: the static route would take precedence. */
 export const RESERVED = {
   organization: ['user', 'organization', 'organizations', 'plans', 'cli'],
   project: RESERVED_PROJECT_SLUGS,
@@ -15,18 +15,18 @@ export type SlugKind = keyof typeof RESERVED
 
 const WORDS: Readonly<Record<string, readonly string[]>> = { ...RESERVED, version: ['purge'] }
 
-/** Whether a static route has this word in the place of the parameter and takes precedence. */
+/** Whether a static route has this word at the position of the parameter, and so takes precedence. */
 export const isWordOfRoute = (parameter: string, word: string): boolean => WORDS[parameter]?.includes(word) ?? false
 
 export const isReserved = (kind: SlugKind, slug: string): boolean =>
   (RESERVED[kind] as readonly string[]).includes(slug)
 
 const ULID = new RegExp(ULID_PATTERN)
-/** Whether a slug is reserved. A path accepts the id of an organization, so its slug must not look like an id. */
+/** Whether a slug is reserved or, for an organization, looks like an id: a path accepts both. */
 export const isForbidden = (kind: SlugKind, slug: string): boolean =>
   isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
 
-/** Makes a slug from a name: lower case, no accents, hyphens between words; the kind if nothing remains. */
+/** Makes a slug from a name: lower case, no accents, hyphens between words; `kind` if nothing remains. */
 export function slugFrom (name: string, kind: SlugKind): string {
   const slug = name.normalize('NFKD').replace(/\p{M}/gu, '').toLowerCase()
     .replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '')
