@@ -26,7 +26,6 @@ export function generateKeyString (): string {
   return random(32).toString('hex')
 }
 
-/** A salt for a key string: 16 random bytes. */
 export function generateSalt (): Buffer {
   return random(16)
 }

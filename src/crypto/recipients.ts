@@ -14,7 +14,6 @@ export class RecipientError extends Error {
   override readonly name = 'RecipientError'
 }
 
-/** Transforms a stream of chunks. */
 export type Cipher = (chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>
 
 /** Encrypts to each of the recipients (`age1…`). Throws a RecipientError for an invalid recipient. */

@@ -39,7 +39,6 @@ export function createRowEncoder (table: string, { fields, presence = [] }: RowF
 /** The encoding of one more field, to append to an encoded row. */
 export const encodeField = (name: string, value: unknown): string => wellFormed(counted(name) + encodeValue(value))
 
-/** HMAC-SHA256 over a row of a table: 32 bytes. */
 export function rowMac (
   key: KeyObject, table: string, fields: readonly (readonly [name: string, value: unknown])[]
 ): Buffer {
@@ -83,7 +82,6 @@ export function rowKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom rows'), 'fingerprint').export()
 }
 
-/** A fingerprint of the key of an event chain. */
 export function chainKeyFingerprint (key: KeyObject): Buffer {
   return deriveKey(key, Buffer.from('strongroom events'), 'fingerprint').export()
 }

@@ -14,7 +14,6 @@ const PERIOD = new TimeSpan(30, 's')
 const SECRET_BYTES = 20
 const RECOVERY_BYTES = 10
 
-/** The secret that an authenticator shares with the service. */
 export function generateFactorSecret (): Buffer {
   return random(SECRET_BYTES)
 }
@@ -24,7 +23,6 @@ export function stepAt (moment: number): number {
   return Math.floor(moment / PERIOD.milliseconds())
 }
 
-/** The code of a time step. */
 export function codeAt (secret: Buffer, step: number): Promise<string> {
   return generateHOTP(secret, step, DIGITS)
 }

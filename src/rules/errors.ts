@@ -1,6 +1,5 @@
 import { ERRORS, type ErrorArgs, type ErrorCode } from '../../schemas/errors.ts'
 
-/** An error of the catalogue. */
 export class ApiError extends Error {
   override name = 'ApiError'
   readonly code: ErrorCode

@@ -23,7 +23,6 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
   }
 }
 
-/** A page of a list as the API's response body. */
 export async function answerPage<R, I> (
   query: ListQuery, toItem: (row: R) => I, list: (page: PageRequest) => Promise<{ rows: R[], total: number }>
 ): Promise<{ data: I[], meta: PageMeta }> {

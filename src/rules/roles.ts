@@ -49,7 +49,6 @@ export function grantableScopes (
 export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)
 
-/** Whether all scopes were granted. */
 export const grantsEverything = (granted: readonly Ability[]): boolean =>
   granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
 

@@ -1,7 +1,6 @@
 import { domainToASCII, domainToUnicode } from 'node:url'
 import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../../schemas/users.ts'
 
-/** Whether the text is a valid e-mail address for an account. */
 export function isEmail (text: string | undefined): text is string {
   if (text === undefined || text.length > EMAIL_LENGTH) return false
   // Check the NFKC form and the ASCII domain, too. Both are stored and can be longer than the original. NFKC can also
