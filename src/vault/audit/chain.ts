@@ -16,7 +16,7 @@ import { lockCurrentCanary } from '../keys/master-keys.ts'
 // An organization needs an anchor after this many events or milliseconds without one.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Other chain keys are loaded again on demand.
+// Evicted chain keys are loaded again on demand.
 const MAX_CACHED_KEYS = 10_000
 
 /** The name of the first chain key in `service_keys`, and its id in events. */
@@ -58,8 +58,8 @@ export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * The MAC under the new key in the event that hands a chain over. Without the new key, nobody can forge the handover or
- * the events before it.
+ * The proof in a handover event: a MAC under the new key. Without that key, nobody can forge the handover or the events
+ * before it.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null

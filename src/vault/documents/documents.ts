@@ -38,7 +38,7 @@ export function openVersion (storageKey: KeyObject, organizationId: string, {
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
-/** Opens the blob of a document of a moment, from the current row or a version. */
+/** Opens the blob that a document had at a moment, from the current row or a version. */
 export function openPast (storageKey: KeyObject, document: PastDocument): string {
   const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
   if (sealed === null) throw new Error('the document is not known')
@@ -66,7 +66,7 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// Of one organization.
+// Maximum size of the ETag cache of one organization.
 const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 

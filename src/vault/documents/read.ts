@@ -71,7 +71,7 @@ export async function pastContents (
     contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
 }
 
-/** Documents of this length take milliseconds to decrypt. */
+/** Documents of this length or more take milliseconds to decrypt. */
 const LARGE_DOCUMENT = 64 * 1024
 
 // Yields to other requests between large documents.
