@@ -1,7 +1,7 @@
 /**
- * API tokens (CR-30 to CR-32): `dotenv_<ULID of the organization>_<40 base62 random><6 base62 checksum>`. It guarantees
- * 238 unbiased random bits and a form that secret scanners find. The checksum detects mistyped tokens without a
- * database query, but only the look-up of the hash authenticates.
+ * API tokens (CR-30 to CR-32): `dotenv_<ULID of the organization>_<40 base62 random><6 base62 checksum>`. A token has
+ * 238 unbiased random bits and a form that secret scanners recognize. The checksum detects mistyped tokens without a
+ * database query. Only the look-up of the hash authenticates.
  */
 import { crc32 } from 'node:zlib'
 import { random, sameBytes, sha256 } from './primitives.ts'
@@ -13,7 +13,7 @@ const CHECKSUM_CHARACTERS = 6
 /** The form of an API token; published for secret scanners. */
 export const TOKEN_PATTERN = /^dotenv_[0-9A-HJKMNP-TV-Z]{26}_[0-9A-Za-z]{46}$/
 
-/** A new API token of an organization. Throws for an id that is not a ULID. Show the token once, store its hash. */
+/** Makes an API token. Throws if the id is not a ULID. Show the token once, store its hash. */
 export function mintApiToken (organizationId: string): string {
   const body = `dotenv_${organizationId.toUpperCase()}_${randomBase62(RANDOM_CHARACTERS)}`
   const token = body + checksum(body)
@@ -21,11 +21,11 @@ export function mintApiToken (organizationId: string): string {
   return token
 }
 
-/** The organization in a token; undefined if form or checksum are wrong. Does not authenticate. */
+/** The id of a token's organization; undefined if the form or checksum is wrong. Does not authenticate. */
 export function parseApiToken (text: string): { organizationId: string } | undefined {
   if (!TOKEN_PATTERN.test(text)) return undefined
   const end = text.length - CHECKSUM_CHARACTERS
-  // The checksum is computable from the body, so a constant-time comparison is unnecessary.
+  // The checksum is not secret, so it needs no constant-time comparison.
   if (checksum(text.slice(0, end)) !== text.slice(end)) return undefined
   return { organizationId: text.slice('dotenv_'.length, 'dotenv_'.length + 26) }
 }
@@ -35,7 +35,7 @@ export type Credential = 'at' | 'rt' | 'ac'
 
 const CREDENTIAL_PATTERN = /^dotenv_(at|rt|ac)_[0-9A-Za-z]{49}$/
 
-/** A new OAuth credential: 43 random base62 characters (256 bits) and a checksum. Show it once, store its hash. */
+/** Makes an OAuth credential: 43 random base62 characters (256 bits) and a checksum. Show it once, store its hash. */
 export function mintCredential (kind: Credential): string {
   const body = `dotenv_${kind}_${randomBase62(43)}`
   return body + checksum(body)
@@ -52,12 +52,12 @@ export function mintSecret (): string {
   return random(32).toString('base64url')
 }
 
-/** The anti-forgery token of a form, derived from the cookie, so that other sites and sessions do not know it. */
+/** The CSRF token of a form: a hash of the cookie, which other sites and sessions do not know. */
 export function formToken (cookie: string): string {
   return sha256(`form ${cookie}`).toString('base64url')
 }
 
-/** Whether a form token belongs to the cookie, in constant time. */
+/** Whether the form token was derived from the cookie, in constant time. */
 export function isFormToken (token: string, cookie: string): boolean {
   return sameBytes(Buffer.from(token), Buffer.from(formToken(cookie)))
 }
@@ -77,12 +77,12 @@ export function hashToken (text: string): Buffer {
   return sha256(text)
 }
 
-/** The first 12 characters, for lists. They end inside the organization's id, so they are not secret. */
+/** The first 12 characters, for lists. They are not secret: they contain only a part of the organization's id. */
 export function tokenPrefix (text: string): string {
   return text.slice(0, 12)
 }
 
-// Discards bytes from 248: 256 is not a multiple of 62, so the remainder would favour 8 characters.
+// Discards bytes above 247: 256 is not a multiple of 62, so the remainder would favour 8 characters.
 function randomBase62 (length: number): string {
   let text = ''
   while (text.length < length) {

@@ -1,12 +1,12 @@
-/** The queue of expensive work is full (503, the client may retry). Subclasses name the work. */
+/** Expensive work was refused (503), because its queue is full or it has waited too long. The client may retry. */
 export class WorkOverloaded extends Error {
   override readonly name: string = this.constructor.name
 }
 
-/** Runs the work, after queued work if necessary. Rejects with its error, or with a WorkOverloaded. */
+/** Runs `work` at once or after queueing. Rejects with the error of `work`, or with WorkOverloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
-/** Calls `late` after a time by some clock. The returned function cancels the call. */
+/** A timer that calls `late`. The returned function cancels the timer. */
 export type After = (milliseconds: number, late: () => void) => () => void
 
 const inRealTime: After = (milliseconds, late) => {
@@ -14,11 +14,11 @@ const inRealTime: After = (milliseconds, late) => {
   return () => { clearTimeout(timer) }
 }
 
-const PATIENCE = 8_000
+const QUEUE_TIMEOUT_MS = 8_000
 
 /** Runs at most `running` jobs at once and queues at most `waiting` jobs, each for at most `patience` milliseconds. */
 export function createGate (
-  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
+  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = QUEUE_TIMEOUT_MS, after = inRealTime
 ): Gate {
   const queue: (() => void)[] = []
   let free = running
@@ -51,20 +51,20 @@ export function createGate (
   }
 }
 
-/** A separate gate for each key, which exists while jobs run or wait in it. */
+/** A separate gate for each key. A gate is discarded after its last job. */
 export function createGates (
-  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = PATIENCE, after = inRealTime
+  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = QUEUE_TIMEOUT_MS, after = inRealTime
 ): (key: string) => Gate {
   const gates = new Map<string, { gate: Gate, users: number }>()
 
   return (key) => async function run (work) {
-    const one = gates.get(key) ?? { gate: createGate(running, waiting, overloaded, patience, after), users: 0 }
-    gates.set(key, one)
-    one.users++
+    const entry = gates.get(key) ?? { gate: createGate(running, waiting, overloaded, patience, after), users: 0 }
+    gates.set(key, entry)
+    entry.users++
     try {
-      return await one.gate(work)
+      return await entry.gate(work)
     } finally {
-      if (--one.users === 0) gates.delete(key)
+      if (--entry.users === 0) gates.delete(key)
     }
   }
 }

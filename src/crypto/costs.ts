@@ -1,6 +1,6 @@
-/** The cost of key derivations in the service. Only tests pass lower costs, to `buildApp`. */
+/** The cost of key derivations and password hashes. Only tests pass lower costs, to `buildApp`. */
 export const COSTS = {
-  /** PBKDF2 iterations of every key that the server makes, as in existing clients (S-8.3). */
+  /** PBKDF2 iterations for keys that the server makes, as in existing clients (S-8.3). */
   keyIterations: 600_000,
   /** The OWASP minimum for Argon2id (CR-40). */
   password: { memorySize: 19456, iterations: 2, parallelism: 1 }

@@ -1,6 +1,7 @@
 /**
- * The ring of master keys. The newest key wraps, and every key unwraps. A wrapped value contains the authenticated id
- * of its master key, so that a missing key is distinguished from a manipulated value. Messages contain no key material.
+ * The master keys. The newest key wraps new values; every key unwraps the values that it has wrapped. A wrapped value
+ * contains the authenticated id of its master key, so that a missing key (MasterKeyMissing) is distinguished from a
+ * manipulated value (IntegrityError). Error messages contain no key material.
  *
  * Wrapped form: length of the id (1) ‖ id ‖ the sealed bytes of `at-rest.ts`.
  */
@@ -20,21 +21,21 @@ export interface MasterKey { id: string, key: KeyObject }
 
 /** Operations with master keys, which do not reveal the keys. */
 export interface Keyring {
-  /** The id of the key that wraps. */
+  /** The id of the newest key. */
   currentId: string
   /** All ids of the ring, newest first. */
   ids: string[]
-  /** Wraps with the newest key, or with the key `under`, for one context. */
+  /** Wraps a value for one context, with the newest key or the key with the id `under`. */
   wrap (plaintext: Buffer, context: Buffer, under?: string): Buffer
-  /** The value that was wrapped for this context; throws MasterKeyMissing or IntegrityError. */
+  /** Unwraps a value of this context. Throws MasterKeyMissing or IntegrityError. */
   unwrap (wrapped: Buffer, context: Buffer): Buffer
-  /** Unwraps a 32-byte key, which is cached for at most ten minutes (CR-16). */
+  /** Like `unwrap`, for a 32-byte key. Caches the key for ten minutes. */
   unwrapKey (wrapped: Buffer, context: Buffer): KeyObject
-  /** The unverified id of the master key of a wrapped value; throws IntegrityError for a malformed value. */
+  /** Reads the id of the master key, without verification. Throws IntegrityError for a malformed value. */
   idOf (wrapped: Buffer): string
 }
 
-/** A value was wrapped with a master key that is not in the ring. `id` is its id. */
+/** The master key `id`, which has wrapped a value, is not in the ring. */
 export class MasterKeyMissing extends Error {
   override readonly name = 'MasterKeyMissing'
   readonly id: string
@@ -45,7 +46,7 @@ export class MasterKeyMissing extends Error {
   }
 }
 
-/** A ring of these keys, newest first. Throws when it is empty or when two keys share an id. */
+/** Creates a ring from keys, newest first. Throws if there is no key, or an id is invalid or repeated. */
 export function createKeyring (keys: MasterKey[]): Keyring {
   const [current] = keys
   if (!current) throw new Error('a keyring needs at least one master key')
@@ -100,7 +101,6 @@ export function parseMasterKey (text: string): MasterKey {
   return { id, key: takeKey(bytes) }
 }
 
-/** A generated id for a new master key. */
 export function makeKeyId (): string {
   return `mk-${random(4).toString('hex')}`
 }
@@ -112,21 +112,21 @@ export function generateMasterKey (): { id: string, text: string } {
 }
 
 /**
- * A value stored for a master key, which shows at the start whether the ring fits the database (CR-13), and contains
- * the fingerprint of the row key.
+ * A known value, wrapped by a master key and stored in the database. Unwrapping it at start shows whether the ring has
+ * that master key (CR-13). `fingerprint` identifies the row key and the first chain key.
  */
 export function makeCanary (keyring: Keyring, fingerprint: Buffer, id = keyring.currentId): Buffer {
   return keyring.wrap(Buffer.concat([CANARY, fingerprint]), encodeContext('canary'), id)
 }
 
-/** The fingerprint in the canary. Throws MasterKeyMissing or IntegrityError. */
+/** Returns the fingerprint in a canary. Throws MasterKeyMissing or IntegrityError. */
 export function openCanary (keyring: Keyring, canary: Buffer): Buffer {
   const content = keyring.unwrap(canary, encodeContext('canary'))
   if (!sameBytes(content.subarray(0, CANARY.length), CANARY)) throw new IntegrityError()
   return content.subarray(CANARY.length)
 }
 
-// Contains the id, so that changing the id of a wrapped value is detected.
+// Includes the id, so that changing the id of a wrapped value is detected.
 function wrappedContext (id: string, context: Buffer): Buffer {
   return Buffer.concat([encodeContext('master key', id), context])
 }

@@ -1,16 +1,16 @@
 /**
- * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. It guarantees that the Unicode forms of a
- * password are equal (oslo applies NFKC), and that at most four hashes of 19 MiB run at once.
+ * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. oslo normalizes passwords to NFKC, so equivalent
+ * Unicode forms match. At most four hashes, of 19 MiB each, are computed at once.
  */
 import { createGate, WorkOverloaded } from './bounded.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
 import { beginPiece } from '../telemetry/spans.ts'
 import { random } from './primitives.ts'
 
-/** Readable characters: no i, l, o or u. There are 32, so five bits choose one without bias. */
+/** 32 characters without i, l, o and u, so that five random bits select one without bias. */
 const READABLE = '0123456789abcdefghjkmnpqrstvwxyz'
 
-/** More than 32 password hashes are waiting. */
+/** Too many password hashes are waiting, or one has waited too long. */
 export class PasswordWorkOverloaded extends WorkOverloaded {
   constructor () {
     super('too many password hashes are waiting')
@@ -34,13 +34,13 @@ export async function verifyPassword (hash: string, password: string): Promise<b
   return await gate(async () => new (await loadArgon2id())().verify(hash, password)).finally(end)
 }
 
-/** A password for a person: six groups of four readable characters, 120 random bits. */
+/** A random password: six groups of four readable characters, 120 random bits. */
 export function generatePassword (): string {
   const characters = Array.from(random(24), (byte) => READABLE[byte & 31]).join('')
   return characters.replace(/(.{4})(?=.)/g, '$1-')
 }
 
-/** Whether a hash has another cost than the present one: the next sign-in then replaces it. */
+/** Whether a hash was made with another algorithm or cost. The next sign-in then replaces the hash. */
 export function isOutdated (
   hash: string, { memorySize, iterations, parallelism }: PasswordCost = COSTS.password
 ): boolean {
@@ -49,10 +49,10 @@ export function isOutdated (
 
 const dummyHashes = new Map<PasswordCost, Promise<string>>()
 
-/** Takes as long as the check of a wrong password, so that timing does not reveal missing accounts (CR-41). */
+/** Takes as long as `verifyPassword`, so that the time does not reveal whether an account exists (CR-41). */
 export async function verifyNobody (password: string, cost: PasswordCost = COSTS.password): Promise<void> {
   const hash = dummyHashes.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
-    // Retry on the next call: otherwise missing accounts would be detectable by time from then on.
+    // Let the next call retry: a cached failure would reject at once and so reveal missing accounts.
     dummyHashes.delete(cost)
     throw error
   })

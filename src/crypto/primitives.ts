@@ -3,9 +3,9 @@
  *
  * - AES-256-GCM with a fresh random 96-bit IV for every seal (CR-04) and a tag of exactly 16 bytes, also when opening:
  *   without `authTagLength` Node 20 accepts tags of 4 bytes (CR-03).
- * - Nothing decrypted leaves before its tag is verified (CR-08); lengths are checked before the cipher sees a byte.
- * - Keys are `KeyObject`s of exactly 32 bytes, so that they do not print, serialise or end up in a log (CR-15).
- * - Comparison takes the same time whatever differs, for any two lengths (CR-17).
+ * - Decrypted data is returned only after its tag is verified (CR-08). Lengths are checked before decryption.
+ * - Keys are `KeyObject`s of exactly 32 bytes, so that they cannot be printed, serialized or logged (CR-15).
+ * - Secrets of any lengths are compared in constant time (CR-17).
  * - A context (additional data) is an injective encoding: two different contexts never give the same bytes (CR-02).
  */
 import {
@@ -19,12 +19,12 @@ const KEY_BYTES = 32
 const IV_BYTES = 12
 const TAG_BYTES = 16
 
-/** What sealing adds to a plaintext: the IV before it and the tag behind it. */
+/** The bytes that sealing adds to a plaintext. */
 export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
 
 /**
  * Encrypts and authenticates: IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM. The context is authenticated, not stored.
- * At most 2^32 seals under one key (SP 800-38D, CR-05); `at-rest.ts` never comes near, because each record has its own.
+ * Seal at most 2^32 values under one key (SP 800-38D, CR-05). `at-rest.ts` has a key for each value.
  */
 export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buffer {
   const end = beginPiece('seal')
@@ -36,7 +36,7 @@ export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buff
   return sealed
 }
 
-/** The plaintext of what `seal` made with this key and context; undefined when it is too short or not authentic. */
+/** Decrypts a value of `seal`. Undefined if the value is too short, or not authentic for this key and context. */
 export function open (key: KeyObject, sealed: Buffer, context?: Buffer): Buffer | undefined {
   if (sealed.length < SEAL_OVERHEAD) return undefined
   const end = beginPiece('open')
@@ -68,19 +68,19 @@ export function sha256 (data: string | Buffer): Buffer {
   return hash('sha256', data, 'buffer')
 }
 
-/** HMAC-SHA256 over the concatenated parts, 32 bytes. The caller makes the boundaries of the parts unambiguous. */
+/** HMAC-SHA256 over the concatenated parts, 32 bytes. The caller must make the boundaries of the parts unambiguous. */
 export function hmac (key: KeyObject, ...parts: (Buffer | string)[]): Buffer {
   const mac = createHmac('sha256', key)
   for (const part of parts) mac.update(part)
   return mac.digest()
 }
 
-/** Whether a MAC is that of the data, in constant time; every MAC has 32 bytes. */
+/** Verifies a MAC in constant time. */
 export function hmacMatches (key: KeyObject, data: Buffer | string, mac: Buffer): boolean {
   return mac.length === KEY_BYTES && timingSafeEqual(hmac(key, data), mac)
 }
 
-/** HKDF-SHA256 (RFC 5869): an independent 32-byte key for every salt and every purpose named in `info`. */
+/** HKDF-SHA256 (RFC 5869): an independent 32-byte key for each salt and each purpose (`info`). */
 export function deriveKey (key: KeyObject, salt: Buffer, info: string): KeyObject {
   return takeKey(Buffer.from(hkdfSync('sha256', key, salt, info, KEY_BYTES)))
 }
@@ -97,7 +97,7 @@ const FIRST_BLOCK = Buffer.of(1)
 
 const pbkdf2Async = promisify(pbkdf2)
 
-/** PBKDF2-HMAC-SHA256, 32 bytes, off the main thread. Expensive: only `key-proof.ts` calls it, and bounds it. */
+/** PBKDF2-HMAC-SHA256, 32 bytes, outside the main thread. Expensive: call it only within the gate of `key-proof.ts`. */
 export async function stretch (password: Buffer, salt: Buffer, iterations: number): Promise<Buffer> {
   const end = beginPiece('derive')
   return await pbkdf2Async(password, salt, iterations, KEY_BYTES, 'sha256').finally(end)
@@ -117,12 +117,12 @@ export function sameBytes (a: Buffer, b: Buffer): boolean {
   return timingSafeEqual(sha256(a), sha256(b))
 }
 
-/** Bytes of the operating system's random generator: the only source of IVs, salts, keys and tokens. */
+/** Cryptographically secure random bytes, the source of all IVs, salts, keys and tokens. */
 export function random (bytes: number): Buffer {
   return randomBytes(bytes)
 }
 
-// A call of the generator costs as much as an encryption, whatever its length: one call serves many.
+// A call of the random generator costs as much as an encryption, whatever the length. So one call serves many nonces.
 const POOL_BYTES = 4096
 let pool: Buffer = Buffer.alloc(0)
 
@@ -135,9 +135,9 @@ export function nonce (bytes: number): Buffer {
 }
 
 /**
- * The context of a sealed value, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two
- * lists of fields give the same bytes (CR-02). A number counts as its decimal text, because database drivers return
- * either. Throws for a lone surrogate, which would become U+FFFD and collide, and for an unsafe integer.
+ * The context of a sealed value, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two lists
+ * of fields give the same bytes (CR-02). A number is encoded as its decimal text, because database drivers return
+ * numbers or text. Throws for a lone surrogate, which would become U+FFFD and collide, and for an unsafe integer.
  */
 export function encodeContext (...fields: (string | number)[]): Buffer {
   const texts = fields.map((field) => {
@@ -156,10 +156,10 @@ export function encodeContext (...fields: (string | number)[]): Buffer {
   return context
 }
 
-// String.prototype.isWellFormed, which the compiler's library does not know yet.
+// TypeScript's library has no type for String.prototype.isWellFormed yet.
 export const isWellFormed = (text: string) => (text as unknown as { isWellFormed (): boolean }).isWellFormed()
 
-/** Decodes canonical, padded, standard base64; undefined for everything that `Buffer.from` would silently repair. */
+/** Decodes canonical, padded, standard base64; undefined for any other text, which `Buffer.from` would accept. */
 export function decodeBase64 (text: string): Buffer | undefined {
   const bytes = Buffer.from(text, 'base64')
   return bytes.toString('base64') === text ? bytes : undefined

@@ -1,5 +1,4 @@
-// Encryption of streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB. The library is loaded
-// on use.
+// Encrypts and decrypts streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB.
 
 // @types/node lacks this method.
 interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
@@ -15,7 +14,6 @@ export class RecipientError extends Error {
   override readonly name = 'RecipientError'
 }
 
-/** Transforms a stream of chunks. */
 export type Cipher = (chunks: AsyncIterable<Uint8Array>) => Promise<AsyncIterable<Uint8Array>>
 
 /** Encrypts to each of the recipients (`age1…`). Throws a RecipientError for an invalid recipient. */
@@ -35,8 +33,8 @@ export async function encryptTo (recipients: readonly string[]): Promise<Cipher>
 }
 
 /**
- * Decrypts with the identities in the output of `age-keygen`. Throws a RecipientError when there is no identity, or
- * none matches. Messages contain no part of an identity.
+ * Decrypts with the identities in the output of `age-keygen`. Throws RecipientError if there is no identity, one is
+ * invalid, or none matches. Error messages contain no part of an identity.
  */
 export async function decryptWith (identities: string): Promise<Cipher> {
   const { Decrypter } = await import('age-encryption')

@@ -1,4 +1,4 @@
-/** Gives other requests a turn of the event loop, between two steps of a long operation. */
+/** Yields to the event loop, so that other requests run between two steps of a long operation. */
 export async function rest (): Promise<void> {
   await new Promise<void>((resolve) => { setImmediate(resolve) })
 }

@@ -1,7 +1,7 @@
 /**
- * Second factors: TOTP codes (RFC 6238, 6 digits, 30 seconds) and recovery codes. It guarantees that a code is compared
- * in constant time and is valid in its time step and the two adjacent steps (CR-43). The caller ensures that a code is
- * used once. A recovery code has 80 random bits, so its plain hash can be stored.
+ * Second factors: TOTP codes (RFC 6238, 6 digits, 30 seconds) and recovery codes. A TOTP code is compared in constant
+ * time, and is valid in its time step and the two adjacent steps (CR-43). The caller ensures that a code is used once.
+ * A recovery code has 80 random bits, so a fast hash of the code is safe.
  */
 import { TimeSpan } from 'oslo'
 import { base32 } from 'oslo/encoding'
@@ -14,26 +14,24 @@ const PERIOD = new TimeSpan(30, 's')
 const SECRET_BYTES = 20
 const RECOVERY_BYTES = 10
 
-/** The secret that an authenticator shares with the service. */
 export function generateFactorSecret (): Buffer {
   return random(SECRET_BYTES)
 }
 
-/** The time step of a moment in milliseconds. */
+/** The time step at a time in milliseconds. */
 export function stepAt (moment: number): number {
   return Math.floor(moment / PERIOD.milliseconds())
 }
 
-/** The code of a time step. */
 export function codeAt (secret: Buffer, step: number): Promise<string> {
   return generateHOTP(secret, step, DIGITS)
 }
 
-/** The time step of a code: `now` or an adjacent step; undefined for a wrong code. */
+/** The time step of a code: the current step `now` or an adjacent step; undefined for a wrong code. */
 export async function findStep (secret: Buffer, text: string, now: number): Promise<number | undefined> {
   const given = Buffer.from(withoutSpaces(text))
   let found: number | undefined
-  // If two steps have the same code, the newest counts, so that the code is not valid again.
+  // If two steps have the same code, returns the later one, so that the code cannot be used again.
   for (const step of [now - 1, now, now + 1]) {
     if (sameBytes(given, Buffer.from(await codeAt(secret, step)))) found = step
   }

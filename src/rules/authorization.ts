@@ -4,7 +4,7 @@ import { redirectMatches } from './redirects.ts'
 
 // The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700).
 
-/** Query parameters: every value that was sent of each. */
+/** Query parameters by name, each with all values that were sent. */
 export type Parameters = ReadonlyMap<string, readonly string[]>
 
 interface Client { id: string, redirect_uris: readonly string[] }
@@ -18,23 +18,23 @@ interface AuthorizationRequest {
   scopes: readonly Scope[]
 }
 
-/** Where an error may be sent: only to an address that the client has registered. */
+/** The redirect target of a response: a URI that the client has registered. */
 export interface ReturnAddress { redirect_uri: string, state: string | undefined }
 
 export type Judged =
   | { request: AuthorizationRequest }
   | { error: OAuthErrorCode, to: ReturnAddress }
-  /** No redirect is safe, because the client or its redirect URI is invalid: show this message on a page. */
+  /** The client or its redirect URI is invalid, so a redirect would be unsafe: show this message on a page. */
   | { page: string }
 
 const CHALLENGE = /^[A-Za-z0-9_-]{43}$/
 const SCOPE_SYNTAX = /^[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*$/
 
-/** The single value of a parameter; undefined without one, or with an empty one (RFC 6749, 3.1). */
+/** The first value of a parameter; undefined if there is none, or it is empty (RFC 6749, 3.1). */
 export const single = (parameters: Parameters, name: string): string | undefined =>
   parameters.get(name)?.[0] || undefined
 
-// The state must be returned unchanged, so it must be valid UTF-8: U+FFFD replaces invalid bytes.
+// The state is returned unchanged, so it must be valid UTF-8. U+FFFD stands for invalid bytes.
 const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !state.includes('\ufffd')
 
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
@@ -61,7 +61,7 @@ export function judgeAuthorization (parameters: Parameters, client: Client | und
   return { request: { client_id: client.id, redirect_uri, state, code_challenge, scopes } }
 }
 
-// The first failed check, in this order.
+// The error of the first failed check.
 function errorIn (parameters: Parameters): OAuthErrorCode | undefined {
   const of = (name: string) => single(parameters, name)
   if ([...parameters.values()].some((values) => values.length > 1)) return 'invalid_request'

@@ -3,7 +3,7 @@ import { refuse } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 
-/** The end of the nth period. Counts months from the anchor, so that the 31st returns after a short month. */
+/** The end of the nth period. Adds the months to the anchor, so that a short month does not shift later periods. */
 export function periodEnd (anchor: Date, interval: Interval, periods: number): Date {
   const day = anchor.getUTCDate()
   const end = new Date(anchor)
@@ -23,7 +23,8 @@ export function unusedOf (amount: number, start: Date, end: Date, now: Date): nu
 
 /**
  * The refundable part of a charge: the received amount minus refunds, minus the part that a plan change converted to
- * credit. The conversion uses up the credit applied to the invoice before it uses the received money.
+ * credit. The conversion takes the credit that was applied to the invoice first, so only the remainder of `unused`
+ * reduces the refund.
  */
 export function refundableOf (
   { status, credit, unused }: { status: InvoiceStatus, credit: number, unused: number },
@@ -35,8 +36,8 @@ export function refundableOf (
 type Coupon = Record<'percent_off' | 'amount_off', number | null> & { currency: string | null, valid_until: Date | null }
 
 /**
- * The discount on the amount of a period. The coupon has to be valid at the period's start, even if the invoice is
- * issued later. A fixed discount applies only in the coupon's currency.
+ * The discount on the amount of a period. The coupon must be valid at the period's start, even if the invoice is issued
+ * later. A fixed discount applies only in the coupon's currency.
  */
 export function discountOf (coupon: Coupon | undefined, amount: number, currency: string, start: Date): number {
   if (coupon === undefined || (coupon.valid_until !== null && coupon.valid_until <= start)) return 0
@@ -83,9 +84,9 @@ export function holdsCardNumber (text: string): boolean {
   })
 }
 
-// Tries each sequence of adjacent groups: a security code, an expiry date or a counter may stand next to the number.
-// One in ten random numbers passes the Luhn check. So the grouping must match as well, and a part of a run must have a
-// known prefix; this excludes dates, order numbers and telephone numbers.
+// Tries each sequence of adjacent groups, because a security code or an expiry date may be next to the number. One in
+// ten random numbers passes the Luhn check. So the digits must also be grouped as on a card, and a number next to other
+// digits or letters must have a known prefix; this excludes dates, order numbers and telephone numbers.
 function isCardIn (groups: string[], standsAlone: boolean): boolean {
   for (let from = 0; from < groups.length; from++) {
     let number = ''
@@ -101,7 +102,7 @@ function isCardIn (groups: string[], standsAlone: boolean): boolean {
   return false
 }
 
-// Groups of equal length with a shorter last group, or the grouping of Amex, Diners Club and others.
+// Groups of equal length, of which the last may be shorter, or the grouping of Amex, Diners Club and others.
 function isGroupedLikeACard (lengths: number[]): boolean {
   const [first] = lengths as [number]
   const isEven = lengths.every((length, i) => i === lengths.length - 1 ? length <= first : length === first)
@@ -122,8 +123,8 @@ function withoutIbans (text: string): string {
   return rest + text.slice(end)
 }
 
-// The length of the IBAN at the start of the text; 0 without one. Tries the longest first, because the following text
-// can look like a part of the IBAN.
+// The length of the IBAN at the start of the text; 0 without one. Tries the longest candidate first, because text after
+// the IBAN can match the pattern, too.
 function ibanLength (text: string): number {
   const most = LIKE_AN_IBAN.exec(text)?.[0].length ?? 0
   for (let length = most; length >= SHORTEST_IBAN; length--) {

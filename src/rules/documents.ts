@@ -14,7 +14,7 @@ export type Entries = Record<string, string>
  * which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most.
  *
  * All values are strings: a number keeps its spelling (digits and leading zeros), an object or array becomes compact
- * JSON. `null` becomes the empty string, because an absent name would let the value of an outer level show through.
+ * JSON. `null` becomes the empty string, because without the name the value of an outer level would apply.
  *
  * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
  *   the result is undefined.
@@ -31,7 +31,6 @@ export function readDocument (format: DocumentFormat, text: string, entries = em
 
 const READERS = { env: readEnv, json: readJson, yaml: readYaml, text: () => undefined }
 
-/** An empty object without a prototype. */
 export const emptyEntries = (): Entries => Object.create(null) as Entries
 
 /** Limits: lines and names of an env document; tokens (names, values, brackets, commas, colons) of JSON. */
@@ -78,15 +77,15 @@ function readEnv (text: string, entries: Entries) {
     if (!match) return undefined
     const [, name = '', rest = '', written = ''] = match
     if (isUnterminated(written.trim())) return undefined
-    // Parse each assignment separately as `X`: dotenv's result has a prototype, and its run time is quadratic in the
-    // number of blank lines.
+    // Parse each assignment separately under the name `X`, because dotenv's result has a prototype, and dotenv's run
+    // time is quadratic in the number of blank lines.
     entries[name] = parseEnv(`X${rest}`)['X'] ?? ''
     at = ENV_ASSIGNMENT.lastIndex
   }
   return entries
 }
 
-/** Rejects a missing closing quote, which dotenv would read as a part of a one-line value. */
+/** Whether the closing quote is missing: dotenv would read the opening quote as a part of the value. */
 function isUnterminated (written: string) {
   const quote = written[0]
   return quote !== undefined && '"\'`'.includes(quote) && written.indexOf(quote, 1) === -1
@@ -101,8 +100,7 @@ function readJson (text: string, entries: Entries) {
   for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MOST_TOKENS) return undefined
   const parsed: unknown = JSON.parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
-  // The text is valid JSON here. Cut the members out of the text: JSON.parse has rounded the numbers, and stringifying
-  // them would change their digits.
+  // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
   let depth = 0
   let name: string | undefined
   let value: string[] = []
@@ -130,13 +128,13 @@ function jsonValue (text: string) {
   return text.startsWith('"') ? JSON.parse(text) as string : text
 }
 
-/** Limits of a YAML document: characters and lexer tokens (`name: value` and its line end are seven). */
+/** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
 export const YAML_LENGTH = 64 * 1024
 export const MOST_YAML_TOKENS = 4000
 /** Each alias costs a search through the document, and aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
-/** Limit of all values with aliases expanded: this many characters plus four times the text's length. */
+/** Maximum characters of all values with expanded aliases, in addition to four times the length of the text. */
 const YAML_OUTPUT = 64 * 1024
 
 /** Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge and duplicate keys. */
@@ -162,8 +160,8 @@ function readYaml (text: string, entries: Entries) {
 const YAML_UNREADABLE = new Error('Expected one valid YAML document')
 
 /**
- * The package's `parseDocument` with a token limit. Throws at the first error, because the package would create an
- * object for each of possibly tens of thousands of errors.
+ * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
+ * an object for each error, possibly tens of thousands.
  */
 function parseYaml (text: string): Document.Parsed {
   const parser = new Parser()
@@ -172,13 +170,13 @@ function parseYaml (text: string): Document.Parsed {
     resolveKnownTags: false,
     merge: false,
     customTags: null,
-    // `pairs` checks it: the parser compares each key with all others.
+    // `pairs` checks this in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
     prettyErrors: false
   })
   // Also throws on warnings: with an unknown tag the value would get another type. The package catches the error and
-  // reports a new one at each depth, so all are one object.
+  // calls `onError` again at each nesting level, so all throws share one object.
   Object.assign(composer, { onError: () => { throw YAML_UNREADABLE } })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {
@@ -208,7 +206,7 @@ function pairs (items: { key: unknown, value: unknown }[]) {
   for (const { key, value } of items) {
     if (!isScalar(key) || key.value === null) throw new Error('A mapping key is not a scalar')
     const name = yamlText(key)
-    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2: reject it rather than guess.
+    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2, so it is rejected.
     if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw new Error('Duplicate key or merge key')
     found.set(name, value)
   }

@@ -1,6 +1,5 @@
 import { ERRORS, type ErrorArgs, type ErrorCode } from '../../schemas/errors.ts'
 
-/** An error of the catalogue. */
 export class ApiError extends Error {
   override name = 'ApiError'
   readonly code: ErrorCode
@@ -10,7 +9,7 @@ export class ApiError extends Error {
 
   constructor (code: ErrorCode, details?: unknown, errors?: Record<string, string[]>) {
     const { message, status } = ERRORS[code]
-    // No stack trace for client errors: creating it takes ten times as long as the rest.
+    // No stack trace for client errors: capturing it takes ten times as long as creating the error.
     const { stackTraceLimit } = Error
     if (status < 500) Error.stackTraceLimit = 0
     super(message)
@@ -26,7 +25,7 @@ export function fail<C extends ErrorCode> (code: C, ...args: ErrorArgs<C>): neve
   throw new ApiError(code, args[0])
 }
 
-/** Throws 422 `validation_failed` (or a similar code) with a message for the invalid member. */
+/** Throws 422 `validation_failed` (or `code`) with a message for the invalid member. */
 export function refuse (member: string, sentence: string, code: ErrorCode = 'validation_failed'): never {
   throw new ApiError(code, undefined, { [member]: [sentence] })
 }

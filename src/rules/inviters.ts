@@ -1,4 +1,3 @@
-/** Who made an invitation: a person or an API token. */
 export interface NamedInviter { type: 'user' | 'api_token', name: string }
 
 /** The inviter as a phrase: the user's name, `the API token NAME`, or `the operator` for null. */

@@ -4,13 +4,13 @@ import { fail } from './errors.ts'
 /** The state of a level at a point in time. */
 interface PastLevel {
   held: string
-  /** The slugs of the level, if its state is unknown. */
+  /** Slugs down to the level, if `held` is `unknown`. */
   path: string | null
   locked: boolean
   version_created_at: Date | null
 }
 
-/** Ends the request if a past document is outside of the retention window or, checked later, has an unknown state. */
+/** Throws `version_locked` for a document outside the retention window, else `version_gone` for an unknown one. */
 export function requireKept (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)
   if (locked !== undefined) {

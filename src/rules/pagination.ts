@@ -23,7 +23,6 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
   }
 }
 
-/** A page of a list as the API's response body. */
 export async function answerPage<R, I> (
   query: ListQuery, toItem: (row: R) => I, list: (page: PageRequest) => Promise<{ rows: R[], total: number }>
 ): Promise<{ data: I[], meta: PageMeta }> {
@@ -50,7 +49,7 @@ export const HELD_ON_PAGE = 100
 /** A page of such a list; `isLast` is false if more pages follow. */
 export interface HeldPage<T> { rows: T[], page: number, isLast: boolean }
 
-/** Limit and offset of a page, plus one row that shows whether another page follows. */
+/** Limit and offset of a page. The limit includes one more row, which shows whether another page follows. */
 export const heldFrom = (page: number) => ({ limit: HELD_ON_PAGE + 1, offset: (page - 1) * HELD_ON_PAGE })
 
 /** Makes the page from the rows selected with `heldFrom`. */

@@ -1,4 +1,4 @@
-/** What a restore stores: the version as it is or re-encrypted by the server, or the content of the request. */
+/** What a restore stores (the version, the re-encrypted version, or the content of the request), or an error code. */
 type RestorePlan = 'as_stored' | 're_encrypt' | 'as_sent' | 'content_required_for_old_key' | 'key_proof_mismatch'
 
 interface RestoreCase {
@@ -14,8 +14,9 @@ interface RestoreCase {
 }
 
 /**
- * Decides a restore, after the retention check (S-5.8). The client must send the content of a version that is under an
- * old key of a client; while the project's key is with clients, content needs a right proof.
+ * Decides a restore, after the retention check (S-5.8). In a server-managed project, the server re-encrypts versions
+ * under its own former keys. Any other version under a former key needs content in the request. In a client-managed
+ * project, a sent proof must be right, and sent content needs a proof.
  */
 export function planRestore ({ managed, underActiveKey, heldBy, content, proof }: RestoreCase): RestorePlan {
   if (managed === 'server') {

@@ -26,13 +26,13 @@ export const scopesOfRole = (role: Role): readonly Scope[] => SCOPES_OF[role]
 const SCOPES_IN_PROJECT = Object.fromEntries(Object.entries(SCOPES_OF).map(([role, scopes]) =>
   [role, new Set(scopes.filter(isScopeOfProject))])) as unknown as Record<Role, ReadonlySet<Scope>>
 
-/** The scopes of a team's role in a project; empty for a role that applies only to the organization. */
+/** The scopes of a team's role in a project; empty for a role without such scopes. */
 export const scopesInProject = (role: Role): ReadonlySet<Scope> => SCOPES_IN_PROJECT[role]
 
-// Every user may create an organization and leave one, with any role or none. Other uses of these scopes need a role.
+// Every user may create an organization and leave one, so these scopes need no role. Removing others needs a role.
 const ROLELESS_SCOPES: readonly Scope[] = ['organization:create', 'member:delete']
 
-/** The scopes that a user with these roles can grant to an application. `teams` are the roles through teams. */
+/** The scopes that a user with these roles can grant to an application. `teams`: the roles that teams give the user. */
 export function grantableScopes (
   { organizations, teams }: Record<'organizations' | 'teams', readonly Role[]>
 ): ReadonlySet<Scope> {
@@ -45,7 +45,6 @@ export function grantableScopes (
 export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)
 
-/** Whether all scopes were granted. */
 export const grantsEverything = (granted: readonly Ability[]): boolean =>
   granted.includes('*') || SCOPE_NAMES.every((scope) => granted.includes(scope))
 
@@ -67,7 +66,7 @@ export function effectiveScopes (granted: readonly Ability[], role: Role, isWith
 export const isOfFactor = (grantId: number | null, factorId: number | null): boolean =>
   factorId === null || (grantId !== null && grantId > factorId)
 
-/** A user's role in a project through a team. */
+/** A role that a team gives a user in a project. */
 export interface TeamRole {
   team_id: string
   project_id: string
@@ -76,18 +75,18 @@ export interface TeamRole {
   role: Role
 }
 
-/** What a caller may do in the whole organization. */
+/** The caller's scopes in the whole organization. */
 export interface Powers {
   scopes: ReadonlySet<Ability>
   /** The scopes granted to the application or token: the upper bound for all roles. */
   granted: readonly Ability[]
 }
 
-/** The roles through teams, looked up together with the membership. */
+/** The roles that teams give the caller, loaded with the membership. */
 export interface TeamPowers {
   /** The roles in the project of the path; empty for a path without a project. */
   inProject: readonly TeamRole[]
-  /** The roles in any project, for a path without a project. Not authenticated: they only decide about a look-up. */
+  /** Roles in any project, for a path without a project. Unverified: they only decide whether to look up a level. */
   anywhere: readonly Role[]
 }
 
@@ -97,7 +96,7 @@ type RoleOfTeam = Pick<TeamRole, 'role'>
 export const holds = ({ scopes }: Pick<Powers, 'scopes'>, scope: Scope): boolean =>
   scopes.has('*') || scopes.has(scope)
 
-/** Whether the caller has the scope in the whole organization or through one of these team roles. */
+/** Whether the caller has the scope in the whole organization or by one of these team roles. */
 export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Scope): boolean {
   return holds(powers, scope) ||
     (teams.some(({ role }) => scopesInProject(role).has(scope)) && grants(powers.granted, scope))

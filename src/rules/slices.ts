@@ -13,7 +13,7 @@ export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): bo
   return outer.length === 0 || (inner.length > 0 && inner.every((slice) => isInside(outer, slice)))
 }
 
-/** Whether a level is inside of a restriction. Without restrictions, the token has the whole organization. */
+/** Whether a level is inside of a restriction. Without restrictions, the token can access the whole organization. */
 export function isInside (slices: readonly Slice[], place: Place): boolean {
   return slices.length === 0 || slices.some((slice) =>
     slice.project_id === place.project_id &&
@@ -25,7 +25,7 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
 export const pathOf = ({ project_id, target_id, environment_id }: Slice): string =>
   [project_id, target_id, environment_id].filter((id) => id !== null).join('/')
 
-/** The projects that a restriction includes as a whole; null without restrictions, which means all projects. */
+/** The projects that the restrictions include as a whole; null without restrictions, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
   if (slices.length === 0) return null
   return slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)

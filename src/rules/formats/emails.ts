@@ -1,21 +1,20 @@
 import { domainToASCII, domainToUnicode } from 'node:url'
 import { EMAIL_LENGTH, EMAIL_PATTERN } from '../../../schemas/users.ts'
 
-/** Whether the text is a valid e-mail address for an account. */
 export function isEmail (text: string | undefined): text is string {
   if (text === undefined || text.length > EMAIL_LENGTH) return false
-  // Check the NFKC form and the ASCII domain as well. Both are stored and can be longer than the original, and NFKC can
+  // Check the NFKC form and the ASCII domain, too. Both are stored and can be longer than the original. NFKC can also
   // produce forbidden characters: `＜` becomes `<`.
   return [text, text.normalize('NFKC')].every((form) => EMAIL_PATTERN.test(form)) &&
     asciiOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
-/** The form by which addresses, valid or not, are compared (CR-42): lower case, NFKC, domain in ASCII (RFC 5890). */
+/** The form to compare addresses, also invalid ones (CR-42): lower case, NFKC, domain in ASCII (RFC 5890). */
 export const canonicalEmail = (email: string): string => mailboxIn(email).toLowerCase()
 
 /**
- * The address that mail is sent to: the canonical form, but in the original case. Opening a link proves control of
- * exactly this mailbox. Undefined for an invalid address.
+ * The address that mail is sent to: the canonical form, but in the original case. Opening a mailed link proves control
+ * of exactly this mailbox. Undefined for an invalid address.
  */
 export const mailboxOf = (email: string): string | undefined => isEmail(email) ? mailboxIn(email) : undefined
 

@@ -6,7 +6,7 @@ export class Html {
 
 type Piece = Html | string | number | undefined | readonly Piece[]
 
-/** Template tag for markup: escapes every value that is not already markup. */
+/** Template tag: escapes every value that is not Html. */
 export function html (strings: TemplateStringsArray, ...values: Piece[]): Html {
   return new Html(strings.map((text, i) => text + (i < values.length ? render(values[i]) : '')).join(''))
 }

@@ -15,18 +15,18 @@ export const RESERVED: Readonly<Record<SlugKind, readonly string[]>> = {
   team: wordsOf('team')
 }
 
-/** Whether a static route has this word in the place of the parameter and takes precedence. */
+/** Whether a static route has this word at the position of the parameter, and so takes precedence. */
 export const isWordOfRoute = (parameter: string, word: string): boolean =>
   (RESERVED[parameter as SlugKind] ?? ROUTE_WORDS[parameter] ?? []).includes(word)
 
 export const isReserved = (kind: SlugKind, slug: string): boolean => RESERVED[kind].includes(slug)
 
 const ULID = new RegExp(ULID_PATTERN)
-/** Whether a slug is reserved. A path accepts the id of an organization, so its slug must not look like an id. */
+/** Whether a slug is reserved or, for an organization, looks like an id: a path accepts both. */
 export const isForbidden = (kind: SlugKind, slug: string): boolean =>
   isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
 
-/** Makes a slug from a name: lower case, no accents, hyphens between words; the kind if nothing remains. */
+/** Makes a slug from a name: lower case, no accents, hyphens between words; `kind` if nothing remains. */
 export function slugFrom (name: string, kind: SlugKind): string {
   const slug = name.normalize('NFKD').replace(/\p{M}/gu, '').toLowerCase()
     .replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '')

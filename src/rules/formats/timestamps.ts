@@ -1,7 +1,6 @@
 import { TIMESTAMP_LENGTH } from '../../../schemas/shapes.ts'
 import { refuse } from '../errors.ts'
 
-/** The error message for an invalid timestamp. */
 export const TIMESTAMP_RULE =
   'Expected an RFC 3339 time between the years 0001 and 9999 in UTC, such as 2026-03-01T12:00:00Z'
 

@@ -3,24 +3,24 @@ import { findDurableHeads } from '../../repositories/audit/chains.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, type Background } from '../jobs/background.ts'
 
-/** A log that can write at level `info` even if it is set to a higher level. */
+/** A log whose child writes at level `info` even if the log has a higher level. */
 interface AnchorLog extends Pick<Log, 'warn'> {
   child (bindings: object, options: { level: 'info' }): Pick<Log, 'info'>
 }
 
-const LOOK_EVERY = 5_000
+const CHECK_INTERVAL_MS = 5_000
 
 /**
  * Writes anchors to the log: the end of each organization's chain, after a thousand events or ten minutes, and on
- * shutdown. A copy of the log reveals a truncated chain or a restored older state. Each instance anchors the events
- * that it recorded.
+ * shutdown. A comparison with archived anchors reveals a truncated chain or a restored older state. Each instance
+ * anchors the events that it recorded.
  */
 export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
-  // Anchors are archived, so they are written whatever the log level is.
+  // Write at any log level, because anchors are archived.
   const out = log.child({}, { level: 'info' })
 
   async function anchor (all: boolean) {
-    // Without the keys, no event was recorded.
+    // Until the keys are loaded, no events are recorded.
     const chain = findAuthority(db)?.chain
     const due = chain?.due(all) ?? []
     if (chain === undefined || due.length === 0) return
@@ -37,7 +37,7 @@ export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Ba
     }
   }
 
-  const background = createBackground(() => anchor(false), LOOK_EVERY)
+  const background = createBackground(() => anchor(false), CHECK_INTERVAL_MS)
   return {
     ...background,
     async stop () {

@@ -4,10 +4,10 @@ import { hmac, takeKey } from '../../crypto/primitives.ts'
 import { backupContext } from '../keys/contexts.ts'
 import { makeKey } from '../keys/keys.ts'
 
-/** Returns the MAC of the next frame of a backup, which also covers the MAC of the previous frame. */
+/** Returns the MAC of the next frame of a backup. Each MAC also covers the previous MAC. */
 export type FrameChain = (...frame: Buffer[]) => Buffer
 
-/** Begins the MAC chain of a backup under a new key. Returns the wrapped key too, which the backup contains. */
+/** Begins the MAC chain of a backup under a new key. Also returns the wrapped key, to store in the backup. */
 export function beginChain (keyring: Keyring, id: string): { next: FrameChain, wrapped: Buffer } {
   const { key, wrapped } = makeKey(keyring, backupContext(id))
   return { next: chainUnder(key), wrapped }

@@ -13,19 +13,19 @@ import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
 
-// Maximum number of events of an organization without an anchor, and maximum age of the first one in milliseconds.
+// An organization needs an anchor after this many events or milliseconds without one.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Maximum chain keys in the cache. Others are loaded on demand.
+// Evicted chain keys are loaded again on demand.
 const MAX_CACHED_KEYS = 10_000
 
-/** The name of the first chain key among the service keys, and its id in events. */
+/** The name of the first chain key in `service_keys`, and its id in events. */
 export const FIRST_CHAIN_KEY = 'events'
 
 /** A column that the MAC of an event covers. */
 export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
 
-// The order is part of the MAC: a new order needs a new chain key, whose id in an event then says which order applies.
+// The order is part of the MAC, so a new order needs a new chain key: `chain_kid` then tells the order of an event.
 const CHAINED = {
   organization_id: true,
   seq: true,
@@ -44,12 +44,12 @@ const CHAINED = {
 
 const encode = createRowEncoder('audit_events', { fields: Object.keys(CHAINED) })
 
-/** The MAC of an event after the event with the MAC `previous`; null for the first event. */
+/** The MAC of an event. Also covers the MAC of the previous event; null for the first event. */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
 ): Buffer => hmac(key, encode(event) + encodeField('previous', previous))
 
-/** Unwraps the first key of every chain. Throws MasterKeyMissing or IntegrityError. */
+/** Unwraps the first chain key, which all chains share. Throws MasterKeyMissing or IntegrityError. */
 export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
   keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
 
@@ -58,23 +58,23 @@ export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * The proof in the event that hands a chain over: a MAC of the new key. So the former key alone cannot hand over to a
- * forged key, or from a forged past.
+ * The proof in a handover event: a MAC under the new key. Without that key, nobody can forge the handover or the events
+ * before it.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
 ): Buffer => rowMac(key, 'chain_keys', Object.entries({ organization_id, kid, from_seq, previous }))
 
-/** The range of a chain in an export: since which moment, after which event, and up to which event. */
+/** The exported part of a chain: its start, as a time (`since`) and as an event (`after`), and its end. */
 export interface ExportedChain extends Head {
   organization_id: string
-  /** The organization of an export for one organization. */
+  /** The organization if the export is limited to one. */
   only: string | null
   since: string | null
   after: { seq: number, mac: Buffer } | null
 }
 
-/** The MAC of a range under the last key, so that a partial export cannot pass for a complete or a later export. */
+/** The MAC of an exported part under the last key: a partial export cannot pass for a complete or later one. */
 export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
   return rowMac(key, 'audit_export', Object.entries({
@@ -82,7 +82,7 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   }))
 }
 
-/** Hands the chain of the actor's organization over to a new key. Undefined without a counter. The canary is locked. */
+/** Hands the organization's chain over to a new key; undefined without a counter. The caller has locked the canary. */
 export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
   return handOver(db, actor, ({ next_event, event_head }) => {
@@ -92,7 +92,7 @@ export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Pr
   })
 }
 
-/** The same in a transaction of its own, for the operator. */
+/** Runs `handOverChain` in its own transaction, for the operator. */
 export async function rotateChainKey (
   handle: Db, keyring: Keyring, organizationId: string
 ): Promise<ChainKeyRow | undefined> {
@@ -102,14 +102,14 @@ export async function rotateChainKey (
   }, operatorOf(organizationId))
 }
 
-/** Computes MACs under the first chain key and later ones. `clock` is a monotonic clock in milliseconds. */
+/** Creates the EventChain of a database. `open` unwraps a chain key; `clock` is monotonic, in milliseconds. */
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
   const keys = new LRUCache<string, KeyObject>({ max: MAX_CACHED_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
-  const waiting = new Map<string, { first: number, last: number, since: number }>()
-  // The offset of the database's clock to the monotonic clock of the process.
+  const unanchored = new Map<string, { first: number, last: number, since: number }>()
+  // The database's clock minus the monotonic clock of the process.
   let offset: number | undefined
   let last: number | undefined
   return {
@@ -127,26 +127,26 @@ export function createChain (
     recorded (id, head) {
       last = Date.now()
       const end = head.next_event - 1
-      const { first, since } = waiting.get(id) ?? { first: end, since: clock() }
-      waiting.set(id, { first, last: end, since })
+      const { first, since } = unanchored.get(id) ?? { first: end, since: clock() }
+      unanchored.set(id, { first, last: end, since })
     },
     lag () {
-      const oldest = [...waiting.values()].reduce((least, { since }) => Math.min(least, since), clock())
+      const oldest = [...unanchored.values()].reduce((least, { since }) => Math.min(least, since), clock())
       return {
-        organizations: waiting.size,
+        organizations: unanchored.size,
         seconds: (clock() - oldest) / 1000,
         last: last === undefined ? undefined : new Date(last)
       }
     },
-    due: (all = false) => [...waiting].flatMap(([id, { first, last, since }]) =>
+    due: (all = false) => [...unanchored].flatMap(([id, { first, last, since }]) =>
       all || last - first >= UNANCHORED.events || clock() - since >= UNANCHORED.time ? [id] : []),
     anchored (id, sequence) {
-      if ((waiting.get(id)?.last ?? 0) <= sequence) waiting.delete(id)
-      else waiting.set(id, { ...waiting.get(id)!, first: sequence, since: clock() })
+      if ((unanchored.get(id)?.last ?? 0) <= sequence) unanchored.delete(id)
+      else unanchored.set(id, { ...unanchored.get(id)!, first: sequence, since: clock() })
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
     recordClockSample (time, sentAt) {
-      // The response was created between sending and now. The offset changes only as far as these bounds require.
+      // The database read its clock between `sentAt` and now. The offset changes only as far as these bounds require.
       const least = time - clock()
       offset = Math.min(Math.max(offset ?? least, least), time - sentAt)
     }

@@ -5,9 +5,8 @@ import type { Background } from '../jobs/background.ts'
 import { createRoundRobin } from '../jobs/round-robin.ts'
 
 /**
- * Numbers late events as soon as the counter of their organization is free. The worker does not wait for locks, so an
- * organization with a locked counter, many late events or a missing key does not delay others. `retryDelay` is in
- * milliseconds.
+ * Appends late events to the chains of their organizations, when the counters are free. The worker does not wait for
+ * locks and serves the organizations in turn, so that none delays the others. `retryDelay` is in milliseconds.
  */
 export function createLateEventWorker (
   { db, log, retryDelay }: { db: Db, log: Log, retryDelay?: number }

@@ -27,7 +27,7 @@ const ROWS = 'rows'
 
 const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
 
-/** The row key is not the one in the canaries, so no row can be verified. */
+/** The row key or the first chain key is missing or wrong, so no row can be verified. */
 export class RowKeyError extends Error {
   override readonly name = 'RowKeyError'
 }
@@ -38,11 +38,12 @@ const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprin
 const FINGERPRINT_BYTES = 32
 
 /**
- * Unwraps the keys of rows and events for all handles. The first start on an empty database creates them. Throws
- * RowKeyError when a key is missing, cannot be unwrapped, or is not the key that the canaries name.
+ * Unwraps the row key and the first chain key for all handles; creates the keys on an empty database. Throws
+ * RowKeyError when a key is missing, cannot be unwrapped, or does not match the canaries; MasterKeyMissing or
+ * IntegrityError when a canary cannot be unwrapped.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<void> {
-  // No lock is held here, so this may see keys that another start has created only partly. `createKeys` checks again.
+  // Reads without a lock, so another instance may create the keys between two reads. `createKeys` reads again.
   const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
@@ -52,7 +53,7 @@ export async function openRows (database: Database, keyring: Keyring): Promise<v
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
 }
 
-// The keys that the canaries name; undefined without canaries and keys.
+// The stored keys, verified by the fingerprints in the canaries; undefined without canaries and keys.
 async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
   const named = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
   const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
@@ -86,7 +87,7 @@ async function findKey (
 
 async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   await lockCanaries(db)
-  // Another start may have created them.
+  // Another instance may have created the keys.
   const known = await findKeys(db, keyring)
   if (known !== undefined) return known
   const create = async (id: string) => {
@@ -97,7 +98,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, keyring, db))
   await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
-  // Rows beside the seeded ones were not written by the service: they get no MAC, and the transaction is rolled back.
+  // An empty database has only seeded rows. With other rows, the transaction is rolled back, so that they get no MAC.
   if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
       'The database has rows, but no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
@@ -106,20 +107,20 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   return keys
 }
 
-// Limits for reports: an unchanged row once in this time, and a maximum of reports per minute.
-const SAME_ROW = 10 * 60_000
+// Limits for reports: the same state of a row once in this time, and a total per minute.
+const SAME_ROW_MS = 10 * 60_000
 const MINUTE = 60_000
 const MAX_PER_MINUTE = 600
-const AT_ONCE = 100
+const MAX_BATCH = 100
 
 const toStandardError: ViolationLog = {
   warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) }
 }
 
-/** Makes and verifies MACs under the keys. Violations are recorded through `db`. */
+/** Makes and verifies MACs under the keys. Records violations as events through `db`. */
 function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
-  const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW })
+  const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW_MS })
   const checker = createRowChecker(key)
   const lookupKey = deriveLookupKey(key)
   let waiting: Violation[] = []
@@ -128,10 +129,10 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   async function recordAll () {
     while (waiting.length > 0) {
       try {
-        await record(db, waiting.splice(0, AT_ONCE), unrecorded)
+        await record(db, waiting.splice(0, MAX_BATCH), unrecorded)
       } catch (error) {
         unrecorded(error)
-        // The database is unavailable: each of the others would wait for its own deadline.
+        // The database is unavailable. Drop the other violations: each would wait for a deadline.
         waiting = []
       }
     }
@@ -174,13 +175,14 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   return authority
 }
 
-// Identifies the row, without hashes or injected values.
+// The columns that identify the row. Others may contain hashes or an attacker's text.
 function describe ({ table, row, about }: Violation) {
   const { id, organization_id, user_id, grant_id } = row
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Recorded in the organization of the row, or in all of its user; a row without either is only logged.
+// Records violations in the organization of the row or, if it has none, in all organizations of its user. Violations in
+// rows without either are only logged.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

@@ -5,12 +5,12 @@ import { eventMac, handOverProof } from './chain.ts'
 
 // Verifies chains from the database or from an export file, which may be forged: trusts only MACs and archived anchors.
 
-/** A chain to verify, before its events. */
+/** A chain to verify, without its events. */
 interface Chain extends Head {
   organization_id: string
-  /** The event before the first event of the chain; null if the chain is complete. */
+  /** The event before the first one to verify; null: the whole chain is verified. */
   after: { seq: number, mac: Buffer } | null
-  /** Whether the data could have been written without the keys. */
+  /** Whether the MAC of the export does not verify. */
   isForged?: boolean
 }
 
@@ -28,7 +28,7 @@ interface Broken {
   actual: string | null
 }
 
-/** The verified events of an organization: up to one event, and after an unverified starting event if there is one. */
+/** The result for an organization: how many events after `after` (null: from the first) up to `last` are authentic. */
 export interface Verified {
   organization: string
   after: number | null
@@ -41,10 +41,10 @@ export interface Verified {
 /** A chain key, and the number of its first event. */
 export interface ChainKey { kid: string, from_seq: number, key: KeyObject }
 
-/** The unwrapped keys of a chain in order, beginning with the first key of every chain. */
+/** The unwrapped keys of a chain, in order. All chains share the first key. */
 export type ChainKeys = readonly [ChainKey, ...ChainKey[]]
 
-/** Anchors by organization and sequence; contradicting anchors of one event are all kept. */
+/** Archived anchors. If anchors of one event contradict each other, all are kept. */
 export class Anchors {
   readonly #all = new Map<string, Map<number, string[]>>()
 
@@ -61,7 +61,7 @@ export class Anchors {
     return [...this.#all.keys()]
   }
 
-  /** An anchored MAC of this event that differs from `mac`. */
+  /** The MAC of an anchor for this event that differs from `mac`, in hexadecimal. */
   contradiction (organization: string, sequence: number, mac: Buffer): string | undefined {
     const other = this.#all.get(organization)?.get(sequence)?.find((text) => text !== mac.toString('latin1'))
     return other && Buffer.from(other, 'latin1').toString('hex')
@@ -175,7 +175,7 @@ export class ChainVerifier {
     return action === HAND_OVER && resource_id === kid && details?.proof === proof
   }
 
-  // Events come in the order of their numbers.
+  // Must be called with ascending numbers.
   #keyOf (seq: number): ChainKey {
     while (this.#at + 1 < this.#keys.length && this.#keys[this.#at + 1]!.from_seq <= seq) this.#at++
     return this.#keys[this.#at]!

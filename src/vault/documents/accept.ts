@@ -14,10 +14,10 @@ import { validateProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 
 interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof'> }
 
-/** The content to store. `revealed`: its proof reveals the client's key, which the operator allows. */
+/** The content to store. `revealed`: the proof reveals the client's key, and the operator allows that. */
 export interface Accepted { blob: string, revealed: boolean }
 
-/** Validates content by the proof of a client-managed key, or by decrypting it with the server-managed key. */
+/** Validates the content of a write: by the proof in a client-managed project, else by decryption. Throws ApiError. */
 export function acceptContent (
   vault: Vault, state: LevelState,
   sent: { content?: string | undefined, plaintext?: string | undefined, key_proof?: string | undefined }
@@ -30,7 +30,7 @@ export function acceptContent (
 /** A project with its active key, from the state of a level. */
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
-/** The content that a restore stores (S-5.8): that of the version, or new content, validated as for a write. */
+/** The content that a restore stores (S-5.8): that of the version, or of the request, validated as for a write. */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
     content?: string | undefined
@@ -54,7 +54,7 @@ export function acceptRestored (
   }
   const stored = openVersion(storageKey, state.organization_id, found)
   if (managed === 'client') return { blob: stored, revealed: false }
-  // A client that had the key may have stored content that cannot be decrypted.
+  // The version may not decrypt: while a client manages the key, any content can be stored.
   const { blob, plain } = readable(dataKeyOf(keyring, plan === 'as_stored' ? key : found.key), stored)
   return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(keyring, key), plain), revealed: false }
 }
@@ -83,7 +83,7 @@ function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1
   if (!isBlobText(text)) refuse('content', sentence)
 }
 
-// In a server-managed project, only content that can be decrypted is stored.
+// Content that cannot be decrypted is not stored in a server-managed project.
 function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
   return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
 }

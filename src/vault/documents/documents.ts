@@ -14,12 +14,12 @@ export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'k
   sealed: Buffer
 }
 
-/** The blob of a current document. Throws IntegrityError, also when it is not under the active key (S-6.6). */
+/** Opens the blob of a current document. Throws IntegrityError, also if its key is not the active key (S-6.6). */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
 ): string {
   const { id, level_id, key_version, revision, recorded_revision } = secret
-  // A version that is newer than the document: the row was rolled back.
+  // If a version is newer than the document, the row was rolled back.
   if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
   if (key_version !== state.project.key_version) throw new IntegrityError()
   const context = { organization_id: state.organization_id, secret_id: id, level_id, key_version }
@@ -38,7 +38,7 @@ export function openVersion (storageKey: KeyObject, organizationId: string, {
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
-/** The blob of a document at a moment, from the current row or a version. */
+/** Opens the blob that a document had at a moment, from the current row or a version. */
 export function openPast (storageKey: KeyObject, document: PastDocument): string {
   const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
   if (sealed === null) throw new Error('the document is not known')
@@ -66,11 +66,11 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// Size of the ETag cache of an organization in characters.
+// Maximum size of the ETag cache of one organization.
 const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
-/** A strong ETag over the revisions of documents and the parameters of the response. Keyed, to reveal nothing else. */
+/** A strong ETag over document revisions and the response's parameters. A keyed hash, so that it reveals neither. */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
 ): string {

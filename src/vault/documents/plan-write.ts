@@ -8,13 +8,13 @@ import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 
-/** The effect of a write on a level: the new document; null deletes it. */
+/** The effect of a write on a level. `blob` is the new document; null deletes the document. */
 export interface Change {
   blob: string | null
   /** The version to record, with its content; null with `no_backup`. */
   record: { action: VersionAction, blob: string, restored_from?: number } | null
   event: AuditEvent['action']
-  /** The proof revealed the client's key, which the operator allows. The event records this. */
+  /** Whether the proof reveals the client's key, which the operator allows. Recorded in the event. */
   revealed?: boolean
 }
 
@@ -28,13 +28,13 @@ export interface Planned extends SecretWrite, Written {
   growth: number
 }
 
-/** The level with its document from an earlier write of the transaction. A level to write has only its own document. */
+/** The level with the document of an earlier write in the transaction, if any. `state` has no other documents. */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
-/** Seals a write. The counter includes the writes before this one. Throws `plan_limit_reached`. */
+/** Prepares the rows of a write. `counter` includes the writes before this one. Throws `plan_limit_reached`. */
 export function planOf (
   { actor, storageKey }: { actor: Planned['actor'], storageKey: KeyObject }, state: LevelState,
   { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan'>

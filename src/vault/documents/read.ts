@@ -24,21 +24,21 @@ export interface Reading {
   filters?: RetrieveBody['filters'] | undefined
   /** Read the documents as of this moment. */
   at?: Date | undefined
-  /** A retrieve request with a body. Its response includes values. */
+  /** Whether this is a retrieve request (with a body), whose response may include the values. */
   isRetrieve: boolean
   /** The path of the request, without its query. */
   path: string
 }
 
-/** The existing documents on the path to a level that a restricted caller may see. */
+/** The documents of a level and its parents that a caller with these restrictions may see. */
 export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
-/** The columns of a document that a response contains besides the content. */
+/** The columns of a document, without the content, that a response contains. */
 type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
 
-/** The ETag of a response: over its documents and its parameters. */
+/** The ETag of a response, from its documents and the parameters of the request. */
 export function readingEtag (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
 ): string {
@@ -55,7 +55,6 @@ export function readingEtag (
 /** Contents by level: blobs, or decrypted documents. */
 export type Contents = ReadonlyMap<Level, string>
 
-/** The contents of current documents. */
 export async function currentContents (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, visible: readonly SecretRow[], decrypt: boolean
 ): Promise<Contents> {
@@ -63,7 +62,7 @@ export async function currentContents (
   return contentsOf(visible, (secret) => contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
-/** The contents of past documents, each decrypted with the key of its time; 422 for documents under a client's key. */
+/** The contents of past documents, each decrypted with the key that encrypted it; 422 for a client's key. */
 export async function pastContents (
   keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
 ): Promise<Contents> {
@@ -72,7 +71,7 @@ export async function pastContents (
     contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
 }
 
-/** Documents from this length on take milliseconds to decrypt. */
+/** Documents of this length or more take milliseconds to decrypt. */
 const LARGE_DOCUMENT = 64 * 1024
 
 // Yields to other requests between large documents.
@@ -88,7 +87,7 @@ async function contentsOf<D extends Pick<Shown, 'level'>> (
   return contents
 }
 
-/** The response to a read: with `raw` one object of values, else the documents in the requested form. */
+/** The response to a read: one object of values with `raw`, else the documents in the requested form. */
 export async function answerReading (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
@@ -98,7 +97,7 @@ export async function answerReading (
   return filterValues(await valuesOf(state, documents, levels, refuseUnreadable), filters)
 }
 
-// The decrypted document with a data key, else the blob.
+// The decrypted document; without a data key, the blob.
 function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   if (dataKey === undefined) return blob
   // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
@@ -109,7 +108,7 @@ function contentOf (blob: string, dataKey: KeyObject | undefined): string {
 
 const refuseUnreadable = (level: Level) => fail('document_unreadable', { level })
 
-// Deeper levels override, whatever the requested order is. `unreadable` gives the result for an invalid document.
+// Merges the values of levels in their order; the last one overrides. `unreadable` handles an invalid document.
 async function valuesOf<Unreadable> (
   { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable
 ): Promise<Entries | Unreadable> {
@@ -130,7 +129,7 @@ async function toAnswer (
   const { project, target, environment } = state
   const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
   const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS, refuseUnreadable)
-  // A document that cannot be parsed is returned unchanged, without values.
+  // If a document cannot be parsed, the response has no values.
   const readable = () => valuesOf(state, documents, LEVELS, () => undefined)
   const values = action === 'decrypt' && isRetrieve ? merged ?? await readable() : undefined
   const format = project.secret_format === 'json' ? 'json' : 'env'
@@ -178,7 +177,7 @@ function filterValues (values: Entries, filters: Reading['filters']): Entries {
   const { names = [], tags = [], search } = filters ?? {}
   if (names.length === 0 && tags.length === 0 && search === undefined) return values
   const kept = emptyEntries()
-  // Documents have no tags.
+  // A document has no tags, so a filter by tag matches nothing.
   if (tags.length > 0) return kept
   const wanted = search?.toLowerCase()
   const listed = new Set(names)

@@ -18,12 +18,11 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { planOf, withDocument, type Change, type Planned, type Written } from './plan-write.ts'
 
 /**
- * A write of a document. `decide` applies the rules to the level under the organization's lock (undefined when it does
- * not exist) and the version to restore; an error that it throws refuses the write. It is synchronous, because all
- * other changes of the organization wait for it.
+ * A write of a document. `decide` is called under the organization's lock, with the level (undefined if it does not
+ * exist) and the version to restore. It returns the change, or throws an error that refuses the write. It is
+ * synchronous, so that other changes of the organization do not wait for I/O.
  */
 export interface Write {
-  /** The key that seals what the organization stores. */
   storageKey: KeyObject
   target: Target
   /** The bytes of the document that the write sends. */
@@ -33,19 +32,19 @@ export interface Write {
 
 interface WriteRequest extends Write { organizationId: string, actor: Actor }
 
-/** The event of a request that reads. */
+/** An event of a request that only reads. */
 interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
 
 type Request = (WriteRequest | ReadRequest) & { isApart?: boolean }
 type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (written: Written | undefined) => void }
 
-/** The decision about a request. RowLocked: a row was locked, so the request runs again. */
+/** The result of a request. After RowLocked, the request is queued again. */
 type Outcome = { written: Written | undefined } | { error: unknown }
 
 /**
- * Writes a document with its version and its event, in one transaction with other queued changes. Each write is decided
- * on the committed state and the effects of the writes before it. Throws what `decide` throws; `plan_limit_reached`;
- * CallerEnded; DatabaseUnavailable after the deadline, also when a long operation has locked the project.
+ * Writes a document with its version and its event. Queued changes share one transaction; `decide` sees the committed
+ * state and the earlier writes of the transaction. Throws the errors of `decide`; `plan_limit_reached`; CallerEnded;
+ * OrganizationInactive; DatabaseUnavailable after the deadline, for example while a long operation locks the project.
  */
 export async function writeLevel (db: Db, { id }: Organization, actor: Actor, write: Write): Promise<Written> {
   const request: WriteRequest = {
@@ -64,16 +63,16 @@ export async function writeLevel (db: Db, { id }: Organization, actor: Actor, wr
 }
 
 /**
- * Records events of requests that only read, in the queues of their organizations.
+ * Records the events of requests that only read, in batches with other changes.
  *
- * @param commit with `off`, a crash of the machine can lose the events of the last second, whose responses were sent
+ * @param commit with `off`, a crash of the database can lose events of the last second whose responses were sent
  */
 export function createReadRecorder (db: Db, commit: SynchronousCommit): RecordRead {
   return async (actor, event, bytes = 0) => {
     const request: ReadRequest = { organizationId: actor.organization_id, bytes, row: eventRow(actor, event) }
     await enqueue(db, request, actor, commit).catch((error: unknown) => {
       if (error instanceof CallerEnded) throw error
-      // The response is not sent, whatever the reason.
+      // A response must not be sent without a recorded event.
       const { message, code } = databaseError(error)
       throw new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
     })
@@ -85,7 +84,7 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
     queueOf(db).join({ ...request, until: endOfWait(waited), commit, run: writeTogether, resolve, reject } as Queued)
   })
 
-// Milliseconds that a transaction has at least: longer than `lock_timeout`, so that a locked counter is reported.
+// Minimum time for a transaction: longer than `lock_timeout`, so that a locked counter is reported as such.
 const MIN_TIMEOUT_MS = 1_500
 
 async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
@@ -96,24 +95,24 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
     for (const [i, entry] of entries.entries()) {
       const outcome = outcomes[i]!
       if ('written' in outcome) entry.resolve(outcome.written)
-      else if (outcome.error instanceof RowLocked) joinAgain(db, entry)
+      else if (outcome.error instanceof RowLocked) requeue(db, entry)
       else entry.reject(outcome.error)
     }
   } catch (error) {
     const isLocked = isLockTimeout(error) || isLostTransaction(error)
-    // Without a code the transaction got no connection: more transactions would not get one either.
+    // An error without a code means that no connection was available: retries would get none either.
     const isOfOne = entries.length > 1 && codeOf(error) !== undefined && isUndone(error) && !isAwayForAll(error)
     if (!isLocked && !isOfOne) throw error
     for (const entry of entries) {
-      // One of the changes made the transaction fail. A `run` of its own gives each a transaction of its own.
+      // One change made the transaction fail: changes with different `run` functions do not share a transaction.
       if (!isLocked) entry.run = (db, entries) => writeTogether(db, entries)
-      joinAgain(db, entry)
+      requeue(db, entry)
     }
   }
 }
 
-// The first time at once, behind the changes that wait by then; after that with a pause.
-function joinAgain (db: Db, entry: Queued) {
+// Queues a change again: at first immediately, later after a pause.
+function requeue (db: Db, entry: Queued) {
   const join = () => { queueOf(db).join(entry) }
   if (entry.isApart) pauseUntil(entry.until).then(join, entry.reject)
   else {
@@ -123,15 +122,15 @@ function joinAgain (db: Db, entry: Queued) {
 }
 
 /**
- * Locks the counters, decides the requests in their order, and writes the rows and events. When another instance has
- * locked its counter, a request that is apart waits, and any other runs again (an outcome of RowLocked).
+ * Locks the counters, decides the requests in order, and writes the rows and events. If another instance has locked a
+ * counter, requests with `isApart` wait for the lock; others get RowLocked.
  */
 async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit): Promise<Outcome[]> {
   const writes = requests.filter((request) => 'decide' in request)
   const ids = new Set(requests.map(({ organizationId }) => organizationId))
   const isApart = requests.every(({ isApart }) => isApart)
   const own = counterOf(db)
-  // Sent together. Each statement runs after the one before, so the last three see what the lock protects.
+  // Pipelined: the statements run in this order, so the last three see the state under the lock.
   const [locked, verdicts, levels, versions] = await Promise.all([
     own === undefined ? lockCounters(db, ids, isApart ? 'all' : 'free', commit) : new Map([[own.organization_id, own]]),
     validateCallers(db, writes.map(({ organizationId, actor }) =>
@@ -150,7 +149,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     if (write.actor.caller != null) requireOpen(counter)
     const level = levelOf()
     const state = level && withDocument(level.state, documents)
-    // Before the locks are checked, so that a refusal does not depend on them.
+    // Decide before checking the locks, so that a refusal does not depend on locks.
     const change = write.decide(state, versions.get(write)?.())
     if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
     const plan = planOf(write, state!, change, counter)

@@ -1,18 +1,18 @@
-/** A background job. Its work list is in the database, so that another instance or a restart can continue. */
+/** A background job. The work list is in the database, so that another instance can continue the work. */
 export interface Background {
-  /** Starts at once, and then checks every half minute for work that another instance left. */
+  /** Runs the job now and then regularly, because another instance may have left work. */
   start (): void
-  /** Checks for work now, because a request has just created some. */
+  /** Runs the job now, because a request has created work. */
   wake (): void
   /** Stops after the current batch. */
   stop (): Promise<void>
 }
 
-const LOOK_EVERY = 30_000
-const SHORTEST_REST = 5
+const INTERVAL_MS = 30_000
+const MIN_REST_MS = 5
 
-/** Runs `work` on each wake-up, one run at a time. `work` calls `isStopped` before each batch and pauses after it. */
-export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = LOOK_EVERY): Background {
+/** Runs `work` on each wake-up, one run at a time. `work` must call `isStopped` before and `rest` after each batch. */
+export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = INTERVAL_MS): Background {
   let timer: NodeJS.Timeout | undefined
   let running: Promise<void> | undefined
   let again = false
@@ -47,7 +47,6 @@ export function createBackground (work: (isStopped: () => boolean) => Promise<vo
   }
 }
 
-/** Combines jobs that run independently of each other. */
 export function sideBySide (...all: readonly Background[]): Background {
   return {
     start () { for (const one of all) one.start() },
@@ -57,5 +56,5 @@ export function sideBySide (...all: readonly Background[]): Background {
 }
 
 /** Pauses for as long as the last batch took, and at least `least` milliseconds, so that requests have priority. */
-export const rest = (began: number, least = SHORTEST_REST): Promise<void> =>
+export const rest = (began: number, least = MIN_REST_MS): Promise<void> =>
   new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })

@@ -26,13 +26,13 @@ interface Deletion {
   organization: { id: string }
   actor: Actor
   below: Below
-  /** Called in the transaction of a long operation, before its effect. */
+  /** Called in the transaction of a long operation, before any change. */
   countLongOperation?: () => Promise<void>
 }
 
 /**
- * Returns a runner for the deletion of a level. Its transaction locks the organization and then the project (0029). A
- * deletion of more than 1,000 levels is a long operation.
+ * Returns a function that runs a deletion of a level in a transaction that locks the project. A deletion of more than
+ * 1,000 levels is a long operation.
  */
 export function deletionRunner (
   { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
@@ -52,21 +52,23 @@ export function deletionRunner (
   }
 }
 
-/** Deletes a level with everything below it in a `deletionRunner`, and ends tokens restricted to it. */
+/**
+ * Deletes a level and those below it, in a `deletionRunner`, and the API tokens that are restricted to these levels.
+ */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
   deleteRow: (gone: { documents: number }) => Promise<void>
 ): Promise<void> {
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
-  // Before the tokens, one of which can be the caller's, and before the roles of teams in the project.
+  // Validate the caller before deleting tokens and team roles, which may include those of the caller.
   await lockCounterLast(db, actor)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
   await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
-  // After the events, because the caller may be one of the tokens.
+  // After the events, because the caller's token may be among these tokens.
   await deleteTokens(db, actor.organization_id, tokens)
-  // The other tokens give no access without the level, and end in the background.
+  // Without the level, the other tokens give no access. A background job deletes them.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
@@ -75,13 +77,13 @@ const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, 
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 
-/** Deletes a first batch of rows that the transaction has marked as removed. The worker deletes the rest. */
+/** Deletes a first batch of the rows that the transaction has marked as removed. The worker deletes the others. */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
-/** Deletes a batch; returns where to continue, or undefined when nothing is left. */
+/** Deletes a batch; returns the cursor for the next batch, or undefined after the last one. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
 /** A kind of cleanup in one organization, in steps. */
@@ -98,9 +100,9 @@ interface Removing { kind: number, organization: string }
 interface Place { step: number, at: Removal }
 
 /**
- * Deletes in the background: the rows of purged and deleted levels and of deleted organizations, expired responses and
- * invitations, and expired or ended API tokens. Those of the work list have a worker of their own, because a person who
- * was invited again may be waiting for their deletion.
+ * Deletes in the background: purged versions, the rows of deleted levels and organizations, expired responses and
+ * invitations, and expired or ended API tokens. Ended tokens have a separate worker, because a former member can only
+ * join again after their deletion.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
@@ -111,7 +113,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
 
   const kinds: Kind[] = [
     {
-      // A deleted organization is not accessible any more. Its audit stays.
+      // A deleted organization is already inaccessible. Its audit events stay.
       list: listRemovedOrganizations,
       steps: [
         inPieces(deleteSecretsOfRemoved), versions, histories,

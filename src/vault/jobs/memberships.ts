@@ -25,7 +25,7 @@ export interface Invitee { id: number, name: string, email: string }
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
-/** Makes the invited person a member. `actorOf` is the person as an actor in this organization, with this role. */
+/** Makes the invited person a member. `actorOf` returns the person as an actor with the given role. */
 export async function acceptInvitation (
   db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
 ): Promise<{ role: Role } | Refusal> {
@@ -47,7 +47,7 @@ export async function acceptInvitation (
   return { role }
 }
 
-/** Declines an invitation. The organization learns that the address declined, and nothing about the person. */
+/** Declines an invitation; false if there is none. The organization learns nothing about the person but the address. */
 export async function declineInvitation (
   db: Db, organizationId: string, id: string, person: Invitee
 ): Promise<boolean> {
@@ -59,7 +59,9 @@ export async function declineInvitation (
   return true
 }
 
-/** Deletes up to 1,000 expired invitations, with an event each; returns their number. The organization is locked. */
+/**
+ * Deletes up to 1,000 expired invitations, with events; returns their number. The caller has locked the organization.
+ */
 export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
   const events = expired.map(({ id, email }) => eventOf('invitation.expire', id, { email }))
@@ -75,15 +77,15 @@ async function lockInvitationTo (
 }
 
 /**
- * Ends a membership with everything that the person made in the organization; the last owner who can act stays. Returns
- * the member as before, or undefined when the MAC of the account does not verify. `judge` validates the locked
- * membership and may throw. When a person leaves, the event is also recorded for the person.
+ * Deletes a membership with its places in teams and the API tokens that the person made in the organization. The last
+ * owner who can act is not deleted. `judge` validates the locked membership and may throw. Returns the former member;
+ * `member` is undefined if the MAC of the account does not verify. If a person leaves, records a personal event, too.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
   const { organization_id } = actor
-  // If two owners remove each other, the second waits here and then sees the first removal.
+  // If two owners remove each other, the second transaction waits here and then sees the first removal.
   if (await lockPlan(db, organization_id) === undefined) return 'none'
   const otherOwners = await lockOtherOwners(db, organization_id, userId)
   const member = await lockMember(db, organization_id, userId)
@@ -92,7 +94,7 @@ export async function endMembership (
   if (isLastOwner(member, otherOwners)) return 'last_owner'
   const seen = await findMember(db, organization_id, userId)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
-  // Before the delete: a person who leaves is the caller of the change.
+  // Record before deleting: a person who leaves is the caller, who must still be a member.
   const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
   await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)

@@ -14,9 +14,8 @@ import { dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf } from '../key
 
 // Decrypts everything in a database, as the service would on request, to show that a restored backup works.
 
-/** The numbers of decrypted values and authentic rows. */
 interface Rehearsed {
-  /** Versions and current documents that were decrypted. For client-managed ones, only the outer encryption at rest. */
+  /** Decrypted versions and current documents. `of_clients` of them are client-managed: only decrypted at rest. */
   versions: number
   documents: number
   of_clients: number
@@ -26,7 +25,7 @@ interface Rehearsed {
   rows: number
 }
 
-/** Reports each value that cannot be decrypted, and each row that is not authentic, in one line. */
+/** Reports one line for each value that cannot be decrypted and for each row that is not authentic. */
 export async function openEverything (db: Db, keyring: Keyring, tell: (line: string) => void): Promise<Rehearsed> {
   const found: Rehearsed = { versions: 0, documents: 0, of_clients: 0, removed: 0, keys: 0, rows: 0 }
   const opens = opening(tell)
@@ -84,7 +83,7 @@ async function openOrganization (
   }
 }
 
-// A missing data key was handed over to the client, whose content is not decrypted.
+// Without a data key, the client manages the key, and the server cannot decrypt the content.
 const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
 
 function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {
@@ -108,7 +107,7 @@ const opening = (tell: (line: string) => void): Opens => (what, open) => {
 
 const shown = (value: unknown) => Buffer.isBuffer(value) ? value.toString('hex').slice(0, 16) : String(value)
 
-// One page at a time.
+// Iterates over all rows, page by page.
 async function * all<T, K> (first: K, next: (after: K) => Promise<T[]>, idOf: (row: T) => K): AsyncGenerator<T> {
   for (let after = first; ;) {
     const page = await next(after)

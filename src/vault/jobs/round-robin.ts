@@ -2,40 +2,38 @@ import { databaseError } from '../../db/database.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
-/** The result of a step: continue from a place, another transaction has locked a row, or finished. */
+/** The result of a step: more work after a place, a row locked by another transaction, or no work left. */
 export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
-/** A source of jobs of many organizations, each in steps. */
 export interface JobSource<Job, Place> {
-  /** A page of jobs after a job, in a fixed order. Each round reads the list again. */
+  /** The next page of jobs after a job, in a fixed order. Each round reads the list again. */
   list (after: Job | undefined, limit: number): Promise<Job[]>
   nameOf (job: Job): string
-  /** Runs one step, from the place of the previous step if that is still known. */
+  /** Runs one step from the place where the previous step ended; undefined: from the beginning. */
   step (job: Job, place: Place | undefined): Promise<StepResult<Place>>
   log: Log
-  /** The message of the log line for a failure. */
   failure: string
   /** The fields of a job in log lines. */
   about (job: Job): object
-  /** Called with jobs that have been locked for a while. */
+  /** Called with the jobs that have been locked for more than a second. */
   onLocked? (locked: Job[]): void
   /** Milliseconds until a failed job is retried. */
   retryDelay?: number | undefined
 }
 
 const PAGE = 100
-// Shorter than the interval of the background, so that each run retries.
+// Shorter than the interval of `createBackground`, so that each run retries failed jobs.
 const RETRY_DELAY_MS = 20_000
 // Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`.
 const PAUSE_MS = { first: 10, last: 1_000 }
-// Maximum jobs whose state is kept. Others start from the beginning, where finished work is skipped.
+// Maximum jobs whose place is kept between rounds. Other jobs start from the beginning in each round.
 const MAX_TRACKED_JOBS = 1_000
 
 interface JobState<Place> { place?: Place, pause: number, until: number, isLocked: boolean }
 
 /**
  * Runs jobs in the background, round robin: one step of each job in a round, so that a large job does not delay others.
- * A failed job is logged and postponed, even if the background is woken earlier.
+ * A failed job is logged, and retried after `retryDelay` at the earliest.
  */
 export function createRoundRobin<Job, Place> (
   { list, nameOf, step, log, failure, about, onLocked, retryDelay = RETRY_DELAY_MS }: JobSource<Job, Place>

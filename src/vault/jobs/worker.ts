@@ -6,9 +6,8 @@ import type { Background } from './background.ts'
 import { endReEncryption, moveBatch } from '../operations/re-encryption.ts'
 import { createRoundRobin, type StepResult } from './round-robin.ts'
 
-const REPORT_EVERY = 5_000
-// Maximum ids of unreadable versions in a log line.
-const MOST_NAMED = 10
+const REPORT_INTERVAL_MS = 5_000
+const MAX_LOGGED_IDS = 10
 
 /** One pass over a project: its cursor and counts. */
 interface Pass { after: Cursor, moved: number, held: number, unreadable: number, named: number[], reported: number }
@@ -18,18 +17,18 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
-  // The last batch of a pass ends the re-encryption if nothing is left. Two instances that skip each other's locked
-  // rows both find rows left: an instance that moved or skipped rows repeats the pass.
+  // After the last batch, ends the re-encryption if no versions are left. Otherwise another instance may have locked
+  // some versions: if this pass has moved or skipped any, repeats the pass.
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one
     const { last: after, end, ...batch } = await moveBatch({ db, keyring }, organization, project_id, pass.after)
-    const named = [...pass.named, ...batch.unreadable].slice(0, MOST_NAMED)
+    const named = [...pass.named, ...batch.unreadable].slice(0, MAX_LOGGED_IDS)
     const unreadable = pass.unreadable + batch.unreadable.length
     const moved = pass.moved + batch.moved
     const held = pass.held + batch.held
     if (!end) {
-      const isTime = performance.now() - pass.reported >= REPORT_EVERY
+      const isTime = performance.now() - pass.reported >= REPORT_INTERVAL_MS
       if (isTime) log.info({ ...of, moved }, 'history is being re-encrypted')
       return { more: { after, moved, held, unreadable, named, reported: isTime ? performance.now() : pass.reported } }
     }

@@ -2,11 +2,10 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { encodeContext, isWellFormed } from '../../crypto/primitives.ts'
 
 // The encryption contexts (associated data) of sealed and wrapped values: a value that was moved, swapped or rolled
-// back does not decrypt. They are part of the stored format, and never change after a release.
+// back does not decrypt. Contexts are part of the stored format and never change after a release.
 
 export const storageKeyContext = (organizationId: string) => encodeContext('storage-key', organizationId)
 
-/** A key of the service. */
 export const serviceKeyContext = (name: string) => encodeContext('service-key', name)
 
 /** The TOTP secret of an account, from one setup. */
@@ -29,7 +28,7 @@ export const answerContext = (
   return encodeContext('answer', organization_id, principal, key, request.toString('base64'), status)
 }
 
-/** The key that chains the frames of a backup. */
+/** The key for the MACs of a backup. */
 export const backupContext = (id: string) => encodeContext('backup', id)
 
 export type KeyColumn = 'key_string' | 'data_key' | 'key_check' | 'salt'

@@ -4,9 +4,7 @@ import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
-/**
- * What identifies and derives a key. `key_check` of the active key is left out: it would prove knowledge of the key.
- */
+/** The public attributes of a key. Omits `key_check` of the active key, because it proves knowledge of the key. */
 export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   const { version, managed, is_active, created_at, rotated_at, iterations } = key
   const check = is_active ? undefined : keyCheckOf(keyring, key)
@@ -22,7 +20,7 @@ export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   }
 }
 
-/** The key as its manager may see it, with the key string if the key is server-managed. */
+/** The key for callers who may retrieve it, with the key string of a server-managed key. */
 export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
   const { id, version, managed, iterations, is_active, created_at } = key
   const keyString = keyStringOf(keyring, key)

@@ -10,14 +10,14 @@ import { answerContext, checkContext, keyContext, storageKeyContext } from './co
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
-/** A new random key, and the same wrapped for a context. */
+/** A new random key, plain and wrapped for a context. */
 export function makeKey (keyring: Keyring, context: Buffer): { key: KeyObject, wrapped: Buffer } {
   const bytes = random(32)
   const wrapped = keyring.wrap(bytes, context)
   return { key: takeKey(bytes), wrapped }
 }
 
-/** Returns undefined when the value was manipulated, or wrapped under an unknown master key. */
+/** Returns undefined when `open` throws because a value was manipulated or its master key is missing. */
 export function unlessTampered<T> (open: () => T): T | undefined {
   try {
     return open()
@@ -27,11 +27,9 @@ export function unlessTampered<T> (open: () => T): T | undefined {
   }
 }
 
-/** A new wrapped storage key for an organization. */
 export const makeStorageKey = (keyring: Keyring, organizationId: string): Buffer =>
   makeKey(keyring, storageKeyContext(organizationId)).wrapped
 
-/** Unwraps the storage key of an organization. */
 export function storageKeyOf (keyring: Keyring, organization: { id: string, storage_key: Buffer }): KeyObject {
   return keyring.unwrapKey(organization.storage_key, storageKeyContext(organization.id))
 }
@@ -45,8 +43,8 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
 })
 
 /**
- * A server-managed key, wrapped: the given key string or a new one of 256 bits. The slow derivation of the data key
- * happens here, before a transaction begins.
+ * Wraps a server-managed key: the given key string or a new one of 256 bits. Call before a transaction begins, because
+ * the derivation of the data key is slow. Throws KeyWorkOverloaded.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,
@@ -64,7 +62,6 @@ export async function makeServerKey (
   }
 }
 
-/** The stored columns of a server-managed key. */
 export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string, dataKey: KeyObject) {
   return {
     managed: 'server' as const,
@@ -75,7 +72,7 @@ export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string
   }
 }
 
-/** The stored columns of a client-managed key: only its proof. */
+/** The stored columns of a client-managed key: its wrapped proof, never the key. */
 export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,
@@ -86,14 +83,13 @@ export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: K
   }
 }
 
-/** The hash that finds a proof among all keys of its project with one lookup, without unwrapping each stored proof. */
+/** A hash to look up a proof among all keys of a project, without unwrapping the stored proofs. */
 export const checkHashOf = (storageKey: KeyObject, key: Omit<KeyId, 'version'>, check: Buffer): Buffer =>
   hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 
 /** A client's proof of its key, with the derivation parameters. */
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
 
-/** The columns of a new client-managed key: its wrapped proof, never the key. */
 export function registerClientKey (
   keyring: Keyring, storageKey: KeyObject, id: KeyId, triple: ProofTriple & { hint?: string | undefined }
 ): NewKey {
@@ -106,7 +102,7 @@ export function registerClientKey (
   }
 }
 
-/** Unwraps a data key. No process caches it: after it is deleted from the row, no instance can decrypt with it. */
+/** Unwraps a data key. Never cached, so that no instance can decrypt after the data key is deleted from the row. */
 export function dataKeyOf (keyring: Keyring, key: KeyId & Pick<KeyRow, 'data_key'>): KeyObject {
   if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))

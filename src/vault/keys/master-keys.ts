@@ -13,7 +13,7 @@ export async function lockCurrentCanary (db: Db, keyring: Keyring): Promise<void
   await lockCanary(db, keyring.currentId, makeCanary(keyring, authorityOf(db).fingerprint))
 }
 
-/** A row under the newest master key, and the number of changed values. */
+/** A row whose values the newest master key wraps, and the number of values that were re-wrapped. */
 export interface Rewrapped<Row> { row: Row, values: number }
 
 // Throws MasterKeyMissing or IntegrityError when a value cannot be unwrapped.

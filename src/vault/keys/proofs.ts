@@ -9,7 +9,7 @@ import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
 
-/** Compares a proof with that of the active key, in constant time. Detects a wrong key; it is not an authorization. */
+/** Compares a proof with that of the active key, in constant time. Detects a wrong key and authorizes nothing. */
 export function validateProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
   const [sent, check] = [decodeProof(proof), keyCheckOf(keyring, key)]

@@ -11,10 +11,10 @@ import { lockCurrentCanary } from './master-keys.ts'
 
 const RECOVERY_CODES = 10
 
-/** An account with its active second factor; null: none. */
+/** An account and the id of its active second factor; null: the account has none. */
 export interface Holder { id: number, second_factor_id: number | null }
 
-/** Begins the setup of a second factor, instead of an earlier setup; returns its secret. */
+/** Begins the setup of a second factor; returns its secret. Replaces an unfinished setup. */
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
   const factor = { user_id, id: await makeFactorId(db, user_id) }
@@ -23,7 +23,9 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
   return secret
 }
 
-/** Completes the setup; returns the recovery codes. Undefined without a setup, or when the code is wrong. */
+/**
+ * Completes the setup; returns the recovery codes. Undefined if the code is wrong, or there is no setup to complete.
+ */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
@@ -48,8 +50,8 @@ export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id:
 }
 
 /**
- * Consumes a TOTP or recovery code; undefined when it is wrong or was used. Throws TamperedRow when the factor's MAC
- * does not verify: the account does not fall back to no second factor.
+ * Consumes a TOTP or recovery code; undefined if the code is wrong or was used. Throws TamperedRow if the factor is
+ * missing or its MAC does not verify, so that an attacker cannot remove a second factor.
  */
 export async function useCode (
   db: Db, keyring: Keyring, { id: user_id, second_factor_id }: Holder, code: string

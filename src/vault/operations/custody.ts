@@ -15,27 +15,27 @@ import {
 } from '../keys/keys.ts'
 import { inPieces } from './rotate.ts'
 
-// Derivation uses iterations that the client once chose, so an organization derives one key at a time.
+// The client has chosen the iterations, so an organization derives one key at a time: it cannot occupy all derivations.
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
 /** A validated change of custody. */
 interface Handover {
   /** Applies the change to the locked project, or throws without changes. */
   make: (db: Db, project: KeyState) => Promise<void>
-  /** The proof is the data key itself. */
+  /** Whether the proof is the data key itself. */
   revealed: boolean
 }
 
-/** The first parameter of a client's triple that differs from the server-managed key. */
+/** The first parameter of a client's proof triple that differs from the server-managed key. */
 export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple): 'salt' | 'iterations' | undefined {
   if (!sameBytes(triple.salt, saltOf(keyring, key))) return 'salt'
   return triple.iterations === key.iterations ? undefined : 'iterations'
 }
 
 /**
- * From server to client. The key stays the same, so the client's triple must match it (`differenceOf`), and the proof
- * shows that the client knows it; otherwise the documents would be lost. The server then deletes the key string and
- * data key of this key and of its former keys, which must have no versions left.
+ * Hands the key over to the client. The key stays the same: salt and iterations of the triple must equal those of the
+ * key (`differenceOf`), and both proofs must be right, since otherwise the documents would be lost. Then deletes the
+ * key strings and data keys of this key and of former keys, which must have no versions left.
  */
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
@@ -60,7 +60,7 @@ export async function handToClient (
   }
 }
 
-/** From client to server. The key string must match the stored proof and decrypt every current document. */
+/** Hands the key over to the server. The key string must match the stored proof and decrypt every current document. */
 export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
 ): Promise<Handover> {
@@ -81,7 +81,7 @@ export async function handToServer (
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
         }
       })
-      // Versions that the client has not re-encrypted by now cannot be re-encrypted by the server.
+      // The server cannot re-encrypt the versions that are left under former keys of the client.
       await finishReEncryption(db, project, 0)
       await changeCustody(db, project, columns)
     }

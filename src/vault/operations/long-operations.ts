@@ -8,21 +8,20 @@ import { lockProject } from '../../repositories/levels/projects.ts'
 import { fail } from '../../rules/errors.ts'
 
 // Long operations may write every document of a project: rotations, changes of custody, `restore-to`, deletions of many
-// levels. An organization runs one at a time across all instances, so organizations share the connections in FIFO
-// order.
+// levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
 
-/** Levels below a project or target beyond which its deletion is a long operation. */
+/** Maximum levels, including the project or target itself, of a deletion that is not a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
 
 class LongOperationOverloaded extends WorkOverloaded {
   override readonly name = 'LongOperationOverloaded'
 }
 
-// Operations of an organization queue here in the process, without using a connection.
+// Operations of an organization are queued in the process, without a connection.
 const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
   atWaitTime(waitNow() + milliseconds, late))
 
-/** The error code for 409 when the project or the organization's slot is not available in time. */
+/** The error code for 409, when the project or the organization is in use by another long operation. */
 type InUse = 'rotation_in_progress' | 'conflict'
 
 export interface LongOperation<T> {
@@ -35,9 +34,9 @@ export interface LongOperation<T> {
 }
 
 /**
- * Runs a long operation in one transaction of up to a minute. 409 (`inUse`) when another request works on the project,
- * or an operation on another instance does not end within the lock timeout. Throws LongOperationOverloaded (503) when
- * the organization's queue in this process takes too long.
+ * Runs a long operation in one transaction of up to a minute. Fails with 409 (`inUse`) when another request works on
+ * the project, or an operation on another instance does not end within the lock timeout; with 503
+ * (LongOperationOverloaded) when the queue of the organization is full or takes too long.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
@@ -52,22 +51,22 @@ export async function runLongOperation<T> (
     gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
 }
 
-// Maximum pause in milliseconds between two batches, while the transaction is open.
-const LONGEST_REST = 1_000
+// The transaction stays open during a pause, so the pause is limited.
+const MAX_REST_MS = 1_000
 
 /**
- * Pauses for as long as the batch since `began` (`performance.now`) took, so that requests get half of the process and
- * the disk. Does not pause on the only connection, since that would delay all other requests.
+ * Pauses for the duration of the batch, which began at `began` (`performance.now`), so that other requests get half of
+ * the CPU and disk time. Does not pause on the only connection, because all other requests wait for that connection.
  */
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return
-  const took = Math.min(performance.now() - began, LONGEST_REST)
+  const took = Math.min(performance.now() - began, MAX_REST_MS)
   await pauseFor(took)
 }
 
 const projectsInUse = new Map<string, Actor['answering']>()
 
-// 409 at once when this process already works on the same project, for a repeated request or another operation.
+// Fails at once when this process works on the same project: `conflict` for a repeated request, else `inUse`.
 async function oncePerProject<T> (
   projectId: string, answering: Actor['answering'], inUse: InUse, work: () => Promise<T>
 ): Promise<T> {

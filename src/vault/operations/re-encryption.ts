@@ -26,12 +26,12 @@ const BATCH = { versions: 25, bytes: 256 * 1024 }
 // Maximum bytes of a response, so that the client can send all versions back in one request.
 const MAX_PENDING_BYTES = 1024 * 1024
 
-/** The cursor, the numbers of moved and locked versions, the unreadable ones, and whether `after` was the end. */
+/** The cursor; the counts of moved and locked versions; the ids of unreadable ones; whether the batch was empty. */
 interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Re-encrypts the next versions of a server-managed project, in one short transaction. Each version moves exactly once,
- * even with several instances: its row is locked, and afterwards not under a former key.
+ * Re-encrypts the next versions of a server-managed project, in one short transaction. Several instances never move a
+ * version twice: the row is locked, and then no longer under a former key.
  */
 export async function moveBatch (
   { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
@@ -50,7 +50,7 @@ export async function moveBatch (
     const moved = found.flatMap((version) => {
       const plain = unlessTampered(() =>
         openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
-      // Manipulated, or stored by a client with invalid encryption: the version stays as it is.
+      // The version was manipulated, or a client stored invalid content: it stays unchanged.
       if (plain === undefined) {
         unreadable.push(version.id)
         return []
@@ -65,7 +65,7 @@ export async function moveBatch (
   })
 }
 
-/** Ends a re-encryption when only unreadable versions are left. Undefined if it did not end here. */
+/** Ends a re-encryption with at most `unreadable` versions left. Undefined if more are left or it has ended already. */
 export async function endReEncryption (
   { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
 ): Promise<Progress | undefined> {
@@ -82,7 +82,7 @@ export async function endReEncryption (
   })
 }
 
-/** A page of authentic versions that a client has to re-encrypt, oldest first, and the total. */
+/** A page of versions that a client has to re-encrypt, oldest first. Counts manipulated versions as `unreadable`. */
 export async function listPending (
   { db, keyring }: Vault, organization: Organization, project: KeyState,
   { limit, after }: { limit: number, after: number }
@@ -99,7 +99,7 @@ export async function listPending (
   return { versions, unreadable: found.length - versions.length, remaining }
 }
 
-/** Stores re-encrypted versions of a client, all or none. A proof of a former key means that the key was rotated. */
+/** Stores versions re-encrypted by a client, all or none. `key_version_conflict` for a proof of a former key. */
 export async function submitVersions (
   { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },
   organization: Organization, actor: Actor, projectId: string,

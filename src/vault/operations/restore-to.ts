@@ -21,7 +21,6 @@ import { inPieces, recordDocuments } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
-/** A locked project, with the keys for its documents. */
 interface LockedProject {
   vault: Vault
   db: Db
@@ -36,9 +35,9 @@ interface LockedProject {
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 /**
- * Restores all documents of a project to a moment, in one transaction. A level with other content gets a new version; a
- * level without a document at that moment loses its document, with a snapshot. Each level follows the rules of a single
- * restore: retention, missing versions, then the key.
+ * Restores all documents of a project to a moment, in one transaction. Documents with different content are replaced,
+ * with a new version. Documents that did not exist are deleted, with a version of their content. The checks are those
+ * of a single restore, in this order: retention, missing versions, key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -63,7 +62,7 @@ export async function restoreTo (
     if (changed.length > 0) {
       // The counter is the last lock: other writes of the organization wait from here on.
       const counter = (await lockCounterLast(db, actor))!
-      // The snapshot takes the space of the deleted document.
+      // Deletions do not change the stored bytes: the document becomes a version.
       requireBytes(counter.plan, counter.stored_bytes, growth)
       const ids = await takeVersionIds(db, counter, changed.length)
       const versions = new Map(changed.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
@@ -85,7 +84,7 @@ export async function restoreTo (
   }
 }
 
-// Replaces the documents with other content. Returns their levels, and the growth of the stored bytes with versions.
+// Replaces documents whose content differs. Returns their levels, and the growth of the stored bytes with versions.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
@@ -129,7 +128,7 @@ function contentOf (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
 }
 
-// By target; null: the project's own document.
+// The change of the number of documents by target; null: the document of the project itself.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()
   for (const { target_id, held, is_stored } of changed) {

@@ -25,7 +25,7 @@ import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
-// A batch of documents in memory. It blocks the event loop, so it is one large document or several small ones.
+// Limits of a batch, which is in memory and blocks the event loop. A larger document is a batch by itself.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
 /** The active key of a project as the caller saw it. */
@@ -133,7 +133,7 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
   }
 }
 
-/** Runs a change of a key as a long operation. 409 when the key or its custody is not as the caller saw it. */
+/** Runs a change of a key as a long operation. Fails with 409 when the key or its custody differs from `seen`. */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
@@ -146,7 +146,7 @@ export async function changeKey<T> (
   return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
 }
 
-/** Calls `work` with the ids of a project's documents in batches that fit into memory. */
+/** Calls `work` with the ids of each batch of documents. */
 export async function inPieces (
   documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>
 ): Promise<void> {
@@ -194,7 +194,7 @@ export async function recordDocuments (
   })
 }
 
-// Whether a re-encryption is unfinished and has versions left, relative to the key that is being replaced.
+// Whether an unfinished re-encryption to the present active key has versions left.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const progress = await findReEncryption(db, project)
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
