@@ -13,9 +13,8 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
   WHERE c.organization_id = ${$('id')}::char(26) AND NOT c.is_closed`)
 
 /**
- * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it already.
- * Returns the plan; undefined when the organization was deleted. The lock serializes transactions that use up the
- * plan's limits.
+ * Locks the organization's counter until the end of the transaction, which serializes changes that count against the
+ * plan's limits. Returns the plan; undefined if the organization was deleted.
  */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
@@ -48,7 +47,7 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
 
 /**
  * The limit that an organization would exceed with `more` additional projects or members; undefined if the plan allows
- * them. The caller has locked the plan (`lockPlan`), so that no other transaction takes the last place.
+ * them. The caller has locked the plan (`lockPlan`), so that concurrent transactions cannot exceed the limit.
  */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
@@ -59,7 +58,7 @@ export async function findFull (
   return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
-/** The stored bytes of an organization. Other writes can change the number until the counter is locked. */
+/** The stored bytes of an organization. Without a lock on the counter, other writes can change the number. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
   const [row] = await db.select({ stored_bytes }).from(organization_counters)
@@ -67,7 +66,7 @@ export async function findStoredBytes (db: Db, organizationId: string): Promise<
   return row!.stored_bytes
 }
 
-/** Every plan with its prices, the smallest first. */
+/** All plans with their prices, sorted by their limits. */
 export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] })[]> {
   const prices = sql<PlanPrice[]>`coalesce((
     SELECT jsonb_agg(jsonb_build_object('interval', p.interval, 'currency', p.currency, 'amount', p.amount)

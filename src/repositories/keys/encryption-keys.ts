@@ -72,7 +72,9 @@ export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<voi
     .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
-/** All keys of a project, newest first. Keys are numbered without gaps, so the highest number is the total. */
+/**
+ * A page of the keys of a project, newest first. Keys are numbered without gaps, so the highest number is the total.
+ */
 export async function listKeys (
   db: Db, project: KeyState, page: PageRequest
 ): Promise<{ rows: KeyRow[], total: number }> {
