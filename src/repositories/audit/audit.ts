@@ -54,10 +54,7 @@ export const eventOf = (action: EventName, id: string | number, details?: AuditE
 // How long a long operation waits for a transaction that may be revoking the caller.
 const CALLER_LOCK_TIMEOUT_MS = 1_000
 
-/**
- * As the last lock of a long operation, locks the counter of the organization and validates the caller. Throws
- * CallerEnded, or RowLocked as `openChange` does.
- */
+/** Locks the counter last in a long operation, and validates the caller. Throws CallerEnded or RowLocked. */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
   return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
 }
@@ -76,9 +73,7 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
-/**
- * Records an event of a request that only reads. `bytes`: the size of the response, which is held in memory meanwhile.
- */
+/** Records an event of a read. `bytes`: the size of the response, which is held in memory meanwhile. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
 /** Records an event of a request that changes nothing, in a transaction of its own. */
@@ -91,8 +86,6 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
  * of the transaction. If the counter of an organization is locked or its chain key is missing, stores the event in
  * `late_events`, to be numbered later. Returns whether any event was stored there. The same statements run without
  * actors, so the duration of a refused sign-in reveals nothing.
- *
- * @param synchronousCommit as in `createReadRecorder`, for events of requests that change nothing
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),

@@ -102,7 +102,6 @@ export async function createPaymentMethod (
   return made!
 }
 
-/** Makes a payment method the default. */
 export async function updateDefaultMethod (
   db: Db, organizationId: string, id: string
 ): Promise<PaymentMethodRow | undefined> {
@@ -159,10 +158,7 @@ export async function hasRedeemed (db: Db, organizationId: string, code: string)
   return await db.$count(coupon_redemptions, its) > 0
 }
 
-/**
- * Redeems a coupon for an organization that has not redeemed it before. Undefined if the coupon is not valid. The
- * conditional update prevents two organizations from both taking the last redemption.
- */
+/** Redeems a coupon for the first time; undefined if it is not valid. Concurrent calls cannot exceed its limit. */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
     eq(coupons.code, code), or(isNull(coupons.valid_until), gt(coupons.valid_until, sql`now()`)),

@@ -84,10 +84,7 @@ export async function settleInvoice (
   return row
 }
 
-/**
- * An invoice with its refunds and the statuses of its charge: effective, noted by the operator, and reported by the
- * provider.
- */
+/** An invoice with its refunds, and its charge's effective, noted (operator) and reported (provider) status. */
 type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
 type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
@@ -134,7 +131,6 @@ export async function settleCharges (
     )).returning()
 }
 
-/** Stores the operator's note on a charge or refund. */
 export async function updateNoted (
   db: Db, of: keyof typeof ORDERS, its: Id, noted_status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -149,10 +145,7 @@ export async function settleCharge (
     .where(oneOrder('charge', { organization_id: organizationId, id }))
 }
 
-/**
- * Cancels the charges of an organization that were never sent to their provider, when the organization is deleted. Open
- * invoices stay open for the operator's accounting, and pending refunds are still made.
- */
+/** When an organization is deleted: cancels charges that were never sent to the provider. Invoices stay open. */
 export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
   await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: submittedWhenSettled(charges) })
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
@@ -258,10 +251,7 @@ export async function updateChecked (db: Db, refund: Id): Promise<void> {
   await db.update(refunds).set({ checked_at: sql`now()` }).where(oneOrder('refund', refund))
 }
 
-/**
- * Stores the provider's status and reference of a charge or refund, independently of the operator's note. A late
- * `pending` report does not overwrite a final status.
- */
+/** Stores the provider's status and reference. A late `pending` report does not overwrite a final status. */
 export async function updateReported (
   db: Db, of: keyof typeof ORDERS, its: Id, { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {

@@ -12,10 +12,7 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
   FROM organization_counters c CROSS JOIN ${lookUp('p', plans, sql`name = c.plan`)}
   WHERE c.organization_id = ${$('id')}::char(26) AND NOT c.is_closed`)
 
-/**
- * Locks the organization's counter until the end of the transaction, which serializes changes that count against the
- * plan's limits. Returns the plan; undefined if the organization was deleted.
- */
+/** Locks the counter, to serialize changes that count against the plan. Undefined for a deleted organization. */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
   const [row] = await planOf(db, { id: organizationId })
@@ -45,10 +42,7 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
-/**
- * The limit that an organization would exceed with `more` additional projects or members; undefined if the plan allows
- * them. The caller has locked the plan (`lockPlan`), so that concurrent transactions cannot exceed the limit.
- */
+/** The limit that `more` would exceed; undefined if there is none. The caller has locked the plan (`lockPlan`). */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
 ): Promise<{ limit: number, used: number, plan: string } | undefined> {

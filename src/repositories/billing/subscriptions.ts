@@ -56,10 +56,7 @@ export async function findDue (db: Db, organizationId: string): Promise<Subscrip
   return row
 }
 
-/**
- * When an organization with an ended period becomes active again: moves the end of the period to now, so that the
- * inactive time is not billed. The caller has locked the organization.
- */
+/** Moves the end of an ended period to now, so that inactive time is not billed. The organization is locked. */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
   // Closing the ended period increments `periods`, which counts completed periods, to 0.
   const now = sql`now()`

@@ -14,10 +14,7 @@ export async function listCanaries (db: Db): Promise<{ key_id: string, canary: B
     db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
 }
 
-/**
- * Whether the database has neither organizations nor canaries, so that a new master key can be created. True without
- * tables.
- */
+/** Whether there are no organizations and no canaries, as in an empty database or one without tables. */
 export async function wrapsNothing (db: Db): Promise<boolean> {
   // Checks organizations as well, because canaries may have been deleted.
   const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
@@ -49,18 +46,12 @@ export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promi
   }
 }
 
-/**
- * Deletes a canary. Waits for transactions that have locked it, so the next statement sees the values that they
- * wrapped.
- */
+/** Deletes a canary. Waits for transactions that lock it, so the next statement sees the values they wrapped. */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
-/**
- * Locks the table of canaries, so that no other starting instance creates the first canary before this transaction
- * ends.
- */
+/** Locks the table, so that no other starting instance creates the first canary before this transaction ends. */
 export async function lockCanaries (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
@@ -82,7 +73,6 @@ export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow):
 /** A wrapped chain key; `id` equals `kid`. */
 export type NamedChainKeyRow = ChainKeyRow & { id: string }
 
-/** The wrapped storage key of an organization. */
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
 /** The wrapped values of a project key, with the columns of their encryption context. */
@@ -99,7 +89,6 @@ export interface WrappedTable<Row extends { id: string | number }> {
   first: Row['id']
   /** Locks the next page of rows with a value that another master key wraps, sorted by id. */
   lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<Row[]>
-  /** Stores re-wrapped values. */
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
 
@@ -132,7 +121,6 @@ const projectKeys = wrappedTable<WrappedKeyRow>(encryption_keys, 0, {
   ...columnsOf(encryption_keys, 'id', 'organization_id', 'project_id', 'version'), key_string, data_key, key_check, salt
 }, ['key_string', 'data_key', 'key_check', 'salt'])
 
-/** Every table with values that a master key wraps. */
 export const WRAPPED = {
   serviceKeys: wrappedTable<ServiceKeyRow>(service_keys, '', serviceKey, ['wrapped']),
   chainKeys: wrappedTable<NamedChainKeyRow>(chain_keys, '', {
@@ -154,7 +142,6 @@ export const WRAPPED = {
   }, ['secret'])
 }
 
-/** The number of values in the whole database that this master key wraps. */
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
     SELECT count(*)::int AS count FROM (

@@ -8,7 +8,6 @@ import { encryption_keys, environments, projects, secrets, targets } from '../..
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-/** The document row of a level. */
 export interface SecretRow extends Authenticated<'secrets'> {
   /** False when the secret is deleted. */
   is_stored: boolean
@@ -29,7 +28,7 @@ export interface LevelState {
   key: KeyRow | null
   target: Authenticated<'targets'> | null
   environment: Authenticated<'environments'> | null
-  /** The deepest level that the names contain. */
+  /** `environment`, `target` or `project`: the deepest of these that is not null. */
   level: Level
   level_id: string
   slug: string
@@ -157,9 +156,9 @@ export async function findLevel (
 export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
 
 /**
- * Loads the levels of writes, each only with its own document, and locks their projects (FOR SHARE) until the end of
- * the transaction. `isFree` is false if a long operation has locked the project. Each result is a function that throws
- * TamperedRow, so that a manipulated level fails only its own write.
+ * Loads the levels of writes, each with its own document only, and locks their projects (FOR SHARE); `isFree` is false
+ * if a long operation has locked the project. Each result is a function that throws TamperedRow, so that a manipulated
+ * level fails only its own write.
  */
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]

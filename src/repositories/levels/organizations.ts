@@ -34,7 +34,6 @@ export async function countOrganizations (db: Db): Promise<number> {
   return db.$count(organizations)
 }
 
-/** An organization as the API shows it. */
 export type ShownOrganization = Omit<Organization, 'storage_key'>
 
 const { storage_key: _, ...columns } = organizationColumns
@@ -60,7 +59,6 @@ export async function readOrganization (db: Db, id: string): Promise<ShownOrgani
   return row
 }
 
-/** The wrapped storage key of an organization. */
 export async function findStorageKey (db: Db, id: string): Promise<Buffer | undefined> {
   const [row] = await db.select({ storage_key: organizations.storage_key }).from(organizations)
     .where(eq(organizations.id, id))
@@ -73,7 +71,7 @@ export async function listAllOrganizations (db: Db, after: string): Promise<Show
   return selectOrganizations(db).where(gt(id, after)).orderBy(asc(id)).limit(500)
 }
 
-/** Returns those of the slugs that an organization has or that are reserved. */
+/** Returns the slugs that an organization has or that are reserved. */
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
   const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
   const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
@@ -81,10 +79,7 @@ export async function listTakenOrganizations (db: Db, slugs: readonly string[]):
   return new Set((await unionAll(current, reserved)).map(({ slug }) => slug))
 }
 
-/**
- * The slug is reserved for another organization (`reserved`), or the organization would exceed its limit of former
- * slugs (`limit`). The caller rolls the transaction back.
- */
+/** The slug is `reserved` for another organization, or the `limit` of former slugs is reached. Callers roll back. */
 export class SlugRefused extends Error {
   override readonly name = 'SlugRefused'
   readonly reason: 'reserved' | 'limit'

@@ -60,7 +60,7 @@ function toPlace (db: Db, kind: PlaceKind, row: Row): Place {
   return place as Place
 }
 
-/** A place as the API shows it. Throws TamperedRow. */
+/** Throws TamperedRow. */
 export async function findPlace (
   db: Db, kind: PlaceKind, organization_id: string, id: string
 ): Promise<Place | undefined> {
@@ -93,10 +93,7 @@ export async function updatePlace (
   await updateAuthentic(db, NAMES[kind], its, authenticated as never, others) ?? tampered()
 }
 
-/**
- * Deletes an environment with its documents, or a target with its environments and documents. The caller has locked the
- * project and has removed the histories (`removeHistories`).
- */
+/** Deletes a place and all below it. The caller has locked the project and called `removeHistories`. */
 export async function deletePlace (
   db: Db, kind: PlaceKind, place: Pick<NewPlace, 'id' | 'organization_id' | 'project_id' | 'target_id'>,
   documents: number

@@ -59,7 +59,7 @@ const byId = preparedSql<Row, { organization_id: string, id: string }>('project'
   SELECT ${columns} FROM projects p ${itsCounts}
   WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
 
-/** A project as the API shows it. Throws TamperedRow. */
+/** Throws TamperedRow. */
 export async function findProject (db: Db, organizationId: string, id: string): Promise<ProjectAttributes | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
   return row && toAttributes(db, row)
@@ -127,7 +127,6 @@ const allOfTeams = ofTeams('projects_of_teams')
 const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
   sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Filters for the list of projects. */
 export interface ProjectQuery {
   organization_id: string
   /** Only these projects; null for all. */
@@ -137,9 +136,8 @@ export interface ProjectQuery {
 }
 
 /**
- * A page of the projects of an organization, sorted by slug. If none of the team rows through which a member sees a
- * project verifies, the project is left out, though the total counts it. Throws TamperedRow if the MAC of a project
- * does not verify.
+ * A page of projects, sorted by slug. A project that a member sees only through rows that do not verify is left out,
+ * though the total counts it. Throws TamperedRow if a project does not verify.
  */
 export async function listProjects (
   db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
@@ -220,7 +218,7 @@ export async function deleteProject (db: Db, organizationId: string, id: string)
   await db.delete(projects).where(oneOf(organizationId, id))
 }
 
-/** Returns those of the slugs that siblings have. */
+/** Returns the slugs that a sibling already has. */
 export async function listTakenSlugs (
   db: Db, {
     organization_id, ...among

@@ -16,7 +16,6 @@ export const MOST_COUNTED = 10_000
 const counted = sql`LIMIT ${sql.raw(String(MOST_COUNTED))}`
 const countOf = (from: SQL) => sql`(SELECT count(*)::int FROM (SELECT FROM ${from} ${counted}) counted)`
 
-/** Reads the backlog of each kind. Counts are bounded by `MOST_COUNTED`. */
 export async function readBacklog (db: Db): Promise<Backlog> {
   return queryRow<Backlog>(db, sql`
     SELECT late.*, again.*, ${countOf(sql`${organization_removals}`)} AS organizations,

@@ -119,7 +119,6 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   }
 }
 
-/** Inserts rows of a backup into a table. */
 export async function insertRows (db: Db, table: Table, rows: readonly Values[]): Promise<void> {
   const { columns } = table
   const names = columns.map(({ name }) => sql.identifier(name) as unknown as SQL)
@@ -207,14 +206,12 @@ export async function dropTables (db: Db): Promise<void> {
   await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
 }
 
-/** Deletes the rows that migrations inserted into an empty database. */
 export async function clearSeeds (db: Db, tables: readonly Table[]): Promise<void> {
   for (const table of tables.filter(({ name }) => SEEDED.includes(name)).reverse()) {
     await db.execute(sql`DELETE FROM ${inPublic(table)}`)
   }
 }
 
-/** Updates the planner's statistics after a restore. */
 export async function analyze (db: Db): Promise<void> {
   await db.execute(sql`ANALYZE`)
 }

@@ -61,9 +61,7 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/**
- * Stores a response. If another response was stored for the key meanwhile, returns false, and the caller rolls back.
- */
+/** Stores a response; false if another one was stored for the key meanwhile: then the caller rolls back. */
 export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
   // Replaces an expired response that was not deleted yet.

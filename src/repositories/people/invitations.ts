@@ -55,9 +55,7 @@ export async function countInvitations (db: Db, organizationId: string): Promise
   return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
 }
 
-/**
- * A page of open invitations, oldest first. A row whose MAC does not verify is left out, though the total counts it.
- */
+/** A page of open invitations, oldest first. Rows whose MAC does not verify are left out, but count in `total`. */
 export async function listInvitations (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: Invitation[], total: number }> {
@@ -79,10 +77,7 @@ export async function findInvitation (db: Db, organizationId: string, id: string
   return row && toInvitation(row)
 }
 
-/**
- * Like `findInvitation`, but locks the invitation until the end of the transaction. The caller has locked the
- * organization.
- */
+/** Like `findInvitation`, but locks the invitation. The caller has locked the organization. */
 export async function lockInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
   const [found] = await selectOpen(db, organizationId, id).for('update')
   const row = authenticRow(db, 'invitations', found)
@@ -100,10 +95,7 @@ export async function findInvitationOfLink (
   return row && { ...toInvitation(row), organization: found!.organization }
 }
 
-/**
- * Open invitations of all organizations to an address, newest first. Rows whose MAC does not verify are left out;
- * `found` counts them.
- */
+/** Open invitations to an address, newest first. Rows whose MAC does not verify are left out; `found` counts them. */
 export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
@@ -156,9 +148,7 @@ export async function createInvitation (
   return toInvitation(made!)
 }
 
-/**
- * Extends an open invitation to seven days from now. A `tokenHash` replaces the link; otherwise the link stays valid.
- */
+/** Extends an open invitation to seven days from now. A `tokenHash` replaces the link; else the link stays valid. */
 export async function renewInvitation (
   db: Db, organizationId: string, id: string, tokenHash: Buffer | undefined
 ): Promise<Invitation | undefined> {
@@ -203,10 +193,7 @@ export async function listExpiredInvitations (db: Db, after: string, limit: numb
   return rows.map((row) => row.organization_id)
 }
 
-/**
- * Deletes expired invitations of an organization, 1,000 at most, and old records of mails. Returns the number of
- * deleted invitations, and those whose MAC verifies, for their events.
- */
+/** Deletes up to 1,000 expired invitations, and old records of mails. `expired`: those whose MAC verifies. */
 export async function deleteExpiredInvitations (
   db: Db, organizationId: string
 ): Promise<{ deleted: number, expired: { id: string, email: string }[] }> {

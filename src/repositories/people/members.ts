@@ -28,10 +28,7 @@ const isVerified = (db: Db, { row, user }: Pick<Found, 'row' | 'user'>): boolean
 const toMember = ({ row: { user_id, role, status }, user: { email, name }, joined_at }: Found): MemberAttributes =>
   ({ user_id, email, name, role, status, joined_at })
 
-/**
- * A page of the members of an organization, in the order of account creation. If the MAC of the membership or account
- * does not verify, the member is left out, though the total counts it.
- */
+/** A page of members in the order of account creation. Rows that do not verify are left out, but count in `total`. */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: MemberAttributes[], total: number }> {
@@ -50,18 +47,13 @@ export async function findMember (
   return found && isVerified(db, found) ? toMember(found) : undefined
 }
 
-/**
- * Whether an address belongs to a member of an organization. Runs the same statement whether or not there is an
- * account.
- */
+/** Whether a member has this address. Runs the same statement whether or not the address has an account. */
 export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
   const isOf = eq(users.email_normalized, canonicalEmail(email))
   return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/**
- * Locks a membership: concurrent changes by this member commit first, or fail. The caller has locked the organization.
- */
+/** Locks a membership: changes by this member commit first, or fail. The caller has locked the organization. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {
@@ -75,10 +67,7 @@ export async function countOtherOwners (db: Db, organizationId: string, userId: 
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
-/**
- * Like `countOtherOwners`, but locks their accounts, so that none can be closed before the end of the transaction. The
- * caller has locked the organization, and no account or membership.
- */
+/** Like `countOtherOwners`, and prevents closing these accounts. The caller has locked only the organization. */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
 }

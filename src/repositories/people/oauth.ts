@@ -23,7 +23,6 @@ import type { TeamPowers } from '../../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
-/** An OAuth client. */
 export type Client = AuthenticatedRow<'oauth_clients'>
 
 const SECOND = 1000
@@ -71,12 +70,9 @@ const USED = { used_at: sql`now()`, mac: null }
 export type PendingRequest = Pick<AuthenticatedRow<'oauth_requests'>,
   'client_id' | 'redirect_uri' | 'state' | 'code_challenge' | 'scopes'>
 
-/** Maximum pending requests of a session. */
 const MAX_REQUESTS = 20
 
-/**
- * False if the session has ended. A session keeps its 20 newest requests, so that ending the session deletes few rows.
- */
+/** False if the session has ended. Keeps the 20 newest requests, so that ending a session deletes few rows. */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
@@ -98,7 +94,6 @@ export async function createRequest (
 const pending = (id_hash: Buffer, session_hash: Buffer) =>
   and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
 
-/** A pending request of this session. */
 export async function findRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -122,10 +117,7 @@ export async function takeRequest (
 const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
-/**
- * Revokes the oldest grants of a person to an application, to make space for one more grant. The caller has locked the
- * account, which serializes concurrent consents.
- */
+/** Revokes a person's oldest grants to a client, so that one more is within the limit. The account is locked. */
 export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
@@ -139,10 +131,7 @@ export async function revokeExcessGrants (
   return { revoked: grants.map((grant) => grant.id), ended }
 }
 
-/**
- * Creates a grant. Its id is larger than the id of the person's second factor, because consent required the factor
- * (`isOfFactor`). The caller has locked the account.
- */
+/** Creates a grant with a larger id than the person's second factor (`isOfFactor`). The account is locked. */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
@@ -174,7 +163,6 @@ export async function createCode (
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
-/** The grant to which a code or token belongs. */
 export type LiveGrant = Pick<AuthenticatedRow<'oauth_grants'>, 'id' | 'client_id' | 'user_id' | 'scopes'>
 
 interface Issued { grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
@@ -233,7 +221,6 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
 // Used, expired and revoked rows have no MAC and give no access.
 const isOver = ({ grant, is_used, is_expired }: Issued): boolean => is_used || is_expired || !grant.is_live
 
-/** Marks a code as used. */
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
   await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
 }
@@ -298,7 +285,6 @@ export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
   return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
 
-/** An application that a person has granted access. */
 export type Application = Pick<typeof oauth_grants.$inferSelect,
   'id' | 'client_id' | 'scopes' | 'created_at' | 'expires_at'> & { client: string }
 

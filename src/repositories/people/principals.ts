@@ -110,11 +110,7 @@ const findPrincipals = batchLoad({
   read: (db, [row]) => row && principalOf(db, row)
 })
 
-/**
- * The principal of a valid API token, by the database's clock. Nothing is cached, so a revocation takes effect at once.
- *
- * @param teams the roles from teams to load; none by default
- */
+/** The principal of a valid API token, by the database's clock. Not cached, so a revocation takes effect at once. */
 export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
   return findPrincipals(db, { hash, teams })
 }

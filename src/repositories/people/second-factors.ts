@@ -12,20 +12,14 @@ import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, 
 /** A second factor with its wrapped TOTP secret. Active if `users.second_factor_id` is its id. */
 export type Factor = Omit<typeof second_factors.$inferSelect, 'mac'>
 
-/**
- * A new id for a second factor of a person. The id is larger than the ids of the person's grants, so that `isOfFactor`
- * is false for these. The caller has locked the account.
- */
+/** A new id for a second factor, larger than all ids of the person's grants (`isOfFactor`). The account is locked. */
 export async function makeFactorId (db: Db, userId: number): Promise<number> {
   const [newest] = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(eq(oauth_grants.user_id, userId))
     .orderBy(desc(oauth_grants.id)).limit(1)
   return makeId(newest?.id)
 }
 
-/**
- * Stores a second factor for its setup, and replaces any stored one. The caller has locked the account and has checked
- * that no second factor is active.
- */
+/** Replaces any stored second factor. The caller has locked the account, which has no active second factor. */
 export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'id' | 'secret'>): Promise<void> {
   const row = { ...factor, last_step: null }
   const values = { ...row, mac: macOf(db, 'second_factors', row) }
@@ -108,10 +102,7 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 const MINUTE = 60_000
 const MAX_WRONG_CODES = 5
 
-/**
- * Records for ten minutes that the password was verified. False if the password was changed meanwhile, or the account
- * closed. A later change of the password also deletes the record.
- */
+/** Records for ten minutes that the password was verified. False if it was changed or the account closed meanwhile. */
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {

@@ -63,7 +63,6 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
   return user
 }
 
-/** A signed-in browser. */
 export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
 
 /** A page of a person's valid sessions, most recently used first. */

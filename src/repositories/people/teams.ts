@@ -41,10 +41,7 @@ const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('
   SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
   ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/**
- * A page of an organization's teams, sorted by slug. A row whose MAC does not verify is left out, though the total
- * counts it.
- */
+/** A page of teams, sorted by slug. Rows whose MAC does not verify are left out, but count in `total`. */
 export async function listTeams (
   db: Db, organization_id: string, page: PageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
@@ -53,10 +50,7 @@ export async function listTeams (
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }
 
-/**
- * The members of a team, in the order of account creation. A person is left out if the MAC of the team membership or of
- * the account does not verify.
- */
+/** Members of a team in the order of account creation, without those whose membership or account does not verify. */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
@@ -67,10 +61,7 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
     .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
 }
 
-/**
- * The projects of a team, sorted by slug, with the team's role in each. A role whose MAC does not verify is left out.
- * Throws TamperedRow if the MAC of a project does not verify.
- */
+/** Projects of a team, sorted by slug, without roles that do not verify. Throws TamperedRow if a project does not. */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
   const { organization_id, project_id } = team_projects
   const rows = await db
@@ -140,10 +131,7 @@ export async function updateTeam (
   await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
 }
 
-/**
- * Deletes a team. Requests that a team authorizes lock the row of `team_members`, then that of `team_projects`. The
- * deletion uses the same order, to prevent deadlocks.
- */
+/** Deletes members first, because requests authorized by a team lock `team_members`, then `team_projects`. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   const its = { organization_id: organizationId, team_id: id }
   await db.delete(team_members).where(matching(team_members, its))

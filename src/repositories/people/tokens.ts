@@ -44,10 +44,9 @@ const madeBy = (maker: NewToken['made_by']) => ({
 
 /**
  * If a limit of live API tokens is reached, for the organization or for the person: returns this limit. Undefined if a
- * token can be created, renewed or transferred. Expired tokens stay visible up to the organization's limit; beyond
- * that, deletes the oldest ones. `held` is an existing token that gets a new owner or expiry: it counts as new for the
- * person, and for the organization only if it had expired. The caller has locked the organization, which serializes
- * requests.
+ * token can be created, renewed or transferred. Deletes the oldest expired tokens beyond the organization's limit.
+ * `held` is an existing token that gets a new owner or expiry: it counts as new for the person, and for the
+ * organization only if it had expired. The caller has locked the organization, which serializes requests.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -78,10 +77,7 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
     DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
 }
 
-/**
- * A page of tokens whose restrictions are within the caller's, newest first. A token whose MAC does not verify is left
- * out, though the total counts it.
- */
+/** A page of tokens within the caller's restrictions, newest first. Rows that do not verify only count in `total`. */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
 ): Promise<{ rows: ApiToken[], total: number }> {
@@ -95,7 +91,7 @@ export async function listTokens (
 }
 
 // `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it has
-// restrictions, and for each of them its environment, target or project is among the caller's restrictions, which are a
+// restrictions, and for each of them its environment, target or project is among the caller's restrictions. These are a
 // subquery, so that PostgreSQL builds one hash table. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
   const paths = JSON.stringify(slices.map(pathOf))
@@ -109,10 +105,7 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
       OR ${isCovered('project_id')}) IS NOT TRUE)`
 }
 
-/**
- * A person's API token, as shown to the person and to the operator. A token that this token creates belongs to the
- * person, too.
- */
+/** A person's API token, as shown to the person and the operator. */
 export type OwnToken = Pick<ApiToken,
   'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
     id: number
@@ -258,7 +251,6 @@ export async function findOrganizationOfToken (db: Db, id: number): Promise<stri
   return row?.organization_id
 }
 
-/** A token as the API returns it. */
 export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
   return (await withRestrictions(db, row.organization_id, [row]))[0]!
 }
@@ -319,7 +311,6 @@ export async function findSlice (
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
-/** The authenticated columns of a token, and its times. */
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
 

@@ -13,7 +13,6 @@ import {
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
-/** A person with an account. */
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
 export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
@@ -74,10 +73,7 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
   return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
-/**
- * Locks an account until the end of the transaction. Transactions that end sessions, grants or tokens of a user lock
- * the account first, to prevent deadlocks.
- */
+/** Locks an account: the first lock of transactions that end its sessions, grants or tokens, to prevent deadlocks. */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
 }
@@ -160,7 +156,6 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
 
-/** The user of a valid link. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')

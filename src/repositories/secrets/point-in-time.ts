@@ -64,9 +64,7 @@ const isLocked = (retentionDays: SQL) =>
 
 const IS_FUTURE = sql`moment.at > clock_timestamp()`
 
-/**
- * The document of a level at a moment, from a version or the current row. `sealed` is null if the document is unknown.
- */
+/** A level's document at a moment, from a version or the current row. `sealed` is null if it is `unknown`. */
 export interface PastDocument extends Pick<SecretRow,
   'id' | 'level' | 'level_id' | 'revision' | 'key_version' | 'version' | 'sealed' | 'recorded_revision'> {
   held: Exclude<PastState, 'none'>
@@ -76,7 +74,6 @@ export interface PastDocument extends Pick<SecretRow,
   locked: boolean
   /** Null if the content is not from a version. */
   version_created_at: Date | null
-  /** The key of the content. */
   key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
 }
 

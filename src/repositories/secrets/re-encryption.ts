@@ -13,7 +13,6 @@ import type { LevelState, SecretRow } from '../levels/levels.ts'
 
 type Version = typeof secret_versions.$inferSelect
 
-/** A version under an older key, with the key. */
 export type OldVersion = Pick<Version, 'id' | 'revision' | 'key_version' | 'size_bytes' | 'sealed'> &
   { secret_id: string, level_id: string, key: KeyRow }
 
@@ -83,7 +82,6 @@ export async function findLeft (db: Db, project: KeyState, most: number): Promis
   return found.length > most ? 'more' : { left: found.length }
 }
 
-/** A cursor over the versions of a project. */
 export interface Cursor { secret_id: string, key_version: number, id: number }
 
 export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
@@ -157,7 +155,6 @@ export async function findWaiting (
   }
 }
 
-/** A re-encrypted version. */
 export type MovedVersion = Pick<Version, 'id' | 'sealed' | 'size_bytes'>
 
 /** Stores re-encrypted versions under the active key, with the same ids, revisions and times. */
@@ -184,9 +181,7 @@ export async function growHistories (
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
-/**
- * Starts the re-encryption of the history of a locked project. A running re-encryption continues with the newest key.
- */
+/** Starts re-encryption for a locked project. A running re-encryption continues with the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
   const { organization_id, project_id, finished_at, started_at } = re_encryptions
   const moved = sql`CASE WHEN ${finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`

@@ -21,7 +21,6 @@ export interface Secret extends Authenticated<'secrets'> {
   recorded_revision: number | null
 }
 
-/** A current document of a project. */
 export type Document = Secret & { sealed: Buffer }
 
 /** Locks all current documents, in the order of their ids. Returns their ids and sizes. */

@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Reads all sealed and wrapped values of an organization in pages. A page is limited by rows and bytes.
+// Reads sealed and wrapped values in pages, sorted by id. Pages are limited by rows and bytes.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
@@ -31,16 +31,13 @@ interface StoredCurrent {
   key: KeyRow | null
 }
 
-/** An organization with its wrapped storage key. */
 export type Owner = Pick<typeof organizations.$inferSelect, 'id' | 'storage_key'>
 
-/** A page of organizations, sorted by id. */
 export async function listOwners (db: Db, after: string): Promise<Owner[]> {
   const { id, storage_key } = organizations
   return db.select({ id, storage_key }).from(organizations).where(gt(id, after)).orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** A page of an organization's versions, sorted by id. */
 export async function listStoredVersions (db: Db, organizationId: string, after: number): Promise<StoredVersion[]> {
   const { organization_id, id, revision, key_version, sealed, history_id } = secret_versions
   const last = await endOfPage(db, secret_versions, organizationId, after)
@@ -59,7 +56,6 @@ export async function listStoredVersions (db: Db, organizationId: string, after:
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, Number(last)))).orderBy(asc(id))
 }
 
-/** A page of an organization's secrets, sorted by id. */
 export async function listStoredCurrents (db: Db, organizationId: string, after: string): Promise<StoredCurrent[]> {
   const { organization_id, id, level_id, revision, key_version, sealed, project_id, history_id } = secrets
   const last = await endOfPage(db, secrets, organizationId, after)
@@ -77,14 +73,12 @@ export async function listStoredCurrents (db: Db, organizationId: string, after:
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, last))).orderBy(asc(id))
 }
 
-/** A page of an organization's project keys, sorted by id. */
 export async function listStoredKeys (db: Db, organizationId: string, after: number): Promise<KeyRow[]> {
   const { organization_id, id } = encryption_keys
   return db.select(keyColumns).from(encryption_keys).where(and(eq(organization_id, organizationId), gt(id, after)))
     .orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** A page of second factors with their wrapped secrets, sorted by account. */
 export async function listStoredFactors (
   db: Db, after: number
 ): Promise<Pick<typeof second_factors.$inferSelect, 'user_id' | 'id' | 'secret'>[]> {

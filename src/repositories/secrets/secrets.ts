@@ -3,7 +3,6 @@ import { macOf, preparedSql, type Db } from '../../db/database.ts'
 import type { secret_versions } from '../../db/tables.ts'
 import type { SecretRow } from '../levels/levels.ts'
 
-/** The rows that a write stores. */
 export interface SecretWrite {
   /** Whether the level had a document before. */
   wasStored: boolean

@@ -125,9 +125,7 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 /**
  * A page of the versions that a secret had when it was loaded, newest first, including locked versions. If `areFewer`,
  * versions were deleted since, and the caller may load the secret again. If the page is counted from the oldest
- * version, deletions of the oldest versions shift the page, which is not detected.
- *
- * @param handles pages with long scans use `lists`, others `pages`
+ * version, deletions of the oldest versions shift the page, which is not detected. Long scans use the handle `lists`.
  */
 export async function listVersions (
   handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
@@ -166,10 +164,8 @@ export async function listVersions (
   return { rows: found, areFewer: rows.length < limit }
 }
 
-/** A version with its secret and the ids of its level. */
 export interface FoundVersion { version: VersionRow, secret: Place & { id: string, level_id: string } }
 
-/** A version with its sealed content and its key. */
 export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
 // Each row is looked up by its key, as by `lookUp`.
@@ -237,10 +233,7 @@ export async function findFullVersion (db: Db, organizationId: string, id: numbe
   return findFullVersions(db, { organization_id: organizationId, id })
 }
 
-/**
- * Loads versions by id, in one statement. Each result is a function that returns undefined if the organization has no
- * such version, and throws TamperedRow.
- */
+/** Loads versions in one statement. Each result is a function that throws TamperedRow or returns the version. */
 export async function findVersionsTogether (
   db: Db, some: readonly VersionQuery[]
 ): Promise<(() => FullVersion | undefined)[]> {
