@@ -195,7 +195,7 @@ export async function deleteOrganization (db: Db, id: string, userId?: number): 
   if (deleted !== undefined) await reserveSlug(db, id, deleted.slug, owner?.id ?? null)
 }
 
-/** Whether the database is writable (no standby, not read-only) and has the tables of the service. */
+/** Whether the database is writable (no standby, not read-only) and has the table `audit_events`. */
 export async function isWritable (db: Db): Promise<boolean> {
   const { writable } = await queryRow<{ writable: boolean }>(db, sql`
     SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'
