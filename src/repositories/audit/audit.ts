@@ -25,9 +25,9 @@ export interface Actor {
   caller: Caller | null
   /** Stores the response of a request with an `Idempotency-Key`. */
   answering?: Answering | null
-  /** Milliseconds that the request has waited for the database before. */
+  /** Milliseconds that the request has already waited for the database. */
   waited?: number
-  /** The size of the body in bytes, which counts in the queue. */
+  /** The size of the request body, which counts against the byte limits of the change queue. */
   bytes?: number
 }
 
@@ -42,41 +42,38 @@ export const systemOf = (organizationId: string): Actor => withoutRequest(organi
 
 export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
   details?: NonNullable<EventRow['details']>
-  /** The change of the organization's stored bytes by the change that the event reports; default 0. */
+  /** Bytes by which the reported change increases the organization's stored bytes; may be negative; default 0. */
   growth?: number
 }
 
-/** An event about a resource of the type in the event's name. */
+/** An event about a resource; the part of the action before the first dot is the resource type. */
 export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
 
-// Milliseconds that a long operation waits for a transaction that may end the caller.
+// How long a long operation waits for a transaction that may be revoking the caller.
 const CALLER_LOCK_TIMEOUT_MS = 1_000
 
-/**
- * Locks the counter of the organization as the last lock of a long operation, and validates the caller under the lock.
- * Throws CallerEnded, or RowLocked as `openChange` does.
- */
+/** Locks the counter last in a long operation, and validates the caller. Throws CallerEnded or RowLocked. */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
   return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
 }
 
 /**
- * Records the events that every change must have (`audit` of its route names them), in their order. The transaction has
- * locked the organization's counter first (`transaction` with the actor), or locks it here as the last lock of a long
- * operation. Throws CallerEnded when the caller may not make the change any more.
+ * Records the events of a change, in order; the `audit` option of the route names them. Locks the organization's
+ * counter unless the transaction (`transaction` with the actor) has locked it; in a long operation, the counter must be
+ * the last lock. Throws CallerEnded if the caller may no longer make the change.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
-  // Without a counter the organization was deleted.
+  // The counter is missing if the organization was deleted.
   const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
-/** Records an event of a request that only reads. `bytes`: the size of the response, which waits in memory. */
+/** Records an event of a read. `bytes`: the size of the response, which is held in memory meanwhile. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
 /** Records an event of a request that changes nothing, in a transaction of its own. */
@@ -86,17 +83,15 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
 
 /**
  * Records an event of a person, or of an attempt to sign in as a person, in each organization of the person, at the end
- * of the transaction. If the counter of an organization is locked, or its chain key is missing, the event is stored in
- * `late_events` and numbered later. Returns whether there are such events. Without an actor the function takes the same
- * time, so that the duration of a refusal reveals nothing.
- *
- * @param synchronousCommit as in `createReadRecorder`, for events of requests that change nothing
+ * of the transaction. If the counter of an organization is locked or its chain key is missing, stores the event in
+ * `late_events`, to be numbered later. Returns whether any event was stored there. The same statements run without
+ * actors, so the duration of a refused sign-in reveals nothing.
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
   synchronousCommit: SynchronousCommit = 'on'
 ): Promise<boolean> {
-  // All organizations record the same time.
+  // Records the same time in all organizations.
   const occurred_at = chainOf(db).now().toISOString()
   const rows = actors.map((actor) => {
     const its = typeof event === 'function' ? event(actor.organization_id) : event
@@ -121,15 +116,15 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
 }
 
 /**
- * Numbers late events of an organization, oldest first, if its counter is free. An event whose MAC does not verify, or
- * that was numbered before, is reported and deleted. Returns the number of processed events; undefined when the counter
- * is locked. Throws TamperedRow when the chain key is missing, since a retry would not help.
+ * Appends an organization's late events to its chain, oldest first, if the counter is not locked. An event whose MAC
+ * does not verify, or that was appended before, is reported and deleted. Returns the number of processed events;
+ * undefined if the counter is locked. Throws TamperedRow if the chain key is missing, since a retry would not help.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const locked = await lockCounters(db, [organizationId], 'free')
     if (locked.size === 0) return undefined
-    // Before reporting, because a rollback would repeat the reports at each retry.
+    // Must come before the reports: a rollback would repeat them at each retry.
     if (!locked.get(organizationId)!.hasKey) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
@@ -150,15 +145,15 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
   })
 }
 
-// The number of the late event, stored in the details of the numbered event. The MAC of the chain covers it.
+// The key for the id of the late event in the details of the appended event. The MAC of the chain covers the details.
 const LATE = 'late'
 
 // Maximum late events in one transaction.
 const AT_ONCE = 200
 
 /**
- * Ids of late events that were numbered already. A copy of such a row, put back into the table, still has a valid MAC.
- * The caller has locked the counter, so no other transaction numbers events.
+ * Returns the ids of late events that are already in the chain. A copy of such a row that was put back into
+ * `late_events` still has a valid MAC. The caller has locked the counter, so no other transaction appends events.
  */
 async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]

@@ -5,15 +5,15 @@ import { eventRow, HAND_OVER, type ChainKeyRow, type Head } from '../../db/event
 import { chain_keys, organization_counters } from '../../db/tables.ts'
 import type { Actor } from './audit.ts'
 
-/** Whether any chain has been handed over to another key. */
+/** Whether the key of any chain was ever rotated. */
 export async function hasChainKeys (db: Db): Promise<boolean> {
   return (await db.select({ kid: chain_keys.kid }).from(chain_keys).limit(1)).length > 0
 }
 
 /**
- * Hands a chain over to a new key, which `make` creates for the end of the chain, as the last step of its transaction.
- * The counter names the current key, because a transaction that waited for the counter sees only the counter's new
- * values. Undefined when the organization has no counter.
+ * Rotates the key of a chain as the last step of the transaction: `make` creates the new key for the end of the chain.
+ * The counter row contains the id of the current key, because a transaction that waited for the counter sees new values
+ * in this row only. Undefined if the organization has no counter.
  */
 export async function handOver (
   db: Db, actor: Actor, make: (head: Head) => { key: ChainKeyRow, proof: Buffer }
@@ -25,7 +25,7 @@ export async function handOver (
   await db.insert(chain_keys).values(key)
   await db.update(organization_counters).set({ chain_kid: key.kid })
     .where(eq(organization_counters.organization_id, organization_id))
-  // Before the event: the next event already uses the new key.
+  // Must come before the rotation event, because the event after it already uses the new key.
   chainOf(db).openKey(key)
   await appendToCounter(db, [eventRow(actor, {
     action: HAND_OVER,

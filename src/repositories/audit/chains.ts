@@ -8,7 +8,7 @@ import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } 
 /** An event as it is stored. */
 export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | null, mac: Buffer | null }
 
-/** The ids of all organizations, also of deleted ones: from their rows, counters and events. */
+/** The ids of all organizations, including deleted ones, from their rows, counters and events. */
 export async function listChains (db: Db): Promise<string[]> {
   const rows = await queryRows<{ id: string }>(db, sql`
     WITH RECURSIVE recorded AS (
@@ -23,7 +23,7 @@ export async function listChains (db: Db): Promise<string[]> {
   return rows.map(({ id }) => id)
 }
 
-/** The last number of a chain as text: an attacker with write access could store numbers beyond a double. */
+/** The last number of a chain as text: an attacker with write access could store a number above 2^53. */
 type Last = string
 
 const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
@@ -33,8 +33,8 @@ const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: s
   ORDER BY organization_id FOR KEY SHARE`)
 
 /**
- * The ends of chains that survive a crash. FOR KEY SHARE writes to the WAL, so its commit flushes all commits before
- * it, also those with `synchronous_commit` off. It waits for no change.
+ * Returns the ends of chains after making them durable: FOR KEY SHARE writes to the WAL, so its commit also flushes
+ * earlier commits with `synchronous_commit` off. The lock does not wait for changes of the counters.
  */
 export async function findDurableHeads (db: Db, ids: readonly string[]): Promise<Map<string, Head>> {
   const rows = await durableHeads(db, { ids: JSON.stringify(ids) })
@@ -57,7 +57,7 @@ export async function findChain (
     ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}`)
   const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
   return {
-    // Without a counter, no event was ever recorded.
+    // The counter is missing if no event was ever recorded.
     head: headOf({ next_event: next_event ?? '1', event_head, chain_kid }),
     keys: (keys ?? []).map((key) =>
       ({ ...key, organization_id: organizationId, wrapped: Buffer.from(key.wrapped, 'hex') })),
@@ -77,13 +77,13 @@ const page = preparedSql<Raw, { organization_id: string, first: string, last: La
     AND seq <= ${$('last')}::bigint
   ORDER BY seq LIMIT ${$('limit')}::int`)
 
-// The service numbers from 1. Events that were inserted below 1 are read as well.
+// The service numbers events from 1. Reads lower numbers as well, which only an attacker could have inserted.
 const LOWEST = String(-(2n ** 63n))
 
 // Small enough that verified rows are garbage-collected early.
 const PAGE = 500
 
-// Converts the row in place: copying each row would cost as much as its MAC.
+// Converts the row in place: copying a row would cost as much as computing its MAC.
 function toEvent (row: Raw): ChainRow {
   row.seq = Number(row.seq)
   row.occurred_at = new Date(row.occurred_at)
@@ -91,7 +91,10 @@ function toEvent (row: Raw): ChainRow {
   return row as ChainRow
 }
 
-/** The events of a chain in order, after `after` (null: from the first one) up to `last`. Prefetches the next page. */
+/**
+ * Reads the events of a chain in order, from the one after `after` (null: from the first one) up to `last`. Prefetches
+ * the next page.
+ */
 export async function * readChain (
   db: Db, organizationId: string, after: number | null, last: Last
 ): AsyncGenerator<ChainRow[]> {
@@ -111,7 +114,7 @@ export async function * readChain (
   }
 }
 
-/** The last event before a moment, as the start for verifying a part of a chain. */
+/** The last event before a moment, from which verification of the rest of the chain can start. */
 export async function findBefore (
   db: Db, organizationId: string, since: Date
 ): Promise<{ seq: number, mac: Buffer } | undefined> {

@@ -22,10 +22,10 @@ const columns = {
 const newest = [desc(occurred_at), desc(seq)]
 
 /**
- * Events of an organization, newest first: by number, or with a filter by time. Numbers have no gaps, so without a
- * filter the offset of a page is computed; with a filter, at most `MOST_COUNTED` events are counted.
+ * A page of an organization's events, newest first: sorted by number, or with a filter by time. Without a filter, the
+ * page is computed from the numbers, which have no gaps. With a filter, `total` is at most `MOST_COUNTED`.
  *
- * @param before the list begins with the event before this number
+ * @param before lists only events that are older than the event with this number
  */
 export async function listEvents (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
@@ -59,9 +59,9 @@ async function listSome (
 }
 
 /**
- * A query for the numbers of the events that match all filters: `limit` events after `offset` newer ones, or any
- * `limit` events without an `offset`. Every combination of filters reads one range of an index, or one range for each
- * action, so it reads no event that does not match (decision 0057).
+ * Returns a function that builds a query for the numbers of matching events: the newest `limit` ones after skipping
+ * `offset`, or without `offset` any `limit` ones. Every combination of filters reads one index range, or one for each
+ * action, so the query reads only matching events (decision 0057).
  */
 function matching (
   organizationId: string, filter: EventFilter, before: number | undefined

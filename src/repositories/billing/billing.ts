@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// For changes, the caller has locked the organization (`lockPlan`).
+// The callers of functions that change rows have locked the organization (`lockPlan`).
 
 export type Account = typeof billing_accounts.$inferSelect
 
@@ -29,7 +29,7 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
   return row
 }
 
-/** Changes the buyer of future invoices. An empty name means the organization's current name. */
+/** Changes the billing details on future invoices. An empty name stands for the organization's current name. */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
   const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
   const [row] = await db.update(billing_accounts)
@@ -38,14 +38,14 @@ export async function updateDetails (db: Db, organizationId: string, details: Bi
   return row!
 }
 
-/** Takes the next invoice number. */
+/** Increments the invoice number, and returns the number for the next invoice. */
 export async function takeInvoiceNumber (db: Db, organizationId: string): Promise<number> {
   const [row] = await db.update(billing_accounts).set({ next_invoice: sql`${billing_accounts.next_invoice} + 1` })
     .where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
   return row!.next - 1
 }
 
-/** Adds to an organization's credit balance; the next invoices in this currency use it. */
+/** Adds to an organization's credit balance in a currency, which later invoices use. */
 export async function giveCredit (db: Db, organizationId: string, currency: string, amount: number): Promise<void> {
   if (amount === 0) return
   await db.insert(credits).values({ organization_id: organizationId, currency, amount }).onConflictDoUpdate({
@@ -102,7 +102,6 @@ export async function createPaymentMethod (
   return made!
 }
 
-/** Makes a payment method the default. */
 export async function updateDefaultMethod (
   db: Db, organizationId: string, id: string
 ): Promise<PaymentMethodRow | undefined> {
@@ -153,16 +152,13 @@ export async function endCoupon (db: Db, code: string): Promise<boolean> {
   return ended.length > 0
 }
 
-/** Whether an organization has redeemed a coupon, even if it has removed it since. */
+/** Whether an organization has ever redeemed a coupon. */
 export async function hasRedeemed (db: Db, organizationId: string, code: string): Promise<boolean> {
   const its = matching(coupon_redemptions, { organization_id: organizationId, coupon: code })
   return await db.$count(coupon_redemptions, its) > 0
 }
 
-/**
- * Redeems a valid coupon for an organization that has not redeemed it before. The conditional update prevents two
- * organizations from taking the last redemption. Undefined when the coupon is not valid.
- */
+/** Redeems a coupon for the first time; undefined if it is not valid. Concurrent calls cannot exceed its limit. */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
     eq(coupons.code, code), or(isNull(coupons.valid_until), gt(coupons.valid_until, sql`now()`)),

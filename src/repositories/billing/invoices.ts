@@ -9,7 +9,7 @@ export type Invoice = typeof invoices.$inferSelect
 export type Charge = typeof charges.$inferSelect
 export type Refund = typeof refunds.$inferSelect
 
-/** An invoice with its charge; a void or free invoice may have no charge. */
+/** An invoice with the id and the refunded amount of its charge. A void or free invoice may have no charge. */
 export type InvoiceRow = Invoice & { charge_id: string | null, refunded: number }
 
 const columns = {
@@ -63,13 +63,13 @@ export async function createInvoice (db: Db, invoice: typeof invoices.$inferInse
   await db.insert(invoices).values(invoice)
 }
 
-/** An invoice, locked until the end of the transaction. The invoice is locked before its charges, as in settlements. */
+/** Locks an invoice until the end of the transaction. Invoices are locked before their charges. */
 export async function lockInvoice (db: Db, organizationId: string, id: string): Promise<Invoice | undefined> {
   const [row] = await db.select().from(invoices).where(oneInvoice(organizationId, id)).for('update')
   return row
 }
 
-/** Stores the unused amount of the period of an invoice. */
+/** Stores how much of an invoice's amount was unused when the plan changed. */
 export async function updateUnused (db: Db, organizationId: string, id: string, unused: number): Promise<void> {
   await db.update(invoices).set({ unused }).where(oneInvoice(organizationId, id))
 }
@@ -84,7 +84,7 @@ export async function settleInvoice (
   return row
 }
 
-/** An invoice with the status of its charge: the effective one, the operator's note and the provider's report. */
+/** An invoice with its refunds, and its charge's effective, noted (operator) and reported (provider) status. */
 type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
 type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
@@ -97,7 +97,7 @@ const bookedRefunds = sql<BookedRefund[]>`coalesce((
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
     ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
-/** Invoices of all organizations, also of deleted ones, in pages. */
+/** A page of the invoices of all organizations, including deleted ones. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
@@ -113,32 +113,31 @@ export async function createCharge (db: Db, charge: typeof charges.$inferInsert)
   return row!
 }
 
-/** A charge, locked until the end of the transaction, so that its refunds are serialized. */
+/** Locks a charge until the end of the transaction, which serializes its refunds. */
 export async function lockCharge (db: Db, organizationId: string, id: string): Promise<Charge | undefined> {
   const [row] = await db.select().from(charges).where(oneOrder('charge', { organization_id: organizationId, id }))
     .for('update')
   return row
 }
 
-/** Settles the pending charges of an invoice and, when it is paid, failed ones too: nothing is owed any more. */
+/** Settles the pending charges of an invoice; with `succeeded`, also its failed charges. */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
 ): Promise<Charge[]> {
   const from: PaymentStatus[] = status === 'succeeded' ? ['pending', 'failed'] : ['pending']
-  return db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
+  return db.update(charges).set({ status, settled_at: sql`now()`, submitted_at: submittedWhenSettled(charges) })
     .where(and(
       matching(charges, { organization_id: organizationId, invoice_id: invoiceId }), inArray(charges.status, from)
     )).returning()
 }
 
-/** Stores the operator's note on a charge or refund. */
 export async function updateNoted (
   db: Db, of: keyof typeof ORDERS, its: Id, noted_status: 'succeeded' | 'failed'
 ): Promise<void> {
   await db.update(ORDERS[of]).set({ noted_status }).where(oneOrder(of, its))
 }
 
-/** Settles one charge, independently of its invoice. */
+/** Settles a charge without settling its invoice. */
 export async function settleCharge (
   db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -146,18 +145,15 @@ export async function settleCharge (
     .where(oneOrder('charge', { organization_id: organizationId, id }))
 }
 
-/**
- * Cancels the charges of an organization that were never sent to their provider, when the organization is deleted. Its
- * invoices stay open for the operator's accounting, and its refunds stay due.
- */
+/** When an organization is deleted: cancels charges that were never sent to the provider. Invoices stay open. */
 export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
-  await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: untoldNoMore(charges) })
+  await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: submittedWhenSettled(charges) })
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
-// A settled charge or refund that was never sent to the provider need not be sent any more. If it was sent, the worker
-// keeps asking by its id until the provider responds, because the outcome is unknown.
-const untoldNoMore = (table: typeof charges | typeof refunds): SQL =>
+// The `submitted_at` of a settled charge or refund. If it was never sent to the provider, the current time, so that the
+// worker does not send it. Otherwise unchanged: the worker repeats the request until the provider reports the outcome.
+const submittedWhenSettled = (table: typeof charges | typeof refunds): SQL =>
   sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, now()) ELSE ${table.submitted_at} END`
 
 export async function createRefund (
@@ -173,7 +169,7 @@ async function updateRefunded (db: Db, charge: Charge, by: number): Promise<void
   await db.update(charges).set({ refunded: sql`${charges.refunded} + ${by}::bigint` }).where(oneOrder('charge', charge))
 }
 
-/** A refund with its charge, both locked until the end of the transaction, the charge first. */
+/** Locks a charge, then its refund, until the end of the transaction. */
 export async function lockRefund (
   db: Db, organizationId: string, id: string
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -189,16 +185,16 @@ export async function lockRefund (
 export async function settleRefund (
   db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
 ): Promise<void> {
-  await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: untoldNoMore(refunds) })
+  await db.update(refunds).set({ status, settled_at: sql`now()`, submitted_at: submittedWhenSettled(refunds) })
     .where(oneOrder('refund', refund))
   const left = Number(status === 'failed') - Number(refund.status === 'failed')
   if (left !== 0) await updateRefunded(db, charge, -left * refund.amount)
 }
 
 /**
- * Claims the next charge to send to the provider, for one call. Charges that were never sent come first, then charges
- * with an unknown outcome, so that failing charges do not block others. Skips locked charges and recent attempts of all
- * instances. A query over all organizations.
+ * Claims the next charge to send to the provider. Charges that were never sent come first, so that failing charges do
+ * not block them. Skips charges that are locked, or that any instance has sent recently. A query over all
+ * organizations.
  */
 export async function claimCharge (db: Db, provider: string, pause: number): Promise<Charge | undefined> {
   const [row] = await db.update(charges).set({ asked_at: sql`now()` }).where(isNext(db, charges, provider, pause))
@@ -206,7 +202,7 @@ export async function claimCharge (db: Db, provider: string, pause: number): Pro
   return row
 }
 
-/** Claims the next refund to send to the provider, as `claimCharge` does, with its charge. */
+/** Claims the next refund to send to the provider, like `claimCharge`, and returns it with its charge. */
 export async function claimRefund (
   db: Db, provider: string, pause: number
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -218,8 +214,8 @@ export async function claimRefund (
   return { refund, charge: charge! }
 }
 
-// The pause between attempts (milliseconds) grows with the age of the charge or refund, up to an hour. A charge or
-// refund stays with its provider, even if another provider is configured now.
+// Waits `pause` milliseconds between attempts; for older charges and refunds longer, up to an hour. Selects by the
+// stored provider, even if another provider is configured now.
 function isNext (db: Db, table: typeof charges | typeof refunds, provider: string, pause: number): SQL {
   const { organization_id, id, asked_at, created_at } = table
   const wait = sql`greatest(
@@ -234,8 +230,8 @@ function isNext (db: Db, table: typeof charges | typeof refunds, provider: strin
 }
 
 /**
- * Refunds for the operator to review, in pages: pending refunds, and refunds sent to a provider with an operator's note
- * or with contradicting statuses, until they are checked.
+ * A page of the refunds for the operator to review: pending refunds, and unchecked refunds that were sent to a provider
+ * and have an operator's note, or a provider status that differs from the effective status.
  */
 export async function listUndoneRefunds (
   db: Db, operator: string, after: string
@@ -250,15 +246,12 @@ export async function listUndoneRefunds (
     .where(and(isUndone, gt(id, after))).orderBy(asc(id)).limit(200)
 }
 
-/** Marks a refund as checked by the operator, until the provider reports another status. */
+/** Marks a refund as checked by the operator. A different status from the provider removes the mark. */
 export async function updateChecked (db: Db, refund: Id): Promise<void> {
   await db.update(refunds).set({ checked_at: sql`now()` }).where(oneOrder('refund', refund))
 }
 
-/**
- * Stores the provider's status and reference of a charge or refund, independently of the operator's note. A late
- * `pending` report does not overwrite a final status.
- */
+/** Stores the provider's status and reference. A late `pending` report does not overwrite a final status. */
 export async function updateReported (
   db: Db, of: keyof typeof ORDERS, its: Id, { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {

@@ -12,11 +12,7 @@ const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null 
   FROM organization_counters c CROSS JOIN ${lookUp('p', plans, sql`name = c.plan`)}
   WHERE c.organization_id = ${$('id')}::char(26) AND NOT c.is_closed`)
 
-/**
- * Locks an organization by its counter until the end of the transaction, unless the transaction has locked it already.
- * Returns the plan; undefined when the organization was deleted. The lock serializes transactions that use up the
- * plan's limits.
- */
+/** Locks the counter, to serialize changes that count against the plan. Undefined for a deleted organization. */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   await openChange(db, { organization_id: organizationId })
   const [row] = await planOf(db, { id: organizationId })
@@ -46,10 +42,7 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
-/**
- * The limit that an organization would exceed with `more` additional projects or members; undefined if the plan allows
- * them. The caller has locked the plan (`lockPlan`), so that no other transaction takes the last place.
- */
+/** The limit that `more` would exceed; undefined if there is none. The caller has locked the plan (`lockPlan`). */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
 ): Promise<{ limit: number, used: number, plan: string } | undefined> {
@@ -59,7 +52,7 @@ export async function findFull (
   return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
-/** The stored bytes of an organization. Other writes can change the number until the counter is locked. */
+/** The stored bytes of an organization. Without a lock on the counter, other writes can change the number. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
   const [row] = await db.select({ stored_bytes }).from(organization_counters)
@@ -67,7 +60,7 @@ export async function findStoredBytes (db: Db, organizationId: string): Promise<
   return row!.stored_bytes
 }
 
-/** Every plan with its prices, the smallest first. */
+/** All plans with their prices, sorted by their limits. */
 export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] })[]> {
   const prices = sql<PlanPrice[]>`coalesce((
     SELECT jsonb_agg(jsonb_build_object('interval', p.interval, 'currency', p.currency, 'amount', p.amount)

@@ -35,8 +35,9 @@ export async function deleteSubscription (db: Db, organizationId: string): Promi
 const AT_ONCE = 100
 
 /**
- * Active organizations with an ended period, in pages. Suspended and locked organizations continue when they are active
- * again. A query over all organizations.
+ * A page of the organizations with an ended period: active and cancelled ones, and those whose subscription ends with
+ * the period. Suspended and locked organizations continue when they are active again (`restartPeriods`). A query over
+ * all organizations.
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
@@ -49,18 +50,15 @@ export async function listDue (db: Db, after: string): Promise<string[]> {
   return rows.map((row) => row.id)
 }
 
-/** The subscription of an organization whose period has ended by the database's clock. */
+/** The subscription of an organization, if its period has ended by the database's clock. */
 export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
   const [row] = await db.select().from(subscriptions).where(itsEnded(organizationId))
   return row
 }
 
-/**
- * Starts a new period now, when an organization with an ended period becomes active again: the inactive time is not
- * billed. The caller has locked the organization.
- */
+/** Moves the end of an ended period to now, so that inactive time is not billed. The organization is locked. */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
-  // The current period is number 1 after the anchor, so the ended period counts as number 0.
+  // Closing the ended period increments `periods`, which counts completed periods, to 0.
   const now = sql`now()`
   await db.update(subscriptions).set({ anchor: now, periods: -1, period_end: now, updated_at: now })
     .where(itsEnded(organizationId))

@@ -15,7 +15,7 @@ export async function recordCalls (db: Db, calls: ReadonlyMap<string, number>): 
   })
 }
 
-/** The recorded usage of an organization in the current month, and its current totals. */
+/** The recorded calls of an organization in the current month, and its current projects, members and bytes. */
 export type Usage = Record<'period_start' | 'period_end', Date> & Record<'calls' | 'projects' | 'members' | 'bytes', number>
 
 const usage = preparedSql<Record<keyof Usage, string>, { organization_id: string }>('usage', ($) => sql`

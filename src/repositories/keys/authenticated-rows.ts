@@ -27,8 +27,9 @@ const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
 ]
 
 /**
- * Gives the seeded rows of an empty database their MACs, made from the constants above and not from the stored rows.
- * Returns false when the database has any other row, or a seeded row differs: then the caller rolls back.
+ * Stores MACs for the seeded rows of an empty database. Computes them from the constants above, not from the stored
+ * rows. Returns false if a seeded row differs, or an organization or another authenticated row exists; the caller then
+ * rolls back.
  */
 export async function authenticateSeeds (db: Db): Promise<boolean> {
   for (const client of SEEDED_CLIENTS) {
@@ -45,14 +46,14 @@ export async function authenticateSeeds (db: Db): Promise<boolean> {
   return true
 }
 
-/** Counts the authentic rows of a table, and calls `tell` with each row that has a MAC and does not verify. */
+/** Returns the number of rows whose MAC verifies. Calls `tell` with each row whose MAC does not verify. */
 export async function verifyTable (
   db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void
 ): Promise<number> {
   let authentic = 0
   for await (const rows of readAuthenticated(db, name)) {
     for (const row of rows) {
-      // A row without a MAC has ended.
+      // Ended rows, such as revoked grants, have no MAC.
       if (row.mac === null) continue
       if (verifies(db, name, row as never)) authentic++
       else tell(row)
@@ -61,7 +62,7 @@ export async function verifyTable (
   return authentic
 }
 
-/** The authenticated columns of all rows of a table that match, in batches. */
+/** Reads the authenticated columns of the matching rows of a table, in batches and in key order. */
 export async function * readAuthenticated (
   db: Db, name: AuthenticatedTable, where?: SQL
 ): AsyncGenerator<Record<string, unknown>[]> {
@@ -70,7 +71,7 @@ export async function * readAuthenticated (
     key: string[]
     presence: string[]
   }
-  // The MAC covers only whether a sealed column has a value.
+  // For a sealed column, the MAC covers only whether the column has a value.
   const present = presence.map((column) => [column, sql<boolean>`${table[column]} IS NOT NULL`])
   const columns = { ...authenticatedColumns(name), ...Object.fromEntries(present) } as Record<string, PgColumn>
   const order = key.map((column) => table[column]!)
@@ -85,7 +86,7 @@ export async function * readAuthenticated (
   }
 }
 
-// Rows after the one with these values, in the order of the key.
+// A condition for rows after the row with these key values, in key order.
 function after (key: readonly PgColumn[], values: readonly unknown[]): SQL | undefined {
   return key.reduceRight<SQL | undefined>((rest, column, i) =>
     or(gt(column, values[i]), rest && and(eq(column, values[i]), rest)), undefined)

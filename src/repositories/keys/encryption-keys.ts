@@ -13,7 +13,6 @@ export type KeyRow = Pick<typeof encryption_keys.$inferSelect, keyof typeof keyC
 export type NewKey = Pick<typeof encryption_keys.$inferSelect, 'version' | 'managed' | 'key_string' | 'data_key' |
   'key_check' | 'key_check_hash' | 'salt' | 'iterations' | 'hint'>
 
-/** The columns of a project that concern its key. */
 export type KeyState = Pick<AuthenticatedRow<'projects'>,
   'id' | 'organization_id' | 'encryption_type' | 'key_version' | 'history_policy'>
 
@@ -72,7 +71,7 @@ export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<voi
     .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
-/** All keys of a project, newest first. Keys are numbered without gaps, so the highest number is the total. */
+/** A page of a project's keys, newest first. Keys are numbered without gaps: the highest number is the total. */
 export async function listKeys (
   db: Db, project: KeyState, page: PageRequest
 ): Promise<{ rows: KeyRow[], total: number }> {

@@ -8,15 +8,15 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
-/** Every master key that wraps a value in this database; empty for a database without tables. */
+/** The canaries of all master keys that may wrap a value; empty if the table does not exist. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
   return rowsIfThere(() =>
     db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
 }
 
-/** Whether no master key has ever wrapped a value here, with or without a schema. */
+/** Whether there are no organizations and no canaries, as in an empty database or one without tables. */
 export async function wrapsNothing (db: Db): Promise<boolean> {
-  // Check organizations as well, because canaries may have been deleted.
+  // Checks organizations as well, because canaries may have been deleted.
   const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
   return organization.length === 0 && (await listCanaries(db)).length === 0
 }
@@ -31,12 +31,12 @@ async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   }
 }
 
-/** Stores the canary of a master key that may wrap values from now on. */
+/** Stores the canary of a master key, before the key wraps any value. */
 export async function createCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
 }
 
-/** Locks the canary until the end of the transaction, so that its deletion waits. Creates it if it is missing. */
+/** Locks a canary until the end of the transaction, so that its deletion waits. Creates the canary if it is missing. */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
     const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries)
@@ -46,17 +46,17 @@ export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promi
   }
 }
 
-/** Deletes a canary after transactions that lock it, so the next statement sees the values that they wrapped. */
+/** Deletes a canary. Waits for transactions that lock it, so the next statement sees the values they wrapped. */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
-/** Prevents other starts from creating the first canary until the end of the transaction. */
+/** Locks the table, so that no other starting instance creates the first canary before this transaction ends. */
 export async function lockCanaries (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
 
-/** A wrapped key of the service, by name. */
+/** A wrapped service key; `id` is its name. */
 export interface ServiceKeyRow { id: string, wrapped: Buffer }
 
 const serviceKey = { id: service_keys.name, wrapped: service_keys.wrapped }
@@ -70,10 +70,9 @@ export async function createServiceKey (db: Db, { id, wrapped }: ServiceKeyRow):
   await db.insert(service_keys).values({ name: id, wrapped })
 }
 
-/** A wrapped chain key with its unique name. */
+/** A wrapped chain key; `id` equals `kid`. */
 export type NamedChainKeyRow = ChainKeyRow & { id: string }
 
-/** The wrapped storage key of an organization. */
 export interface StorageKeyRow { id: string, storage_key: Buffer }
 
 /** The wrapped values of a project key, with the columns of their encryption context. */
@@ -88,9 +87,8 @@ export interface WrappedTable<Row extends { id: string | number }> {
   name: string
   /** Sorts before every id. */
   first: Row['id']
-  /** A page of rows, by id, with a value that is not under this master key; locked for the transaction. */
+  /** Locks the next page of rows with a value that another master key wraps, sorted by id. */
   lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<Row[]>
-  /** Stores re-wrapped values. */
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
 
@@ -123,7 +121,6 @@ const projectKeys = wrappedTable<WrappedKeyRow>(encryption_keys, 0, {
   ...columnsOf(encryption_keys, 'id', 'organization_id', 'project_id', 'version'), key_string, data_key, key_check, salt
 }, ['key_string', 'data_key', 'key_check', 'salt'])
 
-/** Every table with values that a master key wraps. */
 export const WRAPPED = {
   serviceKeys: wrappedTable<ServiceKeyRow>(service_keys, '', serviceKey, ['wrapped']),
   chainKeys: wrappedTable<NamedChainKeyRow>(chain_keys, '', {
@@ -134,7 +131,7 @@ export const WRAPPED = {
   ),
   projectKeys: {
     ...projectKeys,
-    // A database trigger permits only this change and the deletion of key material in a retired key.
+    // For a retired key, a database trigger permits only this change and the deletion of the key material.
     async update (db: Db, rows: readonly WrappedKeyRow[]): Promise<void> {
       await db.execute(sql`SET LOCAL strongroom.rewrap = 'on'`)
       await projectKeys.update(db, rows)
@@ -145,7 +142,6 @@ export const WRAPPED = {
   }, ['secret'])
 }
 
-/** The number of values under a master key in the whole database. */
 export async function countWrapped (db: Db, keyId: string): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
     SELECT count(*)::int AS count FROM (

@@ -8,7 +8,6 @@ import { encryption_keys, environments, projects, secrets, targets } from '../..
 import type { Place } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-/** The document row of a level. */
 export interface SecretRow extends Authenticated<'secrets'> {
   /** False when the secret is deleted. */
   is_stored: boolean
@@ -17,7 +16,7 @@ export interface SecretRow extends Authenticated<'secrets'> {
   version: number | null
   history_id: string
   version_count: number
-  /** The revision of the newest existing version; null when there is none. */
+  /** The revision of the newest version; null without versions. */
   recorded_revision: number | null
 }
 
@@ -25,22 +24,19 @@ export interface SecretRow extends Authenticated<'secrets'> {
 export interface LevelState {
   organization_id: string
   project: Authenticated<'projects'>
-  /** The active key; null unless it was requested (`activeKeyOf`). */
+  /** The active key of the project; null unless it was requested (`activeKeyOf`). */
   key: KeyRow | null
   target: Authenticated<'targets'> | null
   environment: Authenticated<'environments'> | null
-  /** The deepest level of the state. */
+  /** `environment`, `target` or `project`: the deepest of these that is not null. */
   level: Level
   level_id: string
   slug: string
-  /** The documents on the path to the level; empty unless they were requested. */
+  /** Document rows on the path to the level, for a write only of the level itself; empty unless they were requested. */
   secrets: SecretRow[]
 }
 
-/**
- * What to load with the level: nothing (`place`), the active key, the document rows on the path without their content
- * (`revisions`; `storable` also with the key), or with it (`documents`; `readable` also with the key).
- */
+/** What to load with a level: document rows, their content, and the active key. */
 export type Brings = keyof typeof FLAGS
 
 const FLAGS = {
@@ -52,7 +48,7 @@ const FLAGS = {
   storable: { documents: true, content: false, key: true }
 }
 
-/** The columns of the level, and those of its target, environment, key and document, whose ids are null without one. */
+/** A row for each document, or one row without documents. Ids of missing parts are null. */
 type Row = Pick<Authenticated<'projects'>,
   'organization_id' | 'secret_format' | 'encryption_type' | 'history_policy' | 'key_version'> &
   Pick<KeyRow, 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> &
@@ -64,7 +60,7 @@ type Row = Pick<Authenticated<'projects'>,
   Record<'secret_target' | 'secret_environment', string | null> &
   Record<'key_created_at' | 'revision', string> & Record<'version' | 'recorded_revision', string | null> & {
     query_index: number
-    /** For writes: whether the project is locked for the write. */
+    /** Only for writes: false if a long operation has locked the project. */
     is_free?: boolean
     key_is_newest: boolean
     key_managed: Managed
@@ -74,7 +70,7 @@ type Row = Pick<Authenticated<'projects'>,
 
 const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 
-// Locks the project until the end of the transaction, unless a long operation has locked it.
+// Locks the project until the end of the transaction. `free.id` is null if a long operation has locked the project.
 const FREE = {
   column: sql`free.id IS NOT NULL AS is_free,`,
   join: sql`LEFT JOIN LATERAL (
@@ -83,7 +79,7 @@ const FREE = {
 }
 const NO_LOCK = { column: sql``, join: sql`` }
 
-// Parts that were not requested are not joined.
+// Without `documents`, reads no document row. Always joins the active key, because its version is verified.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
 ) => preparedSql<Row, { queries: string }>(name, ($) => sql`
@@ -149,20 +145,20 @@ const findLevels = batchLoad({
   read: (db, rows, { names }) => stateOf(db, rows, names)
 })
 
-/** The level that the slugs name; undefined when a slug does not exist. Throws TamperedRow. */
+/** The level with these slugs; undefined if a slug does not exist. Throws TamperedRow. */
 export async function findLevel (
   db: Db, organizationId: string, names: LevelNames, brings: Brings
 ): Promise<LevelState | undefined> {
   return findLevels(db, { organization_id: organizationId, names, brings })
 }
 
-/** The level of a write: named by slugs, or by the secret whose version is restored. */
+/** The level of a write: given by slugs, or by the secret to which a version is restored. */
 export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
 
 /**
- * The levels of writes with their own documents, each as a function that throws `integrity_error` when a MAC does not
- * verify. Locks their projects (FOR SHARE) until the end of the transaction, except those that long operations have
- * locked; `isFree`: the project is locked for the write. The statements are sent at once.
+ * Loads the levels of writes, each with its own document only, and locks their projects (FOR SHARE); `isFree` is false
+ * if a long operation has locked the project. Each result is a function that throws TamperedRow, so that a manipulated
+ * level fails only its own write.
  */
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
@@ -190,8 +186,8 @@ function stateOf (db: Db, rows: readonly Row[], { target, environment }: LevelNa
   return environment !== undefined && state?.environment === null ? undefined : state
 }
 
-// The only place that verifies the rows of a level before any of their values is used: their MACs, their parents, and
-// that no document is older than its newest version.
+// Verifies the rows of a level before any of their values is used: the MACs, which cover the ids of the parents, that
+// no document is older than its newest version, and that the active key is the newest.
 function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
@@ -271,7 +267,7 @@ function toSecret (row: Row): SecretRow | undefined {
   }
 }
 
-// The active key has the project's key version and was never rotated.
+// `key_is_newest` was verified, so the key has the project's key version. An active key was never rotated.
 function toKey (row: Row): KeyRow | null {
   if (row.key_id === null) return null
   const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
@@ -292,18 +288,18 @@ function toKey (row: Row): KeyRow | null {
   }
 }
 
-/** The active key of a level that was loaded with it. */
+/** The active key of a state that was loaded with `key`, `readable` or `storable`. */
 export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {
   if (key === null) throw new Error('the level was looked up without its key')
   return key
 }
 
-/** The secret of the level itself, which may be deleted. */
+/** The row of the level's own document, which may be deleted; undefined if there never was a document. */
 export function ownSecret (state: LevelState): SecretRow | undefined {
   return state.secrets.find(({ level_id }) => level_id === state.level_id)
 }
 
-/** The ids down to the level of the state, or to an ancestor. */
+/** The ids of the project, target and environment of a state, down to `level`. */
 export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
   return {
     project_id: project.id,

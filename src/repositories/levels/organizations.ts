@@ -17,7 +17,7 @@ import type { Organization } from '../people/principals.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
-/** Creates an organization with its counters at 1. Throws SlugRefused when its slug is reserved for another one. */
+/** Creates an organization with its counters. Throws SlugRefused if the slug is reserved for another organization. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
   const { plan, ...its } = organization
   await db.insert(organizations).values(its)
@@ -25,7 +25,7 @@ export async function createOrganization (db: Db, organization: NewOrganization)
   await db.insert(organization_counters).values({ organization_id: organization.id, plan })
 }
 
-/** Prevents other transactions from creating an organization, so that of two first starts one creates it. */
+/** Prevents other transactions from creating an organization, so that concurrent first starts create only one. */
 export async function lockOrganizations (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE organizations IN EXCLUSIVE MODE`)
 }
@@ -34,7 +34,6 @@ export async function countOrganizations (db: Db): Promise<number> {
   return db.$count(organizations)
 }
 
-/** An organization as the API shows it. */
 export type ShownOrganization = Omit<Organization, 'storage_key'>
 
 const { storage_key: _, ...columns } = organizationColumns
@@ -43,7 +42,7 @@ const selectOrganizations = (db: Db) => db.select({ ...columns, status, plan: pl
   .innerJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
   .innerJoin(plans, eq(plans.name, organization_counters.plan))
 
-/** Organizations of which the user is an active member, by name. */
+/** A page of the organizations in which the user is an active member, sorted by name. */
 export async function listOrganizations (
   db: Db, userId: number, page: PageRequest
 ): Promise<{ rows: ShownOrganization[], total: number }> {
@@ -55,26 +54,24 @@ export async function listOrganizations (
   return { rows, total: own.length }
 }
 
-/** The organization with this id. */
 export async function readOrganization (db: Db, id: string): Promise<ShownOrganization | undefined> {
   const [row] = await selectOrganizations(db).where(eq(organizations.id, id))
   return row
 }
 
-/** The wrapped storage key of an organization. */
 export async function findStorageKey (db: Db, id: string): Promise<Buffer | undefined> {
   const [row] = await db.select({ storage_key: organizations.storage_key }).from(organizations)
     .where(eq(organizations.id, id))
   return row?.storage_key
 }
 
-/** A page of all organizations, by id, for the operator. */
+/** A page of all organizations after an id, sorted by id. */
 export async function listAllOrganizations (db: Db, after: string): Promise<ShownOrganization[]> {
   const { id } = organizations
   return selectOrganizations(db).where(gt(id, after)).orderBy(asc(id)).limit(500)
 }
 
-/** Those of the slugs that an organization has, or that are reserved. */
+/** Returns the slugs that an organization has or that are reserved. */
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
   const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
   const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
@@ -82,10 +79,7 @@ export async function listTakenOrganizations (db: Db, slugs: readonly string[]):
   return new Set((await unionAll(current, reserved)).map(({ slug }) => slug))
 }
 
-/**
- * An organization cannot have a slug: it is `reserved` for another organization, or the organization has reached its
- * limit of former slugs (`limit`). The transaction has to be rolled back.
- */
+/** The slug is `reserved` for another organization, or the `limit` of former slugs is reached. Callers roll back. */
 export class SlugRefused extends Error {
   override readonly name = 'SlugRefused'
   readonly reason: 'reserved' | 'limit'
@@ -99,8 +93,8 @@ export class SlugRefused extends Error {
 const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
 
 /**
- * Throws if a slug is reserved for another organization, and ends a reservation for this organization. The statement
- * that sets the slug must come first: if another organization gives the slug up at the same time, the unique index
+ * Throws if a slug is reserved for another organization, and deletes a reservation for this organization. The statement
+ * that sets the slug must come first: if another organization gives up the slug at the same time, the unique index
  * makes that statement wait for the commit, and the next statement sees the new reservation.
  */
 async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
@@ -121,7 +115,7 @@ async function reserveSlug (
   await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
-/** Ends the reservation of a slug; returns the organization that had the slug, or undefined when it is not reserved. */
+/** Deletes the reservation of a slug. Returns the organization that had the slug; undefined if it is not reserved. */
 export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
   const own = and(eq(former_slugs.slug, slug), isReservedNow)
   const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
@@ -172,9 +166,9 @@ const isIdOrSlug = (idOrSlug: string) =>
   or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug))
 
 /**
- * Locks an organization and its memberships until the end of the transaction, in the order of changes, so that changes
- * by its members finish first. Changes by API tokens finish before the event (if the caller locks the counter for it)
- * or before `deleteOrganization`. Returns the numbers of members and tokens.
+ * Locks an organization and its memberships until the end of the transaction, in the same order as changes, so that
+ * changes by members commit first. Changes by API tokens commit before the caller locks the counter for the event, or
+ * before `deleteOrganization`. Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
@@ -184,10 +178,10 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization: its row with its key, and the rows that reference it. A background job deletes API tokens
- * and projects. The reserved slug counts for the owner who deletes (`userId`), or for one of the owners. The counter is
- * closed, so that a request that was authorized before cannot record a change any more. The caller has locked the
- * organization (`lockEverybody`) and has recorded the event.
+ * Deletes an organization with its storage key, and closes its counter, so that requests that are already authorized
+ * can change nothing any more. A background job deletes API tokens and projects. The former slug is reserved; the
+ * reservation names the owner `userId`, or another owner. The caller has locked the organization (`lockEverybody`) and
+ * recorded the event.
  */
 export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)
@@ -201,7 +195,7 @@ export async function deleteOrganization (db: Db, id: string, userId?: number): 
   if (deleted !== undefined) await reserveSlug(db, id, deleted.slug, owner?.id ?? null)
 }
 
-/** Whether the database accepts writes: it is no standby, and has this build's tables. */
+/** Whether the database is writable (no standby, not read-only) and has the table `audit_events`. */
 export async function isWritable (db: Db): Promise<boolean> {
   const { writable } = await queryRow<{ writable: boolean }>(db, sql`
     SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'

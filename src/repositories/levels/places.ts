@@ -25,7 +25,7 @@ type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'
 const TABLES = { target: targets, environment: environments }
 const NAMES = { target: 'targets', environment: 'environments' } as const
 
-// The parent `c` has the total of a list.
+// `parent` joins the counts `c` of the parent, which include the `total` of a list.
 function statements (
   kind: PlaceKind, own: SQL, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
 ) {
@@ -60,7 +60,7 @@ function toPlace (db: Db, kind: PlaceKind, row: Row): Place {
   return place as Place
 }
 
-/** A place as the API shows it. Throws TamperedRow. */
+/** Throws TamperedRow. */
 export async function findPlace (
   db: Db, kind: PlaceKind, organization_id: string, id: string
 ): Promise<Place | undefined> {
@@ -68,7 +68,7 @@ export async function findPlace (
   return row && toPlace(db, kind, row)
 }
 
-/** Targets of a project, or environments of a target, by slug. Throws TamperedRow. */
+/** A page of the targets of a project, or of the environments of a target, sorted by slug. Throws TamperedRow. */
 export async function listPlaces (
   db: Db, kind: PlaceKind, organization_id: string, parent: string, page: PageRequest
 ): Promise<{ rows: Place[], total: number }> {
@@ -77,7 +77,7 @@ export async function listPlaces (
   return { rows: rows.map(({ total: _, ...row }) => toPlace(db, kind, row as Row)), total }
 }
 
-/** A taken slug is a unique violation. */
+/** Throws a unique violation if the slug is taken. */
 export async function createPlace (db: Db, kind: PlaceKind, place: NewPlace): Promise<void> {
   await db.insert(TABLES[kind]).values({ ...place, mac: macOf(db, NAMES[kind], place as never) } as never)
   await countBelow(db, kind, place, { places: 1, environments: 0, documents: 0 })
@@ -93,10 +93,7 @@ export async function updatePlace (
   await updateAuthentic(db, NAMES[kind], its, authenticated as never, others) ?? tampered()
 }
 
-/**
- * Deletes a place with its documents, a target with its environments; the histories of the documents were removed
- * before. The caller has locked the project.
- */
+/** Deletes a place and all below it. The caller has locked the project and called `removeHistories`. */
 export async function deletePlace (
   db: Db, kind: PlaceKind, place: Pick<NewPlace, 'id' | 'organization_id' | 'project_id' | 'target_id'>,
   documents: number

@@ -59,14 +59,14 @@ const byId = preparedSql<Row, { organization_id: string, id: string }>('project'
   SELECT ${columns} FROM projects p ${itsCounts}
   WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
 
-/** A project as the API shows it. Throws TamperedRow. */
+/** Throws TamperedRow. */
 export async function findProject (db: Db, organizationId: string, id: string): Promise<ProjectAttributes | undefined> {
   const [row] = await byId(db, { organization_id: organizationId, id })
   return row && toAttributes(db, row)
 }
 
-// Selects the page first and then looks up its counts by key. The planner, which assumes an average organization, would
-// read the counts of all projects for a join.
+// Selects the page before the counts. For a join, the planner would assume an average organization and read the counts
+// of all projects.
 const listed = (
   name: string, which: (value: Value) => SQL
 ) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
@@ -82,7 +82,7 @@ const some = listed('some_projects', ($) =>
 
 type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
-// The ids of all projects in which teams of a member have a role, once for each team.
+// Ids of the projects in which teams of a member have a role, once for each such team.
 const held = ($: Value) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (
@@ -108,8 +108,8 @@ const listedByTeams = (
     ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
   FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
 
-// A page near the beginning of the list is filled by scanning the organization's projects in order. The scan is
-// bounded, because the teams may have roles in few of very many projects.
+// Scans the organization's projects in slug order, which is fast for a page near the beginning. The scan is bounded,
+// because the teams may have roles in only a few of many projects.
 const MAX_SCANNED = 2_000
 const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
@@ -127,18 +127,17 @@ const allOfTeams = ofTeams('projects_of_teams')
 const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
   sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
 
-/** Filters for the list of projects. */
 export interface ProjectQuery {
   organization_id: string
   /** Only these projects; null for all. */
   ids: readonly string[] | null
-  /** Only projects in which teams of this member have a role, which includes `project:read`; null for all. */
+  /** Only projects in which teams of this member have a role (every role includes `project:read`); null for all. */
   user_id: number | null
 }
 
 /**
- * Projects of an organization by slug. A project that a member sees only through rows whose MAC does not verify is left
- * out, though the total counts it. Throws TamperedRow for the row of a project.
+ * A page of projects, sorted by slug. A project that a member sees only through rows that do not verify is left out,
+ * though the total counts it. Throws TamperedRow if a project does not verify.
  */
 export async function listProjects (
   db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
@@ -155,19 +154,19 @@ async function listByTeams (
   const { rows, total } = await readPage(page, async (part) => {
     if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
     const near = await nearOfTeams(db, { ...values, ...part })
-    // An incomplete page is either the end of the list, or beyond the bounded scan.
+    // An incomplete page is at the end of the list, or reaches beyond the bounded scan.
     const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
     return isWhole ? near : allOfTeams(db, { ...values, ...part })
   })
   const { organization_id, user_id } = values
-  // The rows of a statement have one membership for each team.
+  // All rows with the same team have the same membership.
   const macs = new Map(rows.map(({ team_id, member_mac }) => [team_id, member_mac]))
   const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
   const hasRole = (row: RowOfTeams) => teamsOfMember.has(row.team_id) && isAuthentic(db, 'team_projects', {
     organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
   })
-  // If the MAC of the first team's role does not verify, another team may have a role in the project.
+  // If the rows of the selected team do not verify, another team may have a role in the project.
   const doubtful = rows.filter((row) => !hasRole(row))
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
@@ -176,7 +175,7 @@ async function listByTeams (
 
 export type NewProject = Omit<typeof projects.$inferSelect, 'key_version' | 'created_at' | 'updated_at' | 'mac'>
 
-/** Creates a project with its first, active key. A taken slug is a unique violation. */
+/** Creates a project with its first, active key. Throws a unique violation if the slug is taken. */
 export async function createProject (db: Db, project: NewProject, key: NewKey): Promise<void> {
   const row = { ...project, key_version: key.version }
   await db.insert(projects).values({ ...row, mac: macOf(db, 'projects', row) })
@@ -199,9 +198,9 @@ export async function updateProject (
 
 /**
  * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
- * changes of the project. `share` excludes long operations on the project. A transaction that has locked the
- * organization's counter does not wait for the row, because a long operation locks the row before it waits for the
- * counter. In such a transaction, throws RowLocked when the row is locked.
+ * changes of the project. `share` excludes long operations on the project. A long operation locks the project before
+ * the organization's counter. So, to avoid a deadlock, a transaction that has already locked the counter does not wait:
+ * throws RowLocked if the row is locked.
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
@@ -214,12 +213,12 @@ export async function lockProject (
   return row
 }
 
-/** Deletes a project with everything below it. The histories of its documents must have been removed before. */
+/** Deletes a project with everything below it. The caller has removed the histories (`removeHistories`). */
 export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
   await db.delete(projects).where(oneOf(organizationId, id))
 }
 
-/** Those of the slugs that siblings have. */
+/** Returns the slugs that a sibling already has. */
 export async function listTakenSlugs (
   db: Db, {
     organization_id, ...among

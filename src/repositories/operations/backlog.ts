@@ -4,8 +4,8 @@ import { queryRow } from '../../db/rows/query.ts'
 import { histories, last_backup, late_events, organization_removals, re_encryptions, token_removals } from '../../db/tables.ts'
 
 /**
- * The backlog of background jobs in all organizations, and the newest backup. `late_seconds` is the largest age among
- * the counted late events: there is no index by time, but a backlog beyond the count is old anyway.
+ * The backlog of background jobs in all organizations, and the newest backup. `late_seconds` is the age of the oldest
+ * counted late event. An uncounted event may be older, because there is no index by time.
  */
 type Backlog = Record<'late_events' | 'late_seconds' | 'reencryptions' | 'versions_left' | 'organizations' |
   'histories' | 'tokens', number> & Record<'backup_seconds' | 'backup_bytes', number | null>
@@ -16,7 +16,6 @@ export const MOST_COUNTED = 10_000
 const counted = sql`LIMIT ${sql.raw(String(MOST_COUNTED))}`
 const countOf = (from: SQL) => sql`(SELECT count(*)::int FROM (SELECT FROM ${from} ${counted}) counted)`
 
-/** Reads the backlog of each kind. The counts are bounded and name no organization. */
 export async function readBacklog (db: Db): Promise<Backlog> {
   return queryRow<Backlog>(db, sql`
     SELECT late.*, again.*, ${countOf(sql`${organization_removals}`)} AS organizations,

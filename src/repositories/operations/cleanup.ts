@@ -9,8 +9,8 @@ import {
 } from '../../db/tables.ts'
 import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
 
-// Deletes the data of purges and deletions. The versions of a secret belong to its history. A purge gives the secret a
-// new history, and deleting the level removes the history, so the versions of the former history are unreachable at
+// Deletes the data of purged and deleted documents. The versions of a secret belong to its history. A purge gives the
+// secret a new history, and deleting a level marks the history as removed, so the former versions are unreachable at
 // once. Their rows are deleted later in batches, because one statement for a million rows would time out.
 
 /** The scope of a purge or deletion: one secret, or everything below a place. */
@@ -21,13 +21,13 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   return sql`s.organization_id = ${organizationId} AND s.${sql.identifier(name === 'secret_id' ? 'id' : name)} = ${id}`
 }
 
-// A lookup for each history, instead of a join with all versions of the organization.
+// One lookup for each history, instead of a join with all versions of the organization; `OFFSET 0` prevents the join.
 const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
   WHERE v.organization_id = ${organizationId} AND v.history_id = ${historyId} OFFSET 0`
 
 /**
  * Purges the histories below a place: each secret gets a new, empty history and has no current version. Returns the
- * number of versions and their bytes. The caller has locked the project's row.
+ * number of purged versions and their bytes. The caller has locked the project's row.
  */
 export async function purgeHistories (
   db: Db, organizationId: string, below: Below
@@ -52,7 +52,7 @@ export async function purgeHistories (
   `)
 }
 
-/** The number of levels that a deletion removes, including the level itself, from the counts of the project. */
+/** The number of levels that a deletion removes, including the level itself, from stored counts. */
 export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
   if ('environment_id' in below || 'secret_id' in below) return 1
   const [row] = 'target_id' in below
@@ -107,8 +107,9 @@ const PIECE_BYTES = 16 * 1024 * 1024
 export interface Removal { history_id: string, id: number }
 
 /**
- * Deletes the next versions of removed histories of the organization, after the cursor, `limit` at most. Skips versions
- * that another instance has locked. Undefined when there are none after the cursor.
+ * Deletes the next `limit` versions, or fewer, of removed histories of the organization, after the cursor. Skips
+ * versions that another instance has locked. Returns the new cursor; undefined if no versions are left after the
+ * cursor.
  */
 export async function deleteRemovedVersions (
   db: Db, organizationId: string, after: Removal, limit: number
@@ -137,7 +138,7 @@ export async function deleteRemovedVersions (
   return last && { history_id: last.history_id, id: Number(last.id) }
 }
 
-// Deletes the rows that a query selects by organization and `key`; returns their number.
+// Deletes the rows whose organization and `key` a query selects; returns their number.
 async function deleteSelected (db: Db, table: PgTable, selected: SQL, key = 'id'): Promise<number> {
   const column = sql.identifier(key)
   const { count } = await queryRow<{ count: number }>(db, sql`
@@ -167,7 +168,7 @@ export async function listRemovedOrganizations (db: Db, after: string, limit: nu
 
 /**
  * Deletes the next secrets of a deleted organization, `limit` at most, and marks their histories as removed. Returns
- * the number. Waits for transactions that were running when the organization was deleted, and that will be rolled back.
+ * the number of secrets. Waits for transactions that began before the deletion, which will be rolled back.
  */
 export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
@@ -189,7 +190,7 @@ export const LEFT_BEHIND = [
   api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
 ] as const
 
-/** Deletes the next rows of such a table of a deleted organization, `limit` at most; returns their number. */
+/** Deletes the next rows of a deleted organization from one of these tables, `limit` at most; returns their number. */
 export async function deleteLeftBehind (
   db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
 ): Promise<number> {
@@ -199,7 +200,7 @@ export async function deleteLeftBehind (
     LIMIT ${limit} FOR UPDATE`, key)
 }
 
-/** Ends the removal of a deleted organization if no rows are left; returns whether it did. */
+/** Ends the removal of a deleted organization if no rows are left. Returns whether the removal has ended. */
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
   await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
   const ended = await queryRows(db, sql`
@@ -211,7 +212,7 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
   return ended.length > 0
 }
 
-// Days for which an expired token is still shown. It can be renewed, unless its grant has expired.
+// Days for which an expired token is listed and can be renewed, unless its grant has expired.
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
@@ -228,8 +229,8 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
 }
 
 /**
- * Deletes the next API tokens of the organization that expired long ago, themselves or through their grant, `limit` at
- * most; returns their number. Their events stay. Locked tokens are skipped until the next run.
+ * Deletes the next API tokens of the organization, `limit` at most, that expired, or whose grant expired, more than 30
+ * days ago. Returns their number. Keeps their audit events. Locked tokens are skipped until the next run.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   return deleteSelected(db, api_tokens, sql`
@@ -239,7 +240,7 @@ export async function deleteOverTokens (db: Db, organizationId: string, limit: n
     ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED`)
 }
 
-/** The next entries of the work list for deleting API tokens, after an entry. A query over all organizations. */
+/** A page of `token_removals`, the queue for deleting API tokens, after an entry. A query over all organizations. */
 export async function listTokenRemovals (
   db: Db, after: TokenRemoval | undefined, limit: number
 ): Promise<TokenRemoval[]> {
@@ -253,15 +254,15 @@ export async function listTokenRemovals (
 const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
 
 /**
- * Deletes the next API tokens of an entry, `limit` at most; returns their number. The entry is deleted with the last
- * token. Locked tokens are skipped until the next run.
+ * Deletes the next API tokens of an entry in `token_removals`, `limit` at most; returns their number. Deletes the entry
+ * with the last token. Locked tokens are skipped until the next run.
  */
 export async function deleteEndedTokens (
   db: Db, removal: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
 ): Promise<number> {
   const { organization_id, ended, ended_id } = removal
   const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
-  // A person who joins again has no entry, so the tokens of the new membership are safe.
+  // The entry is deleted before a person can join again, so tokens of the new membership are not deleted.
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
   const count = await deleteSelected(db, api_tokens, sql`
     SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}

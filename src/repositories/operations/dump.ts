@@ -5,8 +5,8 @@ import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import * as tables from '../../db/tables.ts'
 
-// Reads and writes the whole database, table by table, as the catalogue describes it. So a newer release can restore
-// the schema of an older one, and new tables and columns need no code here.
+// Reads and writes the whole database. Tables and columns come from the PostgreSQL catalog, so a newer release can
+// restore the schema of an older one, and new tables and columns need no code here.
 
 /** Tables that a backup does not contain. Restoring most of them would revive revoked or used credentials. */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
@@ -75,13 +75,13 @@ export async function describeTables (db: Db): Promise<Table[]> {
   return sorted
 }
 
-// Instead of settings for requests. A page is found by its key, whatever statistics the table has.
+// Replaces the settings for requests. Without these scans, the planner reads each page by the primary key.
 const SETTINGS = [
   'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
   'enable_bitmapscan = off'
 ]
 
-/** Disables the timeouts of a transaction that reads or writes the whole database. Does not take the snapshot. */
+/** Disables the timeouts of a transaction that reads or writes the whole database. Does not take its snapshot yet. */
 export async function disableTimeouts (db: Db): Promise<void> {
   for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
 }
@@ -101,7 +101,7 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   for (let last: Values | undefined; ;) {
     const behind = last && listed(key.map((name) =>
       valueOf(typeOf.get(name)!, last![columns.findIndex((column) => column.name === name)]!)))
-    // The size of a large value is known without reading the value.
+    // PostgreSQL knows the size of a large value without reading the value.
     const rows = await queryRows<Record<string, unknown>>(db, sql`
       SELECT ${values} FROM (
         SELECT *, sum(row_bytes) OVER (ORDER BY ${keys}) - row_bytes AS bytes_before FROM (
@@ -119,7 +119,6 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   }
 }
 
-/** Inserts rows of a backup into a table. */
 export async function insertRows (db: Db, table: Table, rows: readonly Values[]): Promise<void> {
   const { columns } = table
   const names = columns.map(({ name }) => sql.identifier(name) as unknown as SQL)
@@ -133,7 +132,7 @@ export async function insertRows (db: Db, table: Table, rows: readonly Values[])
       part (${listed(columns.map((_column, i) => sql.raw(`v${i} text`)))})`)
 }
 
-/** The last numbers of identity columns that have generated any. */
+/** The last numbers of identity columns; columns that have generated no number are left out. */
 export async function listNumbered (db: Db, tables: readonly Table[]): Promise<Numbered[]> {
   const found = await queryRows<Numbered & { last: string | null }>(db, sql`
     SELECT c.relname AS "table", a.attname AS "column",
@@ -144,7 +143,7 @@ export async function listNumbered (db: Db, tables: readonly Table[]): Promise<N
   return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
 }
 
-/** Sets identity columns to continue after these numbers, or after the existing rows. */
+/** Sets identity columns to continue after these numbers, or after the largest existing value if that is larger. */
 export async function restoreSequences (db: Db, numbered: readonly Numbered[]): Promise<void> {
   for (const { table, column, last } of numbered) {
     const name = sql.identifier(column)
@@ -154,8 +153,8 @@ export async function restoreSequences (db: Db, numbered: readonly Numbered[]): 
   }
 }
 
-// Objects that are not of the service, by their SQL names; `isTable`: in the service's schema. Ignores objects of
-// extensions, and sequences, which belong to their table.
+// Database objects that do not belong to the service. `isTable`: a table in the schema `public`. Ignores objects of
+// extensions, and sequences of columns.
 async function listUnknown (db: Db): Promise<{ name: string, isTable: boolean }[]> {
   return queryRows(db, sql`
     SELECT format('%I.%I', n.nspname, c.relname) AS name,
@@ -171,14 +170,14 @@ async function listUnknown (db: Db): Promise<{ name: string, isTable: boolean }[
     ORDER BY n.nspname, c.relname`)
 }
 
-/** Tables in the service's schema that do not belong to the service, by name. */
+/** The names of tables in the schema `public` that do not belong to the service. */
 export async function listUnknownTables (db: Db): Promise<string[]> {
   return (await listUnknown(db)).filter(({ isTable }) => isTable).map(({ name }) => name)
 }
 
 /**
- * The name of an object that migrations do not create; undefined if the database is empty. Tables count as the
- * service's own only if its migrations are recorded.
+ * The name of an object that shows that the database is not empty; undefined if it has at most the tables and rows that
+ * migrations create. Tables count as the service's own only if its migrations are recorded.
  */
 export async function findContent (db: Db): Promise<string | undefined> {
   const [strange] = await listUnknown(db)
@@ -194,7 +193,7 @@ export async function findContent (db: Db): Promise<string | undefined> {
   return undefined
 }
 
-/** Drops the tables of an empty database, with the functions that protect them. */
+/** Drops the tables of an empty database, and their trigger functions. */
 export async function dropTables (db: Db): Promise<void> {
   const tables = await describeTables(db)
   const keepers = await queryRows<{ name: string }>(db, sql`
@@ -203,18 +202,16 @@ export async function dropTables (db: Db): Promise<void> {
     WHERE c.relnamespace = 'public'::regnamespace AND p.pronamespace = c.relnamespace AND NOT t.tgisinternal`)
   if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
   for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
-  // The schema stays, because other applications with Drizzle use the same name.
+  // Keeps the schema, because other applications with Drizzle use the same name.
   await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
 }
 
-/** Deletes the rows that migrations inserted into an empty database. */
 export async function clearSeeds (db: Db, tables: readonly Table[]): Promise<void> {
   for (const table of tables.filter(({ name }) => SEEDED.includes(name)).reverse()) {
     await db.execute(sql`DELETE FROM ${inPublic(table)}`)
   }
 }
 
-/** Updates the planner's statistics after a restore. */
 export async function analyze (db: Db): Promise<void> {
   await db.execute(sql`ANALYZE`)
 }
@@ -225,7 +222,7 @@ const valueOf = (type: string, value: Buffer): SQL => isBytes(type)
   ? sql`${value}::bytea`
   : sql`${value.toString('utf8')}::text::${sql.raw(type)}`
 
-// The size of text and bytes; other types are small.
+// The size of a row; types of small, fixed size are not counted.
 function sizeOf (columns: readonly { name: string, type: string }[]): SQL {
   const sizes = columns.flatMap(({ name, type }) => /^(bytea|text|character varying)/.test(type) && !type.endsWith('[]')
     ? [sql`coalesce(octet_length(${sql.identifier(name)}), 0)`]

@@ -6,7 +6,7 @@ import { columnsOf, idempotency_keys, members, organizations } from '../../db/ta
 /** The owner of a key. `key` is a keyed hash of the header (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The stored response to a request, sealed. `request` is a keyed hash of the request (`lookupHash`). */
+/** The sealed response to a request. `request` is a keyed hash of the request (`lookupHash`). */
 export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
 
 /** Seals stored responses; the encryption context is the key and the request. */
@@ -30,15 +30,15 @@ const toAnswer = (
   { request, status, answer }: Pick<typeof idempotency_keys.$inferSelect, keyof typeof columns>
 ): StoredResponse => ({ request, status, sealed: Buffer.from(answer.sealed, 'base64') })
 
-/** The stored response to a key of the last 24 hours. */
+/** The response that was stored for a key within the last 24 hours. */
 export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
   const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
   return row && toAnswer(row)
 }
 
 /**
- * The stored response to a person's key for creating an organization. Looks in all organizations of the person, because
- * the key does not name the organization.
+ * The stored response to a person's request that created an organization. Searches all organizations of the person,
+ * because such a request names no organization.
  */
 export async function findAnswerOfPerson (
   db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
@@ -61,10 +61,10 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/** Stores a response. False when another response to the key was stored meanwhile: the change has to be undone. */
+/** Stores a response; false if another one was stored for the key meanwhile: then the caller rolls back. */
 export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
-  // A response from more than 24 hours ago may still be there.
+  // Replaces an expired response that was not deleted yet.
   const { organization_id, principal, key } = idempotency_keys
   const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
     .onConflictDoUpdate({

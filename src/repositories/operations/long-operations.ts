@@ -2,9 +2,8 @@ import { sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 
 /**
- * Waits until no other instance runs a long operation of the organization, and locks out others until the end of the
- * transaction. Must be the first lock of its transaction, so that a waiting transaction has no other locks. Waits up to
- * the lock timeout.
+ * Serializes the long operations of an organization until the end of the transaction. Must be the first lock of its
+ * transaction, so that a waiting transaction holds no other locks. Waits up to the lock timeout.
  */
 export async function lockLongOperations (db: Db, organizationId: string): Promise<void> {
   await db.execute(sql`

@@ -9,9 +9,10 @@ import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
 export interface Count {
   name: string
   /**
-   * `place`: one device, one network or one session. Five attempts in 15 minutes are free; each further attempt doubles
-   * the lock time, up to 15 minutes. `account`: an account from all unknown devices; 25 attempts in half an hour, more
-   * than one place alone can make.
+   * `place`: one device, network or session. From the fifth attempt on, each attempt locks the counter: first for 30
+   * seconds, then twice as long each time, up to 15 minutes. The counter restarts after 15 minutes without attempts or
+   * lock. `account`: all unknown devices that sign in to an account; 25 attempts in half an hour, more than one place
+   * can make.
    */
   of: 'place' | 'account'
 }
@@ -26,7 +27,7 @@ const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 
 const OVER = sql`(${last_at} < now() - interval '30 minutes')`
 const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
 
-/** The number of failures from which attempts are locked. */
+/** The number of attempts from which a counter is locked. */
 const FROM = { place: 5, account: 25 }
 
 const BOUNDS = {
@@ -44,14 +45,14 @@ const BOUNDS = {
 }
 
 /**
- * Counts an attempt in each counter, or in none if one of them is locked. This happens before the password is verified,
- * so that concurrent guesses are counted one by one. Returns the number of the attempt in the last counter, or the
- * seconds to wait.
+ * Counts an attempt in each counter, or in none if one of them is locked. Must run before the password is verified, so
+ * that concurrent guesses are counted one by one. Returns the number of the attempt in the last counter, or the seconds
+ * to wait.
  */
 export async function takeAttempts (
   db: Db, counts: readonly Count[]
 ): Promise<{ number: number } | { wait: number }> {
-  // An hour is longer than every window and lock.
+  // One hour is longer than every counting period and lock.
   await deleteExpired(db, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
   for (const [i, count] of counts.entries()) {
@@ -69,7 +70,7 @@ export async function takeAttempts (
   return { number }
 }
 
-/** Takes back an attempt that could not be verified. A lock that other attempts caused stays. */
+/** Takes back an attempt that could not be verified. A lock stays if the other attempts suffice for it. */
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     await db.update(sign_in_failures).set({
@@ -79,7 +80,7 @@ export async function returnAttempts (db: Db, counts: readonly Count[]): Promise
   }
 }
 
-/** Resets the counter of the place after a correct password. Attempts from other places stay counted. */
+/** After a correct password: resets counters of places, and takes back this attempt from counters of accounts. */
 export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
@@ -90,8 +91,8 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
 const MAX_DEVICES = 20
 
 /**
- * The id of a browser with a sign-in in the last 90 days, to this account or, without `user_id`, to any. The id stays
- * when the browser's cookie changes, so that a counter for the browser does not restart with a sign-in.
+ * The id of a browser that signed in within the last 90 days: to this account or, without `user_id`, to any account. A
+ * new cookie does not change the id, so a sign-in does not restart a counter for the browser.
  */
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
@@ -103,7 +104,7 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
 
 /**
  * Remembers the browser of a sign-in under a new cookie, so that a copy of the former cookie (`before`) becomes
- * useless. Other accounts of the browser follow to the new cookie. An account keeps its 20 newest browsers.
+ * useless. The browser's rows for other accounts get the new cookie, too. Keeps the 20 newest browsers of the account.
  */
 export async function rememberDevice (
   db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }

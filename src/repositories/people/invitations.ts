@@ -10,7 +10,7 @@ import { invitation_mails, invitations, organizations } from '../../db/tables.ts
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-/** Who invites: a person, an API token, or (null) the operator. */
+/** The person or API token that invites; null stands for the operator. */
 export interface Inviter { type: 'user' | 'api_token', id: number, name: string }
 
 export interface NewInvitation {
@@ -55,7 +55,7 @@ export async function countInvitations (db: Db, organizationId: string): Promise
   return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
 }
 
-/** Open invitations, the oldest first. A row whose MAC does not verify is left out, though the total counts it. */
+/** A page of open invitations, oldest first. Rows whose MAC does not verify are left out, but count in `total`. */
 export async function listInvitations (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: Invitation[], total: number }> {
@@ -77,14 +77,14 @@ export async function findInvitation (db: Db, organizationId: string, id: string
   return row && toInvitation(row)
 }
 
-/** The same, locked until the end of the transaction. The caller has locked the organization. */
+/** Like `findInvitation`, but locks the invitation. The caller has locked the organization. */
 export async function lockInvitation (db: Db, organizationId: string, id: string): Promise<Invitation | undefined> {
   const [found] = await selectOpen(db, organizationId, id).for('update')
   const row = authenticRow(db, 'invitations', found)
   return row && toInvitation(row)
 }
 
-/** The open invitation whose mailed link has this secret (as SHA-256). */
+/** The open invitation whose mailed link contains the secret with this SHA-256 hash. */
 export async function findInvitationOfLink (
   db: Db, organizationId: string, tokenHash: Buffer
 ): Promise<OwnInvitation | undefined> {
@@ -95,7 +95,7 @@ export async function findInvitationOfLink (
   return row && { ...toInvitation(row), organization: found!.organization }
 }
 
-/** Open invitations to an address from all organizations, the newest first. */
+/** Open invitations to an address, newest first. Rows whose MAC does not verify are left out; `found` counts them. */
 export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
@@ -126,8 +126,8 @@ export async function isInvited (db: Db, organizationId: string, email: string):
 }
 
 /**
- * Creates an invitation that is open for seven days. The caller has locked the organization, has deleted its expired
- * invitations, and knows that the address has no open one there.
+ * Creates an invitation that is open for seven days. The caller has locked the organization, deleted its expired
+ * invitations, and checked that the address has no open invitation.
  */
 export async function createInvitation (
   db: Db, { organization_id, id, email, role, invited_by }: NewInvitation, tokenHash: Buffer | null
@@ -148,7 +148,7 @@ export async function createInvitation (
   return toInvitation(made!)
 }
 
-/** Opens an invitation for seven more days, with a new link if one is given; the link before stays valid otherwise. */
+/** Extends an open invitation to seven days from now. A `tokenHash` replaces the link; else the link stays valid. */
 export async function renewInvitation (
   db: Db, organizationId: string, id: string, tokenHash: Buffer | undefined
 ): Promise<Invitation | undefined> {
@@ -164,7 +164,7 @@ export async function deleteInvitation (db: Db, organizationId: string, id: stri
 
 const isOldMail = sql`${invitation_mails.sent_at} <= now() - interval '24 hours'`
 
-/** Takes the one mail that an organization may send to an address in 24 hours; false when it was sent already. */
+/** Records a mail to an address; false if the organization has sent one to this address within 24 hours. */
 export async function takeInvitationMail (db: Db, organizationId: string, email: string): Promise<boolean> {
   await deleteOldMails(db, organizationId)
   const taken = await db.insert(invitation_mails)
@@ -173,7 +173,7 @@ export async function takeInvitationMail (db: Db, organizationId: string, email:
   return taken.length === 1
 }
 
-/** Forgets a mail that was not delivered, so that the invitation can be sent again at once. */
+/** Deletes the record of a mail that was not delivered, so that the invitation can be sent again at once. */
 export async function returnInvitationMail (db: Db, organizationId: string, email: string): Promise<void> {
   await db.delete(invitation_mails).where(and(
     eq(invitation_mails.organization_id, organizationId), eq(invitation_mails.email_normalized, canonicalEmail(email))
@@ -184,7 +184,7 @@ async function deleteOldMails (db: Db, organizationId: string): Promise<void> {
   await db.delete(invitation_mails).where(and(eq(invitation_mails.organization_id, organizationId), isOldMail))
 }
 
-/** A page of organizations, after an id, with expired invitations or old dates of mails. */
+/** A page of organizations, after an id, with expired invitations or old records of mails. */
 export async function listExpiredInvitations (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT organization_id FROM ${invitations} WHERE expires_at <= now() AND organization_id > ${after}
@@ -193,10 +193,7 @@ export async function listExpiredInvitations (db: Db, after: string, limit: numb
   return rows.map((row) => row.organization_id)
 }
 
-/**
- * Deletes expired invitations of an organization, 1,000 at most, with the dates of old mails. Returns how many, and
- * those whose MAC verifies, for their events.
- */
+/** Deletes up to 1,000 expired invitations, and old records of mails. `expired`: those whose MAC verifies. */
 export async function deleteExpiredInvitations (
   db: Db, organizationId: string
 ): Promise<{ deleted: number, expired: { id: string, email: string }[] }> {

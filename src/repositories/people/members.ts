@@ -28,10 +28,7 @@ const isVerified = (db: Db, { row, user }: Pick<Found, 'row' | 'user'>): boolean
 const toMember = ({ row: { user_id, role, status }, user: { email, name }, joined_at }: Found): MemberAttributes =>
   ({ user_id, email, name, role, status, joined_at })
 
-/**
- * Members of an organization, ordered by account creation. A member whose membership or account has a MAC that does not
- * verify is left out, though the total counts it.
- */
+/** A page of members in the order of account creation. Rows that do not verify are left out, but count in `total`. */
 export async function listMembers (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: MemberAttributes[], total: number }> {
@@ -50,13 +47,13 @@ export async function findMember (
   return found && isVerified(db, found) ? toMember(found) : undefined
 }
 
-/** Whether an address belongs to a member of an organization: one statement, with an account and without. */
+/** Whether a member has this address. Runs the same statement whether or not the address has an account. */
 export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
   const isOf = eq(users.email_normalized, canonicalEmail(email))
   return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/** Locks a membership: concurrent changes by this member finish first, or fail. The organization is locked already. */
+/** Locks a membership: changes by this member commit first, or fail. The caller has locked the organization. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {
@@ -65,15 +62,12 @@ export async function lockMember (
   return authenticRow(db, 'members', row)
 }
 
-/** The number of other owners who can act: with an open account and a verified address. */
+/** The number of other active owners with an open account and a verified address. */
 export async function countOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
-/**
- * The same, with a lock that prevents closing their accounts before the end of the transaction. The caller has locked
- * the organization, and no account or membership.
- */
+/** Like `countOtherOwners`, and prevents closing these accounts. The caller has locked only the organization. */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
 }
@@ -94,8 +88,8 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
 }
 
 /**
- * Deletes a membership with its places in teams and the API tokens that the person made in the organization, which the
- * caller has locked (`lockTokensOfMember`): a later membership does not revive them.
+ * Deletes a membership, the person's team memberships, and the person's API tokens in the organization, so that a later
+ * membership does not revive them. The caller has locked the tokens (`lockTokensOfMember`).
  */
 export async function deleteMember (
   db: Db, organizationId: string, userId: number, tokens: EndingTokens
@@ -104,7 +98,7 @@ export async function deleteMember (
   await deleteTokensOfMember(db, organizationId, userId, tokens)
 }
 
-/** The ids of all organizations of which a person is a member. */
+/** The ids of all organizations in which a person is an active member. */
 export async function listOrganizationsOf (db: Db, userId: number): Promise<string[]> {
   const all: string[] = []
   for (let after = ''; ;) {

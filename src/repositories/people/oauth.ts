@@ -23,13 +23,12 @@ import type { TeamPowers } from '../../rules/roles.ts'
 import type { Organization } from './principals.ts'
 import type { User } from './users.ts'
 
-/** An OAuth client. */
 export type Client = AuthenticatedRow<'oauth_clients'>
 
 const SECOND = 1000
 const DAY = 24 * 60 * 60 * SECOND
 
-/** An enabled client. Ids of invalid length are not looked up. */
+/** An enabled client. Returns undefined for ids that PostgreSQL would reject, and for ids that are too long. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
   const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
@@ -58,12 +57,12 @@ export async function setClientDisabled (db: Db, id: string, disabled: boolean):
   return changed !== undefined
 }
 
-/** Revokes a batch of a client's grants; `revoked` is 0 when none are left. */
+/** Revokes one batch of a client's grants; `revoked` is 0 if none were left. */
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
 
-// An ended row loses its MAC, so that clearing the mark does not revive it.
+// A used row loses its MAC, so that resetting `used_at` in the database does not make the row valid again.
 const USED = { used_at: sql`now()`, mac: null }
 
 // Pending authorization requests
@@ -71,10 +70,9 @@ const USED = { used_at: sql`now()`, mac: null }
 export type PendingRequest = Pick<AuthenticatedRow<'oauth_requests'>,
   'client_id' | 'redirect_uri' | 'state' | 'code_challenge' | 'scopes'>
 
-/** Maximum pending requests of a session. */
 const MAX_REQUESTS = 20
 
-/** False when the session has ended. A session keeps its 20 newest requests, so that its end deletes few rows. */
+/** False if the session has ended. Keeps the 20 newest requests, so that ending a session deletes few rows. */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
@@ -96,7 +94,6 @@ export async function createRequest (
 const pending = (id_hash: Buffer, session_hash: Buffer) =>
   and(matching(oauth_requests, { id_hash, session_hash }), gt(oauth_requests.expires_at, sql`now()`))
 
-/** A pending request of this session. */
 export async function findRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -105,7 +102,7 @@ export async function findRequest (
   return authenticRow(db, 'oauth_requests', row, { user_id: userId })
 }
 
-/** Consumes a request of this session, so that only one of two concurrent decisions takes effect. */
+/** Deletes and returns a request of this session, so that only one of two concurrent decisions takes effect. */
 export async function takeRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -116,19 +113,16 @@ export async function takeRequest (
 
 // Grants and codes
 
-// Ended grants and used credentials are kept for a day, to detect reuse.
+// Expired and revoked grants are kept for a day with their codes and tokens, to detect reuse.
 const IS_OVER =
   sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
 
-/**
- * Revokes the oldest grants of a person to an application, so that one more grant stays within the limit. The caller
- * has locked the account, which serializes concurrent consents.
- */
+/** Revokes a person's oldest grants to a client, so that one more is within the limit. The account is locked. */
 export async function revokeExcessGrants (
   db: Db, { user_id, client_id }: { user_id: number, client_id: string }
 ): Promise<{ revoked: number[], ended: EndedTokens[] }> {
   const { id } = oauth_grants
-  // Grants from before the limit existed may be many.
+  // There may be many grants from before the limit existed.
   const oldest = await db.select({ id }).from(oauth_grants)
     .where(and(matching(oauth_grants, { user_id, client_id }), isActiveGrant))
     .orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
@@ -137,15 +131,12 @@ export async function revokeExcessGrants (
   return { revoked: grants.map((grant) => grant.id), ended }
 }
 
-/**
- * Creates a grant. Its id is larger than the id of the person's second factor, which shows that the factor was required
- * (`isOfFactor`). The caller has locked the account.
- */
+/** Creates a grant with a larger id than the person's second factor (`isOfFactor`). The account is locked. */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
-  // Deleting a grant cascades to its codes; access tokens were deleted before in batches, API tokens in the background.
-  // A grant whose code was never redeemed has no tokens.
+  // The first statement deletes old grants without tokens; deleting a grant cascades to its codes. The second one
+  // deletes grants whose code was never redeemed, which have no tokens.
   await deleteExpired(
     db, oauth_grants.id,
     sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
@@ -172,7 +163,6 @@ export async function createCode (
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
-/** The grant of a code or token. */
 export type LiveGrant = Pick<AuthenticatedRow<'oauth_grants'>, 'id' | 'client_id' | 'user_id' | 'scopes'>
 
 interface Issued { grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
@@ -186,7 +176,7 @@ const grant = {
   is_live: sql<boolean>`(${isActiveGrant} AND ${isEnabled})`
 }
 
-/** The authenticated rows that a grant depends on. */
+/** The authenticated columns of a grant, its user and its client. */
 const support = {
   itsGrant: authenticatedColumns('oauth_grants'),
   itsUser: authenticatedColumns('users'),
@@ -209,7 +199,7 @@ function isSupported (db: Db, { itsGrant, itsUser, itsClient }: Support): boolea
     isAuthentic(db, 'oauth_clients', itsClient, { user_id: itsGrant.user_id })
 }
 
-/** A code with its grant, locked: a concurrent second use sees that the code was used. */
+/** Locks a code and its grant, so that a concurrent second use sees that the code was used. */
 export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undefined> {
   const [row] = await withSupport(db.select({
     code: authenticatedColumns('oauth_codes'),
@@ -231,7 +221,6 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
 // Used, expired and revoked rows have no MAC and give no access.
 const isOver = ({ grant, is_used, is_expired }: Issued): boolean => is_used || is_expired || !grant.is_live
 
-/** Marks a code as used. */
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
   await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
 }
@@ -249,7 +238,7 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 
 // Tokens
 
-/** A used pair is kept as long as its grant, so that reuse of a refresh token is detected. */
+/** Creates a token pair. Used pairs are kept as long as their grant, to detect reuse of refresh tokens. */
 export async function createPair (
   db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
 ): Promise<void> {
@@ -268,7 +257,7 @@ export async function createPair (
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
 }
 
-/** The token pair of a refresh token, locked with its grant. */
+/** Locks the token pair of a refresh token, and its grant. */
 export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | undefined> {
   const [row] = await withSupport(db.select({
     id: oauth_tokens.id,
@@ -286,17 +275,16 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
   return isValid ? found : undefined
 }
 
-/** Marks a pair as exchanged: both of its tokens are invalid. */
+/** Marks a pair as exchanged, which makes both of its tokens invalid. */
 export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
 
-/** Revokes a grant with all its codes and tokens; returns the API tokens that ended. */
+/** Revokes a grant, its codes and its tokens; returns the API tokens that ended. */
 export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
   return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
 
-/** A granted application and the time of the grant. */
 export type Application = Pick<typeof oauth_grants.$inferSelect,
   'id' | 'client_id' | 'scopes' | 'created_at' | 'expires_at'> & { client: string }
 
@@ -317,7 +305,7 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
   return { ...held, rows: shown }
 }
 
-/** Revokes a grant of this person with all its codes and tokens; undefined when there is no such active grant. */
+/** Revokes a grant of this person, its codes and its tokens; undefined if there is no such active grant. */
 export async function revokeGrantOf (
   db: Db, user_id: number, id: number
 ): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
@@ -337,7 +325,7 @@ export async function revokeByToken (
 
 // Calls with an access token
 
-/** The caller of a request with an access token, in the organization that the path names, if any. */
+/** The caller of a request with an access token. `membership` is for the organization in the path, if any. */
 export interface UserCall {
   /** The id of the access token. */
   id: number
@@ -345,7 +333,7 @@ export interface UserCall {
   user: User
   client_id: string
   granted: Ability[]
-  /** The expiry of the grant, and of all its tokens. */
+  /** The expiry of the grant, after which none of its tokens is valid. */
   expires_at: Date
   membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
 }
@@ -411,7 +399,8 @@ function userCallOf (
   if (first === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant } = first
   if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
-  // A slug may equal another organization's id. Prefer an organization of which the user is a member, then the id.
+  // The slug of one organization may equal the id of another. Prefers organizations of which the user is a member, and
+  // among them a match of the id.
   const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
   const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
   const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)

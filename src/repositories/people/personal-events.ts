@@ -7,7 +7,7 @@ import { makeId } from '../../db/rows/ids.ts'
 import { personal_events } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 
-/** An event of a person's account with its origin; an operator has neither address nor browser. */
+/** An event of a person's account. `ip` and `user_agent` are null for an operator. */
 export type PersonalEvent = Pick<AuthenticatedRow<'personal_events'>,
   'user_id' | 'actor_type' | 'ip' | 'user_agent' | 'details'> & { action: EventName }
 
@@ -15,9 +15,9 @@ export type PersonalEvent = Pick<AuthenticatedRow<'personal_events'>,
 const LOGGED_BYTES = 500
 
 /**
- * Records an event that only its person sees. For an unknown address, the same statements run and write a WAL message
- * of the same size. The commit then flushes the WAL in both cases, so its duration does not tell whether an address has
- * an account. Also deletes some events that are older than a year.
+ * Records an event that only its person sees. For an unknown address, runs the same statements and writes a WAL message
+ * of the same size. The commit then flushes the WAL in both cases, so its duration does not reveal whether an address
+ * has an account. Also deletes some events that are older than a year.
  */
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
   const row = { ...event, id: makeId(), occurred_at: new Date(await readNow(db)) }

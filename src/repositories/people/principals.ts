@@ -18,11 +18,11 @@ import {
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
 
-/** The organization of a request, as authorization found it. */
+/** The organization of a request, as authorization loads it. */
 export type Organization = Pick<typeof organizations.$inferSelect, keyof typeof organizationColumns> &
   Pick<typeof organization_counters.$inferSelect, 'status'> & { plan: Plan }
 
-/** A person with the grant through which a principal acts, or through which it was created. */
+/** A person, and the grant that authorized the request or the creation of the token. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**
@@ -33,12 +33,12 @@ export interface Principal extends Powers {
   type: 'api_token' | 'user'
   id: number
   name: string
-  /** The roles through teams that authorization requested. */
+  /** The roles from teams that the authorization requested. */
   teams: TeamPowers
-  /** Restrictions of the token; empty: the whole organization. */
+  /** Restrictions of the token; empty if the token is for the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
-  /** The rows that every change locks until it commits. */
+  /** Identifies the rows that every change locks until the commit. */
   caller: Caller
   /** The person whom the principal acts for, or who owns the token; null for a token without an owner. */
   person: Person | null
@@ -110,11 +110,7 @@ const findPrincipals = batchLoad({
   read: (db, [row]) => row && principalOf(db, row)
 })
 
-/**
- * The principal of a valid API token, by the database's clock. Nothing is cached, so a revocation takes effect at once.
- *
- * @param teams the roles through teams to load; none by default
- */
+/** The principal of a valid API token, by the database's clock. Not cached, so a revocation takes effect at once. */
 export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
   return findPrincipals(db, { hash, teams })
 }
@@ -160,8 +156,8 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
 
 type Owned = Pick<Authenticated<'api_tokens'>, 'organization_id' | 'user_id' | 'grant_id'>
 
-// A token without an owner has its own abilities. A person's token has those that the person has too, and `*` only if
-// it was granted explicitly.
+// A token without an owner has its own abilities. A person's token has only abilities that the person has as well. It
+// has `*` only if `*` itself was granted, and not before the person added a second factor.
 function powersOf (
   db: Db, support: Support | null,
   { organization_id, user_id, grant_id, abilities: granted }: Owned & { abilities: Ability[] },

@@ -7,22 +7,19 @@ import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
-// Every change of a second factor locks the account first (`lockUser`), because it ends sessions.
+// Every change of a second factor locks the account first (`lockUser`), because the change ends sessions.
 
-/** The TOTP secret of a second factor; it takes effect when the account names its id. */
+/** A second factor with its wrapped TOTP secret. Active if `users.second_factor_id` is its id. */
 export type Factor = Omit<typeof second_factors.$inferSelect, 'mac'>
 
-/**
- * A new id for a second factor of a person, larger than the ids of all earlier grants, which any instance may have made
- * (`isOfFactor`). The caller has locked the account.
- */
+/** A new id for a second factor, larger than all ids of the person's grants (`isOfFactor`). The account is locked. */
 export async function makeFactorId (db: Db, userId: number): Promise<number> {
   const [newest] = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(eq(oauth_grants.user_id, userId))
     .orderBy(desc(oauth_grants.id)).limit(1)
   return makeId(newest?.id)
 }
 
-/** Stores a second factor during its setup, in place of an earlier setup. An active second factor is not replaced. */
+/** Replaces any stored second factor. The caller has locked the account, which has no active second factor. */
 export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'id' | 'secret'>): Promise<void> {
   const row = { ...factor, last_step: null }
   const values = { ...row, mac: macOf(db, 'second_factors', row) }
@@ -39,15 +36,15 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
 }
 
 /**
- * Activates the prepared second factor under a new id; grants with smaller ids were made without it. Ends all sessions
- * that began without it. Returns false without changes when there is an active factor already, or the account is
- * closed.
+ * Activates the prepared second factor under a new id; grants with smaller ids were made without the factor. Ends all
+ * sessions, which began without the factor. Returns false without changes if a factor is already active, or the account
+ * is closed.
  */
 export async function takeUpFactor (
   db: Db, from: Factor, { id, secret, last_step }: Pick<Factor, 'id' | 'secret' | 'last_step'>
 ): Promise<boolean> {
   const open = and(eq(users.id, from.user_id), isNull(users.second_factor_id), isNull(users.disabled_at))
-  // Update the account first: if it has a second factor already, that factor stays unchanged.
+  // Updates the account first, so that an active factor stays unchanged.
   if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
     return false
   }
@@ -57,7 +54,7 @@ export async function takeUpFactor (
   return true
 }
 
-/** Deletes the second factor with its recovery codes and pending sign-ins. False when the account's MAC is wrong. */
+/** Deletes the second factor, its recovery codes and pending sign-ins. False if the account's MAC does not verify. */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   const its = eq(users.id, user_id)
   const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null }, { updated_at: sql`now()` })
@@ -105,10 +102,7 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 const MINUTE = 60_000
 const MAX_WRONG_CODES = 5
 
-/**
- * Records for ten minutes that the password was correct. False when the password was changed meanwhile, or the account
- * closed. A later change of the password deletes the record too.
- */
+/** Records for ten minutes that the password was verified. False if it was changed or the account closed meanwhile. */
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {
@@ -126,7 +120,7 @@ export async function createSignInStep (
 const isValidStep = (token_hash: Buffer) =>
   and(eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`))
 
-/** The user of a sign-in that waits for the second factor. */
+/** The user of a sign-in that waits for a code. */
 export async function findSignInStep (db: Db, token_hash: Buffer): Promise<number | undefined> {
   const [row] = await db.select(authenticatedColumns('sign_in_steps')).from(sign_in_steps)
     .where(isValidStep(token_hash))
@@ -140,7 +134,7 @@ export async function takeSignInStep (db: Db, token_hash: Buffer): Promise<boole
   return authenticRow(db, 'sign_in_steps', row) !== undefined
 }
 
-/** Counts a wrong code. Returns false after five wrong codes: the user has to sign in again. */
+/** Counts a wrong code. Returns false after five wrong codes; the user then has to sign in again. */
 export async function countWrongCode (db: Db, token_hash: Buffer): Promise<boolean> {
   const step = eq(sign_in_steps.token_hash, token_hash)
   const [row] = await db.update(sign_in_steps).set({ wrong_codes: sql`${sign_in_steps.wrong_codes} + 1` }).where(step)

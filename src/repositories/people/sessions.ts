@@ -11,13 +11,13 @@ import type { User } from './users.ts'
 const DAY = 24 * 60 * 60 * 1000
 const IDLE = sql`now() - interval '12 hours'`
 const MINUTE = 60_000
-/** Maximum sessions of a person; the ones used last are kept. */
+/** Maximum sessions of a person; the most recently used ones are kept. */
 const MAX_SESSIONS = 1_000
 
 /**
- * Creates a session. Returns false when, since the verification, the password or the second factor was changed, or the
- * account was closed. The account is locked, so that a concurrent change of the password waits and then ends this
- * session too (OA-63).
+ * Creates a session. Returns false if, since the password was verified, the password or second factor was changed or
+ * the account was closed. Locks the account, so that a concurrent password change waits, and then ends this session,
+ * too (OA-63).
  */
 export async function createSession (
   db: Db, token_hash: Buffer,
@@ -33,7 +33,7 @@ export async function createSession (
     FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
       AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
     RETURNING user_id`)
-  // After the lock of the user, which is the first lock of every transaction that ends sessions.
+  // Must come after the lock of the user: every transaction that ends sessions locks the user first.
   await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < now() OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
   await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
@@ -42,7 +42,7 @@ export async function createSession (
 
 const live = and(gt(sessions.expires_at, sql`now()`), gt(sessions.seen_at, IDLE))
 
-/** The user of a valid session: used within 12 hours, at most 7 days old, and of an open account. */
+/** The user of a valid session: used within the last 12 hours, at most 7 days old, and with an open account. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns,
@@ -63,10 +63,9 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
   return user
 }
 
-/** A signed-in browser. */
 export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
 
-/** A page of a person's valid sessions, last used first. */
+/** A page of a person's valid sessions, most recently used first. */
 export async function listSessions (db: Db, user_id: number, page = 1): Promise<HeldPage<Session>> {
   const { limit, offset } = heldFrom(page)
   const rows = await db.select({ ...authenticatedColumns('sessions'), created_at: sessions.created_at }).from(sessions)
@@ -76,7 +75,7 @@ export async function listSessions (db: Db, user_id: number, page = 1): Promise<
   return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
 }
 
-/** Deletes a session; with `user_id`, only if it belongs to this person. False when there was none. */
+/** Deletes a session; with `user_id`, only if it belongs to this person. False if there is no such session. */
 export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
   const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
   const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))

@@ -41,7 +41,7 @@ const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('
   SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
   ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
-/** Teams of an organization by slug. A row whose MAC does not verify is left out, though the total counts it. */
+/** A page of teams, sorted by slug. Rows whose MAC does not verify are left out, but count in `total`. */
 export async function listTeams (
   db: Db, organization_id: string, page: PageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
@@ -50,7 +50,7 @@ export async function listTeams (
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }
 
-/** Members of a team, ordered by account creation. A person is left out if the MAC of either row does not verify. */
+/** Members of a team in the order of account creation, without those whose membership or account does not verify. */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
@@ -61,10 +61,7 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
     .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
 }
 
-/**
- * The projects of a team by slug, with the team's role in each. A role whose MAC does not verify is left out. Throws
- * TamperedRow for the row of a project.
- */
+/** Projects of a team, sorted by slug, without roles that do not verify. Throws TamperedRow if a project does not. */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
   const { organization_id, project_id } = team_projects
   const rows = await db
@@ -78,13 +75,13 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
   })
 }
 
-// Rows to read for each role, however many projects the teams have.
+// Maximum rows to read for each role, because teams may have many projects.
 const MAX_OF_ROLE = 100
 
 type RoleFound = Authenticated<'team_projects'> & Record<'in_team_mac' | 'member_mac', Buffer | null> &
   { member_role: Role }
 
-// Each part has its own limit, so that each stops reading its index early.
+// Each subquery has its own LIMIT, so that PostgreSQL ends each index scan early.
 const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
   SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS requested (role) CROSS JOIN LATERAL (
     SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
@@ -102,7 +99,7 @@ const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles
     LIMIT ${sql.raw(String(MAX_OF_ROLE))}
   ) found`)
 
-/** The roles of a person in projects through teams, in all organizations with an active membership. */
+/** The distinct roles that teams give a person in projects, in all organizations with an active membership. */
 export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
   const rows = await byRole(db, { user_id, roles: JSON.stringify(ROLES) })
   const own = rows.filter(({ member_role, member_mac, in_team_mac, ...held }) => {
@@ -120,7 +117,7 @@ export async function countTeams (db: Db, organizationId: string): Promise<numbe
   return db.$count(teams, eq(teams.organization_id, organizationId))
 }
 
-/** A taken slug is a unique violation. */
+/** Throws a unique violation if the slug is taken. */
 export async function createTeam (db: Db, team: NewTeam): Promise<void> {
   await db.insert(teams).values({ ...team, mac: macOf(db, 'teams', team) })
 }
@@ -134,7 +131,7 @@ export async function updateTeam (
   await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
 }
 
-/** Deletes a team, in the order in which its members lock rows: their place in the team, then the team's role. */
+/** Deletes members first, because requests authorized by a team lock `team_members`, then `team_projects`. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   const its = { organization_id: organizationId, team_id: id }
   await db.delete(team_members).where(matching(team_members, its))
@@ -146,7 +143,7 @@ interface InTeam { organization_id: string, team_id: string, user_id: number }
 const itsMember = ({ organization_id, team_id, user_id }: InTeam) =>
   matching(team_members, { organization_id, team_id, user_id })
 
-/** The members of a team, the teams of a person, and whether the person is in this team. */
+/** The number of members of a team, the number of the person's teams, and whether the person is in this team. */
 export async function countTeamMembers (
   db: Db, { organization_id, team_id, user_id }: InTeam
 ): Promise<{ members: number, teams: number, is_in: boolean }> {

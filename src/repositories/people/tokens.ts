@@ -43,10 +43,10 @@ const madeBy = (maker: NewToken['made_by']) => ({
 })
 
 /**
- * The reached limit for live API tokens, of the organization or of the person in it; undefined when a token can be
- * created, renewed or get another owner. Expired tokens stay visible up to the same limit; beyond it, the oldest ones
- * are deleted. `held` is an existing token that gets a new owner or a new expiry: it counts as new for the person, and
- * for the organization only if it had expired. The caller has locked the organization, which serializes requests.
+ * If a limit of live API tokens is reached, for the organization or for the person: returns this limit. Undefined if a
+ * token can be created, renewed or transferred. Deletes the oldest expired tokens beyond the organization's limit.
+ * `held` is an existing token that gets a new owner or expiry: it counts as new for the person, and for the
+ * organization only if it had expired. The caller has locked the organization, which serializes requests.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -77,7 +77,7 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
     DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
 }
 
-/** Tokens inside the caller's restrictions, newest first. A row with a wrong MAC is left out, though counted. */
+/** A page of tokens within the caller's restrictions, newest first. Rows that do not verify only count in `total`. */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
 ): Promise<{ rows: ApiToken[], total: number }> {
@@ -90,9 +90,9 @@ export async function listTokens (
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
 
-// `coversAll` as an SQL condition, so that the check does not block the event loop: the token has restrictions, and the
-// caller's restrictions include each of them, its target or its project. The caller's restrictions are a subquery, so
-// that PostgreSQL builds their hash table once. Malformed restrictions do not match.
+// `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it has
+// restrictions, and for each of them its environment, target or project is among the caller's restrictions. These are a
+// subquery, so that PostgreSQL builds one hash table. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
   const paths = JSON.stringify(slices.map(pathOf))
   const isCovered = (...ids: (keyof Slice)[]) => sql`${
@@ -105,7 +105,7 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
       OR ${isCovered('project_id')}) IS NOT TRUE)`
 }
 
-/** An API token that a person, or a token of that person, created, as the person and the operator see it. */
+/** A person's API token, as shown to the person and the operator. */
 export type OwnToken = Pick<ApiToken,
   'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
     id: number
@@ -125,7 +125,7 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
   return { ...held, rows: genuine.map(({ token, organization }) => ({ ...token, organization })) }
 }
 
-/** The organization of a person's token. Locks the token, because a rotation by another person changes its owner. */
+/** Locks a person's token, because a rotation by another person changes its owner. Returns the organization. */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
@@ -134,7 +134,7 @@ export async function lockOwnToken (db: Db, userId: number, id: number): Promise
   return row?.organization_id
 }
 
-/** The restrictions of a token of the organization; empty for a token of the whole organization. */
+/** Locks a token and returns its restrictions; empty if the token is for the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
   const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens)
     .where(oneOf(organizationId, id)).for('update')
@@ -144,12 +144,13 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
 const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, { organization_id: organizationId, id })
 
 /**
- * Replaces the value of a token. The former value stays valid for `overlapSeconds`; a value from an earlier rotation
- * ends. A rotation by the former value with an `Idempotency-Key` (`isKeyed`) is a retry after a lost response: the
- * former value keeps its expiry, and the value in between ends, which without the key may be in use.
+ * Replaces the value of a token. The former value stays valid for `overlapSeconds`; an even older value becomes
+ * invalid. If the former value authenticates the rotation and the request has an `Idempotency-Key` (`isKeyed`), the
+ * rotation is a retry after a lost response: the former value keeps its expiry, and the lost value becomes invalid.
+ * Without the key, the value in between may be in use.
  *
- * The token then belongs to the person of the `rotater`, so that it ends with the person who knows its value. The
- * caller has locked the token (`lockToken`).
+ * The token then belongs to the person who rotates it, so that it ends with the person who knows its value. The caller
+ * has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -160,9 +161,9 @@ export async function rotateToken (
   const caller = rotater?.caller
   const isByFormer = caller !== undefined && 'api_token' in caller && caller.api_token === id &&
     caller.hash !== former.toString('hex')
-  const staysAsItIs = isKeyed && isByFormer && overlapSeconds > 0
-  if (!staysAsItIs) await db.delete(former_token_hashes).where(and(eq(of, organization_id), eq(token_id, id)))
-  if (overlapSeconds > 0 && !staysAsItIs) {
+  const isRetry = isKeyed && isByFormer && overlapSeconds > 0
+  if (!isRetry) await db.delete(former_token_hashes).where(and(eq(of, organization_id), eq(token_id, id)))
+  if (overlapSeconds > 0 && !isRetry) {
     const expires_at = new Date(await readNow(db) + overlapSeconds * 1000)
     const row = { organization_id, token_id: id, token_hash: former, expires_at }
     await db.insert(former_token_hashes).values({ ...row, mac: macOf(db, 'former_token_hashes', row) })
@@ -171,7 +172,7 @@ export async function rotateToken (
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
-/** Whether a token already ends with the person and grant of the principal, or the principal has no person. */
+/** Whether the token has the person and grant of the principal; true if the principal has no person. */
 export const endsWith = (
   { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
@@ -188,13 +189,13 @@ export async function updateToken (
   return row && showToken(db, row)
 }
 
-/** A token of the organization; undefined when there is none, or its MAC does not verify. */
+/** A token of the organization; undefined if there is none, or its MAC does not verify. */
 export async function findToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
   const [row] = await db.select(columns).from(api_tokens).where(oneOf(organizationId, id))
   return authenticRow(db, 'api_tokens', row)
 }
 
-/** The same, locked until the end of the transaction, with `is_live`. */
+/** Like `findToken`, but locks the token until the end of the transaction. */
 export async function lockToken (db: Db, organizationId: string, id: number): Promise<LockedToken | undefined> {
   const [row] = await db.select({ ...columns, is_live: sql<boolean>`${isLive}` }).from(api_tokens)
     .where(oneOf(organizationId, id)).for('update')
@@ -202,11 +203,11 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
 }
 
 /**
- * Locks the membership and the grant of a token's person, and those of the person who changes the token (`by`), until
- * the end of the transaction (FOR SHARE). The order is memberships by account, grants by id, then tokens (0029).
- * Returns the expiry of the grant; null without a grant. Undefined when there is no such token, or its membership or
- * grant is not valid any more: then the token must not be renewed. The caller has locked the organization, so the
- * token's owner does not change meanwhile.
+ * Locks the membership and grant of a token's person, and those of the person who changes the token (`by`), until the
+ * end of the transaction (FOR SHARE). Lock order: memberships by account, grants by id, tokens (decision 0029). Returns
+ * the expiry of the grant; null without a grant. Undefined if the token does not exist, or its membership or grant is
+ * no longer valid; then the token must not be renewed. The caller has locked the organization, so the token's owner
+ * cannot change.
  */
 export async function lockTokenSupport (
   db: Db, organizationId: string, id: number, by: Principal['person']
@@ -250,7 +251,6 @@ export async function findOrganizationOfToken (db: Db, id: number): Promise<stri
   return row?.organization_id
 }
 
-/** A token as the API returns it. */
 export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
   return (await withRestrictions(db, row.organization_id, [row]))[0]!
 }
@@ -261,9 +261,9 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 }
 
 /**
- * Locks tokens whose restrictions all name deleted levels, `limit` at most, for deletion: without restrictions they
- * would apply to the whole organization. MACs are not verified here, so that a manipulated row does not block a
- * deletion.
+ * Locks tokens, `limit` at most, whose restrictions all name deleted levels, and returns their ids for deletion:
+ * without restrictions they would be valid for the whole organization. Does not verify MACs, so that a manipulated row
+ * does not block a deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
   const rows = await queryRows<{ id: string }>(db, sql`
@@ -283,14 +283,14 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
 }
 
 /**
- * Resolves the slugs of a restriction to ids; undefined when a slug does not exist. Locks the project, because a
+ * Resolves the slugs of a restriction to ids; undefined if a slug does not exist. Locks the project, because a
  * concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
 ): Promise<Slice | undefined> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
-  // A separate statement: the next one then sees the result of a deletion that this one waited for.
+  // A separate statement, so that the next one sees the result of a deletion that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share')
   const { organization_id, id: project_id } = projects
   const [row] = await db
@@ -311,16 +311,15 @@ export async function findSlice (
   return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
 }
 
-/** The authenticated columns of a token, and its times. */
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
 
 /** A locked token; `is_live`: it has not expired by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
 
-// Restrictions are stored by id and shown by slug. A restriction to a deleted level is left out; a token ends with its
-// last restriction. A level whose MAC does not verify ends the request: without that restriction, the token would look
-// like a token of the whole organization.
+// Restrictions are stored by id and shown by slug. Restrictions to deleted levels are left out; a token ends with its
+// last restriction. Throws TamperedRow if the MAC of a level does not verify: without the restriction, the token would
+// look like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>

@@ -13,14 +13,13 @@ import {
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
-/** A person with an account. */
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
 export interface Membership { id: string, name: string, slug: string, role: Role, joined_at: Date }
 
 const NOW = { updated_at: sql`now()` }
 
-/** Creates an account; undefined when the address has one. */
+/** Creates an account; undefined if the address already has an account. */
 export async function createUser (
   db: Db, user: { email: string, name: string, password_hash: string | null }
 ): Promise<number | undefined> {
@@ -43,7 +42,7 @@ export async function findUserByEmail (db: Db, email: string): Promise<WithPassw
   return readUser(db, isOf(email))
 }
 
-/** The account of an address, even if its MAC does not verify, so that it can be closed. */
+/** The account of an address, even if its MAC does not verify, so that a manipulated account can be closed. */
 export async function findAccount (db: Db, email: string): Promise<number | undefined> {
   const [found] = await db.select({ id: users.id }).from(users).where(isOf(email))
   return found?.id
@@ -61,28 +60,28 @@ async function readUser (db: Db, where: SQL): Promise<WithPassword | undefined> 
 
 const isOf = (email: string): SQL => eq(users.email_normalized, canonicalEmail(email))
 
-/** Accounts in creation order, after a given id; a hundred at most. */
+/** At most 100 accounts after a given id, in creation order. */
 export async function listUsers (db: Db, after: number): Promise<(User & { has_password: boolean })[]> {
   return db.select({
     ...userColumns, has_password: sql<boolean>`${users.password_hash} IS NOT NULL`
   }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
-/** Rehashes the same password without ending sessions. False when the hash was changed meanwhile. */
+/** Replaces the hash of the same password without ending sessions. False if the hash was changed meanwhile. */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
   const its = matching(users, { id, password_hash: from })
   return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
-/** The first lock of every transaction that ends something of the user, which prevents deadlocks. */
+/** Locks an account: the first lock of transactions that end its sessions, grants or tokens, to prevent deadlocks. */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
 }
 
 /**
  * Sets a new password, and ends all sessions, grants and links of the user (OA-63); returns the API tokens that ended.
- * Undefined without changes when the account was closed, or when the verified password (`from`) is not current any
- * more. An invited user also sets the name (`name`).
+ * Undefined without changes if the account was closed, or the verified password (`from`) is no longer current. An
+ * invited user also sets the name (`name`).
  */
 export async function changePassword (
   db: Db, id: number, password_hash: string, from?: string, name?: string
@@ -95,8 +94,9 @@ export async function changePassword (
 }
 
 /**
- * Closes or reopens an account, and ends all its sessions, grants and tokens, also those that were created during the
- * closing. Returns the API tokens that ended; undefined when the MAC of an account to reopen does not verify.
+ * Closes or reopens an account. Ends all its sessions, grants and tokens, including those that were created while the
+ * account was being closed. Returns the API tokens that ended; undefined if the MAC of an account to reopen does not
+ * verify.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
@@ -120,8 +120,8 @@ export async function endEverything (db: Db, id: number): Promise<EndedTokens[]>
 }
 
 /**
- * Makes a person a member. Returns the limit, without changes, when the person is in, or owns, the maximum number of
- * organizations. API tokens of an earlier membership are not revived: see `endTokensOfBefore`.
+ * Makes a person a member. If the person is in, or owns, the maximum number of organizations, returns this limit
+ * without changes. API tokens of an earlier membership stay invalid (`endTokensOfBefore`).
  */
 export async function createMember (
   db: Db, member: { organization_id: string, user_id: number, role: Role }
@@ -133,7 +133,7 @@ export async function createMember (
   return undefined
 }
 
-/** Memberships of the user, by the name of the organization. */
+/** The active memberships of a user, sorted by the name of the organization. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
   const { id, name, slug } = organizations
   const membership = { id, name, slug, role: members.role, joined_at: members.joined_at }
@@ -146,9 +146,9 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
 
 const DAY = 24 * 60 * 60 * 1000
 
-/** Creates a link for setting the password once within three days; an earlier link becomes invalid. */
+/** Creates a link for setting the password once within three days. Deletes an earlier link. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
-  // Of two concurrent links, the second invalidates the first.
+  // Serializes concurrent calls, so that only the last link is valid.
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links.token_hash, sql`${password_links.expires_at} < now()`)
@@ -156,7 +156,6 @@ export async function createPasswordLink (db: Db, token_hash: Buffer, userId: nu
   await db.insert(password_links).values({ ...row, mac: macOf(db, 'password_links', row) })
 }
 
-/** The user of a valid link. */
 export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns, link: authenticatedColumns('password_links'), row: authenticatedColumns('users')

@@ -7,20 +7,21 @@ import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-// Reconstructs the documents of a moment from versions. Version ids and times grow in commit order. So the last version
-// before a moment is found by binary search over the organization's ids, and the one of each level by the index of its
-// history. No index by time is needed, however long a history is.
+// Reconstructs the documents that existed at a moment. Version ids and times grow in commit order. So a binary search
+// over the organization's version ids finds the last one before the moment, and the index of each history finds the
+// version of each level. Even long histories need no index by time.
 
-/** The source of a level's document at a moment; unknown: a write recorded no version. */
+/** The source of a level's document at a moment; `unknown`: a write recorded no version, or the version was deleted. */
 type PastState = 'none' | 'current' | 'version' | 'unknown'
 
-// The moment, rounded to the precision of stored times. Passed as a number, since PostgreSQL does not parse all years.
+// The moment, rounded to the precision of stored times. A number, since PostgreSQL does not parse the text of all
+// years.
 const momentOf = (organizationId: SQL, at: SQL) => sql`moment AS (
     SELECT ${organizationId}::char(26) AS organization_id, to_timestamp(${at}::float8 / 1000)::timestamptz(3) AS at
   )`
 
-// Binary search: `seen` is not later than the moment, and ids from `behind` on are later. If a clock was set back,
-// times are not monotonic, and the search finds one of the places where later times follow.
+// Binary search: the version `seen` is not later than the moment; versions from `behind` on are later. If a clock was
+// set back, times are not monotonic, and the search finds one of several such boundaries.
 const HALVES = sql`halves AS (
     SELECT 0::bigint AS seen, c.next_version AS behind
     FROM moment JOIN organization_counters c ON c.organization_id = moment.organization_id
@@ -35,7 +36,8 @@ const HALVES = sql`halves AS (
     WHERE halves.behind - halves.seen > 1
   ), cut AS (SELECT behind FROM halves WHERE behind - seen <= 1)`
 
-// For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null without a later write.
+// For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null if the secret was not
+// written after the moment.
 const VERSIONS = sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
@@ -48,8 +50,8 @@ const VERSIONS = sql`LEFT JOIN LATERAL (
     ORDER BY id LIMIT 1
   ) AS n ON true`
 
-// A version is valid until the next write. If the next version's revision is not the successor, a version is missing,
-// and it may have been written before the moment.
+// A version is valid until the next write. If the next revision is not its successor, a version is missing, which may
+// have been written before the moment.
 const HELD = sql`CASE
     WHEN s.created_at > moment.at THEN 'none'
     WHEN s.updated_at <= moment.at THEN CASE WHEN s.sealed IS NULL THEN 'none' ELSE 'current' END
@@ -62,7 +64,7 @@ const isLocked = (retentionDays: SQL) =>
 
 const IS_FUTURE = sql`moment.at > clock_timestamp()`
 
-/** The document of a level at a moment, from a version or the current row. `sealed` is null if it is unknown. */
+/** A level's document at a moment, from a version or the current row. `sealed` is null if it is `unknown`. */
 export interface PastDocument extends Pick<SecretRow,
   'id' | 'level' | 'level_id' | 'revision' | 'key_version' | 'version' | 'sealed' | 'recorded_revision'> {
   held: Exclude<PastState, 'none'>
@@ -70,9 +72,8 @@ export interface PastDocument extends Pick<SecretRow,
   path: string
   /** Outside the plan's retention window, by the database's clock. */
   locked: boolean
-  /** Null if it is not from a version. */
+  /** Null if the content is not from a version. */
   version_created_at: Date | null
-  /** The key of the content. */
   key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
 }
 
@@ -115,8 +116,8 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
   ) AS k ON true`)
 
 /**
- * The documents on the path to a level at a moment, root first. `future` when the moment is in the future by the
- * database's clock; undefined when the level did not exist.
+ * The documents on the path to a level at a moment, root first. `future` if the moment is later than the database's
+ * clock; undefined if the level did not exist.
  */
 export async function findDocumentsAt (
   db: Db, state: LevelState, at: Date, retentionDays: number | null
@@ -142,9 +143,9 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
   if (held === null) return undefined
   requireAuthentic(db, 'secrets', { ...row, organization_id, revision: Number(row.revision), sealed: row.is_stored })
   if (held === 'none') return undefined
-  // The project never had this key.
+  // The row was manipulated: the project has no key of this version.
   if (row.managed === null) return tampered()
-  // The rows of the levels were verified when the state was loaded.
+  // The level rows with these slugs were verified when the state was loaded.
   const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
   const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
   const isVersion = held === 'version'
@@ -169,7 +170,7 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
 /** A level whose document at the moment differs from the current one, or may differ (`unknown`). */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
   held: Exclude<PastState, 'current'>
-  /** Slugs down to the level; set for the first `unknown` one only. */
+  /** Slugs down to the level; set only for the first `unknown` level. */
   path: string | null
   is_stored: boolean
   version: number | null
@@ -179,9 +180,9 @@ export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'tar
 }
 
 /**
- * The levels of a locked project whose documents differ, or may differ, from those at a moment. Levels with nothing but
- * key rotations since are left out. `future` when the moment is in the future by the database's clock; undefined when
- * the project did not exist.
+ * The levels of a locked project whose documents differ, or may differ, from those at a moment. Excludes levels that
+ * only key rotations have changed since. `future` if the moment is later than the database's clock; undefined if the
+ * project did not exist.
  */
 export async function listChangedLevels (
   db: Db, project: KeyState, at: Date, retentionDays: number | null

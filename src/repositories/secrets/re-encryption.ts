@@ -9,11 +9,10 @@ import {
 import { type KeyRow, type KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-// Finds versions under former keys, and moves them to the active key.
+// Finds versions under former keys, and stores them re-encrypted under the active key.
 
 type Version = typeof secret_versions.$inferSelect
 
-/** A version under an older key, with the key. */
 export type OldVersion = Pick<Version, 'id' | 'revision' | 'key_version' | 'size_bytes' | 'sealed'> &
   { secret_id: string, level_id: string, key: KeyRow }
 
@@ -23,9 +22,9 @@ const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'fini
 export type Progress = Pick<typeof re_encryptions.$inferSelect, keyof typeof progress>
 
 /**
- * Versions to re-encrypt: those under a former key with the same custody (server or client) as the active key. Versions
- * outside the plan's retention (`retentionDays`) are not sent to a client, so they do not count for clients; the server
- * moves them too.
+ * A condition for versions to re-encrypt: those under a former key that the same side (server or client) manages as the
+ * active key. Clients cannot read versions outside the plan's retention, so `retentionDays` excludes these for clients;
+ * the server re-encrypts them, too.
  */
 const waiting = (project: KeyState, retentionDays: number | null) => and(
   eq(secrets.project_id, project.id),
@@ -39,10 +38,9 @@ const { organization_id, history_id, key_version } = secret_versions
 const itsSecret = matching(secrets, { organization_id, history_id })
 const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.project_id, version: key_version })
 
-// The range of former key numbers: one index range for each secret, however many keys there were. A server that hands
-// its key over has no versions left under former keys (`history_under_old_keys`). So in a client-managed project all
-// former keys are the client's, and in a server-managed project those after the last client-managed key are the
-// server's.
+// A range of key versions, so that each secret needs one index range. A project can be handed over to its client only
+// without versions under former keys (`history_under_old_keys`). So in a client-managed project all former keys belong
+// to the client; in a server-managed project those after the last client-managed key belong to the server.
 const underOldKeys = ({ organization_id, id, key_version, encryption_type }: KeyState) => {
   const lastOfClient = sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k
     WHERE k.organization_id = ${organization_id} AND k.project_id = ${id} AND k.managed = 'client'
@@ -55,7 +53,7 @@ const isOfProject = ({ organization_id, id }: KeyState) =>
   sql`s.organization_id = ${organization_id} AND s.project_id = ${id}`
 const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
 
-/** Counts the versions to re-encrypt, by an index-only scan for each secret. */
+/** Counts the versions to re-encrypt, with an index-only scan for each secret. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
@@ -67,7 +65,7 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   return count
 }
 
-/** Whether there are versions to re-encrypt: one index lookup for each secret, up to the first match. */
+/** Whether there are versions to re-encrypt. Needs one index lookup for each secret, up to the first match. */
 export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const { found } = await queryRow<{ found: boolean }>(db, sql`
     SELECT EXISTS (
@@ -78,13 +76,12 @@ export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: nu
   return found
 }
 
-/** The number of versions left to re-encrypt, or `more` if there are more than `most`, without counting further. */
+/** The number of versions left to re-encrypt, or `more` for more than `most`. Reads at most `most` + 1 versions. */
 export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
   const found = await listWaiting(db, project, START, most + 1)
   return found.length > most ? 'more' : { left: found.length }
 }
 
-/** A cursor over the versions of a project. */
 export interface Cursor { secret_id: string, key_version: number, id: number }
 
 export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
@@ -92,9 +89,9 @@ export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
 type Listed = Cursor & { size_bytes: number }
 
 /**
- * Ids and sizes of the server's versions to re-encrypt after a cursor, in index order, so that moved versions are not
- * read again. Each secret is looked up separately: one query over the organization would read the versions of all its
- * other projects each time.
+ * Ids and sizes of the versions to re-encrypt in a server-managed project, after a cursor, in index order, so that no
+ * moved version is read again. Looks up each secret separately: one query over the organization would read the versions
+ * of all its other projects each time.
  */
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   const isAfters = sql`s.id = ${after.secret_id}`
@@ -111,8 +108,8 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
 }
 
 /**
- * Ids and sizes of the client's versions to re-encrypt, oldest first, without those outside the plan's retention. Reads
- * as many index entries as counting does.
+ * Ids and sizes of the versions to re-encrypt in a client-managed project, oldest first, without those outside the
+ * plan's retention. Reads as many index entries as `countWaiting`.
  */
 export async function listOldestWaiting (
   db: Db, project: KeyState,
@@ -134,9 +131,9 @@ const queryNumbered = async (db: Db, statement: SQL): Promise<Listed[]> =>
   (await queryRows<Listed>(db, statement)).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
- * Those of the versions that are still to re-encrypt, with their content. `lock` locks their rows until the end of the
- * transaction: `wait` locks the secrets too, in the order of a restore; `skip` leaves out rows that another instance or
- * a restore has locked.
+ * Of the given versions, those that still need re-encryption, with their content. `lock` locks their rows until the end
+ * of the transaction: `wait` locks the secrets as well, in the same order as a restore; `skip` skips rows that another
+ * transaction has locked.
  */
 export async function findWaiting (
   db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
@@ -158,10 +155,9 @@ export async function findWaiting (
   }
 }
 
-/** A re-encrypted version. */
 export type MovedVersion = Pick<Version, 'id' | 'sealed' | 'size_bytes'>
 
-/** Stores re-encrypted versions under the active key; ids, revisions and times stay the same. */
+/** Stores re-encrypted versions under the active key, with the same ids, revisions and times. */
 export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
@@ -172,7 +168,7 @@ export async function moveVersions (db: Db, project: KeyState, versions: readonl
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
 
-/** Adds the growth of versions to the sizes of their histories. The caller has locked the secrets. */
+/** Adds the growth of re-encrypted versions to `version_bytes` of their secrets. The caller has locked the secrets. */
 export async function growHistories (
   db: Db, project: KeyState, grown: readonly { secret_id: string, growth: number }[]
 ): Promise<void> {
@@ -185,7 +181,7 @@ export async function growHistories (
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
-/** Starts the re-encryption of the history of a locked project. A running one continues with the newest key. */
+/** Starts re-encryption for a locked project. A running re-encryption continues with the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
   const { organization_id, project_id, finished_at, started_at } = re_encryptions
   const moved = sql`CASE WHEN ${finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`
@@ -202,13 +198,13 @@ export async function startReEncryption (db: Db, project: KeyState, total: numbe
   })
 }
 
-/** The last requested re-encryption. */
+/** The progress of the last requested re-encryption. */
 export async function findReEncryption (db: Db, project: KeyState): Promise<Progress | undefined> {
   const [row] = await db.select(progress).from(re_encryptions).where(ofProject(project))
   return row
 }
 
-/** Marks a re-encryption as finished, with the number of versions left; undefined when another instance has done so. */
+/** Marks a re-encryption as finished and stores how many versions are left; undefined if it is already finished. */
 export async function finishReEncryption (
   db: Db, project: KeyState, unreadable: number
 ): Promise<Progress | undefined> {
@@ -235,7 +231,7 @@ export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): 
 }
 
 /**
- * Removes a document whose history was purged. The row stays, with the next revision, so that a read `at` an earlier
+ * Removes a document whose history was purged. Keeps the row with the next revision, so that a read `at` an earlier
  * moment answers `version_gone`. The caller has locked the project's row.
  */
 export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
@@ -245,7 +241,7 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     ...emptied,
     version: null,
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
-    // Not now(), the start of the transaction, which may be earlier than writes that it waited for.
+    // Not now(): the transaction may have started before writes that it later waited for.
     updated_at: sql`clock_timestamp()`
   }).where(matching(secrets, { organization_id, id }))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })

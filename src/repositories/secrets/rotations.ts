@@ -11,20 +11,19 @@ import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
 
-// Changes all documents of a project, for rotations and restores to a moment. The caller has locked the project's row,
-// so there are no other writes below it. Documents are processed in batches, so that a large project need not fit into
-// memory.
+// Changes all documents of a project, for key rotations and restores to a moment. The caller has locked the project's
+// row, so there are no other writes below the project. Documents are processed in batches, because a large project may
+// not fit into memory.
 
-/** A secret of a project, with or without a document. */
+/** A secret of a project; `sealed` is null without a document. */
 export interface Secret extends Authenticated<'secrets'> {
   sealed: Buffer | null
   recorded_revision: number | null
 }
 
-/** A current document of a project. */
 export type Document = Secret & { sealed: Buffer }
 
-/** The ids and sizes of all current documents, locked in a fixed order. */
+/** Locks all current documents, in the order of their ids. Returns their ids and sizes. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
     .where(and(
@@ -32,7 +31,7 @@ export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: s
     )).orderBy(asc(secrets.id)).for('update')
 }
 
-/** Those of the secrets that have a document. */
+/** Of the given secrets, those that have a document. */
 export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
   return (await findSecrets(db, organizationId, ids)).filter(isDocument)
 }
@@ -40,7 +39,7 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
 export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
 
 export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
-  // Not with Drizzle's columns: it omits their table in a single-table select, and the subquery has another table.
+  // Uses plain column names: Drizzle omits the table name in a single-table select, and the subquery has another table.
   const recorded_revision =
     sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id
       AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
@@ -50,7 +49,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
   return rows
 }
 
-/** Replaces or deletes documents: each gets the next revision, under the project's key. */
+/** Replaces or deletes documents. Each gets the next revision and the version of the project's key. */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {
@@ -69,7 +68,7 @@ export async function replaceDocuments (
 /** The version ids reserved by an operation, and the database's time under the counter's lock. */
 export interface VersionIds { first_version: number, taken_at: Date }
 
-/** Reserves version ids from the locked counter. The event that the operation records afterwards saves the counter. */
+/** Reserves version ids from the locked counter. Recording the operation's event saves the counter. */
 export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
   const { taken_at } = await queryRow<{ taken_at: number }>(
     db, sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
@@ -79,7 +78,6 @@ export async function takeVersionIds (db: Db, counter: Counter, versions: number
   return { first_version, taken_at: new Date(taken_at) }
 }
 
-/** A new version: the newest of its document, at the document's revision. */
 export interface NewVersion {
   id: number
   document: Secret
@@ -91,8 +89,8 @@ export interface NewVersion {
 }
 
 /**
- * Records versions, each the newest of its document. Their time is when the counter was locked, not the start of the
- * transaction: times grow with ids, and no version is older than a write that the transaction waited for.
+ * Records versions, each as the newest of its document. `at` is the time when the counter was locked, not the start of
+ * the transaction, so that times grow with ids, and no version is older than a write that the transaction waited for.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]

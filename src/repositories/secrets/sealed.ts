@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Pages through everything that is sealed or wrapped in an organization. A page is limited by rows and bytes.
+// Reads sealed and wrapped values in pages, sorted by id. Pages are limited by rows and bytes.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
@@ -18,12 +18,12 @@ type Version = typeof secret_versions.$inferSelect
 interface StoredVersion {
   version: Pick<Version, 'id' | 'revision' | 'key_version' | 'sealed'>
   secret: Pick<Secret, 'id' | 'level_id'> | null
-  /** Whether the history is removed and the version waits for deletion. */
+  /** The history was removed; a background job will delete the version. */
   isRemoved: boolean
   key: KeyRow | null
 }
 
-/** A secret with its key, if it exists; without content if the secret is deleted. */
+/** A secret with its key, if the key exists; `sealed` is null if the secret is deleted. */
 interface StoredCurrent {
   secret: Pick<Secret, 'id' | 'level_id' | 'revision' | 'key_version' | 'sealed'>
   recorded_revision: number | null
@@ -31,16 +31,13 @@ interface StoredCurrent {
   key: KeyRow | null
 }
 
-/** An organization with its wrapped storage key. */
 export type Owner = Pick<typeof organizations.$inferSelect, 'id' | 'storage_key'>
 
-/** A page of organizations, by id. */
 export async function listOwners (db: Db, after: string): Promise<Owner[]> {
   const { id, storage_key } = organizations
   return db.select({ id, storage_key }).from(organizations).where(gt(id, after)).orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** A page of versions of an organization, by id. */
 export async function listStoredVersions (db: Db, organizationId: string, after: number): Promise<StoredVersion[]> {
   const { organization_id, id, revision, key_version, sealed, history_id } = secret_versions
   const last = await endOfPage(db, secret_versions, organizationId, after)
@@ -59,7 +56,6 @@ export async function listStoredVersions (db: Db, organizationId: string, after:
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, Number(last)))).orderBy(asc(id))
 }
 
-/** A page of secrets of an organization, by id. */
 export async function listStoredCurrents (db: Db, organizationId: string, after: string): Promise<StoredCurrent[]> {
   const { organization_id, id, level_id, revision, key_version, sealed, project_id, history_id } = secrets
   const last = await endOfPage(db, secrets, organizationId, after)
@@ -77,14 +73,12 @@ export async function listStoredCurrents (db: Db, organizationId: string, after:
     .where(and(eq(organization_id, organizationId), gt(id, after), lte(id, last))).orderBy(asc(id))
 }
 
-/** A page of keys of an organization's projects, by id. */
 export async function listStoredKeys (db: Db, organizationId: string, after: number): Promise<KeyRow[]> {
   const { organization_id, id } = encryption_keys
   return db.select(keyColumns).from(encryption_keys).where(and(eq(organization_id, organizationId), gt(id, after)))
     .orderBy(asc(id)).limit(PAGE.rows)
 }
 
-/** A page of second factors, by account, with their wrapped secrets. */
 export async function listStoredFactors (
   db: Db, after: number
 ): Promise<Pick<typeof second_factors.$inferSelect, 'user_id' | 'id' | 'secret'>[]> {
@@ -93,7 +87,7 @@ export async function listStoredFactors (
     .limit(PAGE.rows)
 }
 
-// The last id of the next page; the sizes are known without reading the content.
+// The last id of the next page. Uses the stored sizes, so that no content is read.
 async function endOfPage (
   db: Db, table: typeof secrets | typeof secret_versions, organizationId: string, after: string | number
 ): Promise<string | null> {

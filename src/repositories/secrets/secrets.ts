@@ -3,11 +3,10 @@ import { macOf, preparedSql, type Db } from '../../db/database.ts'
 import type { secret_versions } from '../../db/tables.ts'
 import type { SecretRow } from '../levels/levels.ts'
 
-/** The rows that a write stores. */
 export interface SecretWrite {
   /** Whether the level had a document before. */
   wasStored: boolean
-  /** The new row without its MAC. Its revision is the former one plus 1. `sealed` is null for a delete. */
+  /** The new row without its MAC, with the next revision. `sealed` is null for a delete. */
   secret: SecretRow
   /** The snapshot to record; null with `no_backup`. */
   version: Pick<typeof secret_versions.$inferSelect, 'id' | 'action' | 'sealed' | 'size_bytes' | 'restored_from'> | null
@@ -59,8 +58,9 @@ const write = preparedSql<object, { levels: string, versions: string }>('write_s
   )`)
 
 /**
- * Writes documents with their versions, and counts them, in one statement. The transaction has locked the counters of
- * the organizations, and the projects. Of several writes to one level the last one makes the document.
+ * Writes documents, records their versions, and updates the counts of documents, in one statement. If several writes
+ * are to the same level, the last write determines the document. The caller has locked the counters of the
+ * organizations, and the projects.
  */
 export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Promise<void> {
   const levels = new Map<string, SecretWrite[]>()

@@ -31,7 +31,7 @@ const columns = {
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    // By the plan that the organization has now.
+    // Uses the organization's current plan.
     sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => (
       SELECT p.retention_days FROM ${organization_counters} c JOIN ${plans} p ON p.name = c.plan
       WHERE c.organization_id = queries.organization_id)), false)`
@@ -42,7 +42,7 @@ const itsSecret = matching(secrets, { organization_id, history_id })
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
-// Most versions are under the project's current key, which is already loaded.
+// Most versions are under the project's current key, so its `managed` is a parameter.
 const listed = ($: Value) => sql`
   SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
     v.created_at,
@@ -56,19 +56,20 @@ const itsHistory = ($: Value) =>
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// A page within this many rows of either end is read by OFFSET, together with the rows before it.
+// A page that skips at most this many rows, from the nearer end of the history, is read with OFFSET.
 const NEAR = 100
-// The condition for `revision` excludes versions written since the snapshot, which would shift the page.
+// The condition for `revision` excludes versions that were written after the secret was loaded, which would shift the
+// page.
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
   ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
     ${ORDER[from]} ${part($)}`)
 
-// If a range of a history lacks no revision, the page follows from its revisions and is found by binary search: between
-// two versions there are at least as many ids as revisions. If revisions are missing, only counting tells the offset.
-// Deletions at the old end since the snapshot do not move other versions; if the newest version of the snapshot is
-// gone, only that deletion can have closed the gap.
+// If no revision is missing in a history, its length equals `version_count`, and a binary search over ids finds the
+// page: between two versions, ids grow at least as much as revisions. If a revision is missing, returns no rows.
+// Deletions of the oldest versions after the secret was loaded do not shift the page. If the newest version (`seen`)
+// was deleted since, returns no rows, because the history may have had a gap before it.
 const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
   WITH RECURSIVE ends AS (
     SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
@@ -97,7 +98,7 @@ const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision',
     SELECT * FROM secret_versions WHERE ${itsHistory($)} AND id >= page.low ORDER BY id LIMIT ${$('limit')}::int
   ) AS v ORDER BY v.id DESC`)
 
-// Otherwise the page is found by an index-only scan. A scan beyond this many rows may be slow.
+// Other pages are found by an index-only scan. A scan that skips more than this many rows may be slow.
 const FAR = 5_000
 const deep = (
   from: keyof typeof ORDER
@@ -111,7 +112,7 @@ const walks = {
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
 
-// The offset of a page, counted from the nearer end.
+// Where a page begins, counted from the nearer end of the history.
 function startOf ({ version_count }: SecretRow, request: PageRequest) {
   const offset = offsetOf(request)
   const left = Math.max(0, version_count - offset)
@@ -122,11 +123,9 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 }
 
 /**
- * Versions of a secret as of its snapshot, newest first; locked ones are listed too. Returns fewer when versions were
- * deleted since; the caller may then load the secret again. If the page is counted from the oldest version, deletions
- * there move the page without notice.
- *
- * @param handles pages with long scans use `lists`, others `pages`
+ * A page of the versions that a secret had when it was loaded, newest first, including locked versions. If `areFewer`,
+ * versions were deleted since, and the caller may load the secret again. If the page is counted from the oldest
+ * version, deletions of the oldest versions shift the page, which is not detected. Long scans use the handle `lists`.
  */
 export async function listVersions (
   handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
@@ -165,10 +164,8 @@ export async function listVersions (
   return { rows: found, areFewer: rows.length < limit }
 }
 
-/** A version with its place. */
 export interface FoundVersion { version: VersionRow, secret: Place & { id: string, level_id: string } }
 
-/** A version with its sealed content, its key and its place. */
 export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
 // Each row is looked up by its key, as by `lookUp`.
@@ -210,7 +207,7 @@ function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   if (row === undefined) return undefined
   requireAuthentic(db, 'secrets', row.secret)
   const { version, secret } = row
-  // The project never had the version's key.
+  // The row was manipulated: the project has no key of this version.
   if (version.managed === null) return tampered()
   return { version: { ...version, managed: version.managed }, secret }
 }
@@ -226,20 +223,17 @@ const keyOf = ({ organization_id, id }: VersionQuery) => `${organization_id} ${i
 const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
 const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
-/** A version of the organization, through the secret that has it. */
+/** A version of the organization; undefined if it does not exist, or its history was purged. */
 export async function findVersion (db: Db, organizationId: string, id: number): Promise<FoundVersion | undefined> {
   return findVersions(db, { organization_id: organizationId, id })
 }
 
-/** The same with its sealed content and its key. */
+/** Like `findVersion`, with the sealed content and the key. */
 export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
   return findFullVersions(db, { organization_id: organizationId, id })
 }
 
-/**
- * Versions by id, in one statement, each as a function that throws `integrity_error` when a MAC does not verify, and
- * returns undefined when the organization has no such version.
- */
+/** Loads versions in one statement. Each result is a function that throws TamperedRow or returns the version. */
 export async function findVersionsTogether (
   db: Db, some: readonly VersionQuery[]
 ): Promise<(() => FullVersion | undefined)[]> {
@@ -247,8 +241,8 @@ export async function findVersionsTogether (
 }
 
 /**
- * Deletes one version; returns its bytes. Returns `protected`, unless `force` is given, when it is the newest version
- * of a deleted secret, which a restore needs. The caller has locked the project's row.
+ * Deletes a version; returns its bytes. Without `force`, returns `protected` for the newest version of a deleted
+ * secret, which a restore needs. The caller has locked the project's row.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean
