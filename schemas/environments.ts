@@ -8,7 +8,6 @@ import {
 /** Path segments of the API, which environments cannot have as their slug. */
 export const RESERVED_ENVIRONMENT_SLUGS = ['environments', 'secrets', 'history', 'rotate'] as const
 
-/** The names of an organization and of a level in paths. */
 export const LevelParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath, environment: EnvironmentInPath
 })

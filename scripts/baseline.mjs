@@ -1,5 +1,5 @@
-// `npm run db:baseline`: writes the snapshot of the baseline migration, which says what src/db/tables.ts says. The
-// baseline itself is changed by hand (docs/decisions/0061-one-baseline-migration.md).
+// `npm run db:baseline`: generates the snapshot of the baseline migration from src/db/tables.ts. The SQL of the
+// baseline is edited by hand (docs/decisions/0061-one-baseline-migration.md).
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { join } from 'node:path'
