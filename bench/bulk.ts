@@ -26,7 +26,7 @@ export interface Shape {
 
 export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
 
-// Only clients derive keys from key strings; here no client does.
+// A low number, because no client derives these keys.
 const ITERATIONS = 1000
 // Rows per statement, which are some megabytes of JSON.
 const TOGETHER = 5000

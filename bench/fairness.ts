@@ -13,7 +13,7 @@ import { compare, median } from './table.ts'
 const DOCUMENTS = 300
 const PROJECTS = 4
 const BAR = 2
-// A request waits for at most one rotation; the rest is the time of the request itself.
+// Maximum latency divided by the duration of a rotation: a request waits for at most one rotation.
 const EMBEDDED_BAR = 1.25
 // Milliseconds between two requests of the measured organization on the embedded database.
 const BETWEEN = 20
@@ -88,7 +88,7 @@ async function measureOnEmbedded ({ dir, rounds, seconds, lines, wanted }: Bench
     const rotations: number[] = []
     let requests = 0
     for (let round = 0; round < rounds; round++) {
-      // After a long operation, the embedded database pauses long operations for up to a second.
+      // After a rotation, the next long operation waits for up to a second while other requests use the connection.
       await pause(1_100)
       rotations.push(await timeOf(service, rotating(busy, projects[0]!)))
       const stop = rotateAll(service, busy, projects)

@@ -88,8 +88,9 @@ interface Callers {
   /** API tokens that are restricted to environments (`narrow`) and to projects. */
   narrow: string
   projects: string
-  /** Access tokens of members: with a role in the organization, and with roles through teams, with its API token. */
+  /** The access token of a member with a role in the organization. */
   byRole: string
+  /** The access token and an API token of a member with roles through teams. */
   byTeams: string
   tokenOfByTeams: string
 }

@@ -2,7 +2,7 @@
  * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --levels 1000000 --only WORD]`: measures each row alternately
  * with a reference, because machines differ and are noisy. A ratio is the median of the rounds' ratios. Prints a
  * Markdown table. A missed bar is not a failure. `--minutes` is the duration of long measurements. `--levels` is the
- * size of the large database, which has ten versions per level. 0 skips these rows.
+ * size of the large database, which has ten versions per level. With 0, these rows are skipped.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'

@@ -42,7 +42,7 @@ export const LABEL_LENGTH = 255
 export const ADDRESS_LENGTH = 1000
 export const TAX_ID_LENGTH = 64
 export const NOTE_LENGTH = 1000
-/** Maximum amount in minor units; a hundredfold of the amount is still a safe integer. */
+/** Maximum amount in minor units; 100 times this amount is still a safe integer. */
 export const MOST_AMOUNT = 999_999_999_999
 
 const IntervalName = OneOf(INTERVALS, { title: 'Interval' })

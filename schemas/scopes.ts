@@ -48,7 +48,6 @@ export type Ability = Scope | '*'
 
 export const SCOPE_NAMES = Object.keys(SCOPES) as Scope[]
 
-/** An ability in a response. */
 export const AbilityName = OneOf(['*', ...SCOPE_NAMES], { title: 'Ability' })
 
 const ALIASES: Record<string, readonly Scope[]> = {

@@ -167,7 +167,7 @@ export const PageMeta = Type.Object({
   to: Nullable(Type.Integer())
 }, { title: 'PageMeta', examples: [{ current_page: 1, per_page: WHOLE_LIST, total: 1, last_page: 1, from: 1, to: 1 }] })
 export type PageMeta = Static<typeof PageMeta>
-/** The metadata of a list that is always paged: another example. */
+/** `PageMeta` with the example of a list that is always paged. */
 export const PagedMeta = Example(PageMeta, { ...PageMeta.examples[0], per_page: PAGE_SIZE.default })
 
 /** The schemas of a resource `{type, id, attributes}`: the resource, a response with one, and a list. */
@@ -184,7 +184,6 @@ export function Resource<T extends TProperties> (
   }
 }
 
-/** 204: no body. */
 export const NoContent = Type.Null({ description: 'Success, no body' })
 
 /** Headers of a conditional read. */

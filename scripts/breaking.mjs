@@ -80,7 +80,7 @@ function lastRelease () {
   return git('describe', '--tags', '--abbrev=0', '--match', 'v[0-9]*')?.trim()
 }
 
-// On main, the merge base is HEAD itself, which is no base.
+// On main, the merge base is HEAD itself, which is skipped.
 function leftMain () {
   const here = git('rev-parse', 'HEAD')?.trim()
   const there = ['origin/main', 'main'].map((main) => git('merge-base', 'HEAD', main)?.trim())

@@ -74,7 +74,7 @@ function choiceOf (choices) {
   const nullable = others.length < choices.length && { nullable: true }
   // `data.type` differs between the choices, and older generators support `oneOf` better than `anyOf`.
   if (others.length > 1) return { oneOf: others.map(convert), ...nullable }
-  // `nullable` needs a type beside it.
+  // `nullable` requires a `type` in the same schema.
   const [only] = others
   const name = nameIn(only)
   return name === undefined

@@ -33,7 +33,7 @@ const files = all.filter((file) => file.folder.startsWith('faults') === faults &
 
 const inMemory = hasMemory() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
 if (inMemory !== undefined) {
-  // PostgreSQL runs as another user and needs access to its directory in here.
+  // PostgreSQL runs as another user and has its data in a subdirectory.
   chmodSync(inMemory, 0o711)
   process.env.TMPDIR = inMemory
   process.once('exit', () => rmSync(inMemory, { recursive: true, force: true }))

@@ -300,7 +300,7 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
   if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
   const isClients = project.encryption_type === 'client'
   const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
-  // `finished_at` can stay null for a client-managed project: a purge or the retention may delete the last versions.
+  // In a client-managed project, a purge or the retention can delete the last pending version: `finished_at` is null.
   return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 

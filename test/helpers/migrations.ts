@@ -39,7 +39,7 @@ export const EXPANSIONS: Record<string, string[]> = {
 
 const NAME = '"?(\\w+)"?'
 const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
-// Neither IF NOT EXISTS nor CREATE TABLE … AS.
+// These patterns exclude IF NOT EXISTS and CREATE TABLE … AS.
 const TABLE = new RegExp(`^CREATE TABLE ${NAME} \\((?!.*\\) AS\\b)`, 'i')
 const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
 const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')

@@ -57,7 +57,7 @@ const KEY = { project: '{project}', action: 'key:retrieve' }
 const BLOB = Buffer.alloc(40).toString('base64')
 /** The scopes of the weakest project role: a caller who grants the role needs them. */
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
-/** Reads that return more than current blobs. */
+/** Reads that return decrypted or former documents. */
 const HANDED_OUT = [{ query: '?decrypt=true' }, { query: '?at={moment}' }]
 const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'

@@ -81,7 +81,6 @@ export interface Load {
 /** Maximum latency with a slow database in milliseconds: each step of a request can be slow. */
 export const SLOW = 8_000
 
-/** The initial results. */
 export const noLoad = (name = 'load', bound = RECOVERED): Load =>
   ({ name, read: [0, 0], written: [0, 0], refused: [0, 0], slowest: { ms: 0, of: 'nothing' }, bound, unanswered: [] })
 

@@ -13,7 +13,6 @@ export interface TestRedis {
   tls: { url: string, authority: string }
   /** The remaining lifetime of every key in milliseconds; negative without an expiry. */
   ends (): Promise<Map<string, number>>
-  /** Sends a command. */
   tell (command: string, ...args: string[]): Promise<unknown>
   start (): Promise<void>
   /** Stops the server like a crash: all counters are lost. */

@@ -163,7 +163,7 @@ export function crossesTenants (statement: string): string | undefined {
   ).replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
   const all = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
-  // The memberships of a person may be selected by the person, and joined with the other tables.
+  // The memberships of a person may be selected by the user id; other tables need a condition on the organization.
   const theirs = all.filter(({ table, alias, query }) =>
     table === 'members' && !CHANGES_MEMBERS.test(query) && isNamed(query, alias, false, 'user_id'))
   const used = all.filter((one) => !theirs.includes(one))

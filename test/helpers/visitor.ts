@@ -62,7 +62,6 @@ export function visitor (address: string, headers: Record<string, string> = { 's
 }
 export type Visitor = ReturnType<typeof visitor>
 
-/** The form of a page. */
 export function formIn ({ text }: Seen): FoundForm {
   const [, attributes = '', inside = ''] = /<form([^>]*)>([\s\S]*?)<\/form>/.exec(text) ?? (() => {
     throw new Error(`no form: ${text}`)

@@ -129,10 +129,9 @@ export interface CodeGiven { user: Holder, code: string, counts: readonly Count[
 
 // Longer than a code in every accepted spelling.
 const MAX_CODE = 100
-/** The code in a form. */
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
-/** A code that is entered during sign-in. Its counters are separate from, but chosen like, those of passwords. */
+/** A code that is entered during sign-in. Attempts are counted like those with passwords, but separately. */
 export async function codeOfStranger (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
 ): Promise<CodeGiven> {
@@ -237,7 +236,7 @@ const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string)
 const LOCKED = 'There have been too many attempts. Wait a few minutes, then try again.'
 export const WRONG_CODE = 'The code is wrong or was already used. Enter the current code of your authenticator app.'
 
-/** The problem to show for a refused attempt: a wrong entry, or the seconds to wait, which set Retry-After. */
+/** The problem to show after a wrong entry or too many attempts. Sets Retry-After to the seconds to wait. */
 export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: string): Problem {
   if (refused === 'wrong') return { problem: wrong, status: 422 }
   reply.header('retry-after', refused)
