@@ -1,6 +1,6 @@
 /**
- * The rows about the audit: how fast a chain of events is verified, in the database and from an export alone; and how
- * long a list takes whose filters match nothing among very many events.
+ * Audit rows: the rate at which a chain of events is verified, in the database and from an export, and the time of a
+ * list in a large audit log whose filters match no event.
  */
 import fs from 'node:fs'
 import path from 'node:path'
@@ -16,16 +16,16 @@ import { compare, median } from './table.ts'
 
 const EVENTS = 100_000
 const AT_ONCE = 1_000
-/** Events a second. */
+/** Minimum of verified events per second. */
 const BAR = 50_000
 
-// The number of a tenant that no other row has.
+// The number of the tenant; other rows use other tenants.
 const LISTED_TENANT = 3001
 const LISTED = 1_000_000
-/** Milliseconds of a list among a million events. */
+/** Maximum time of a list among a million events, in milliseconds. */
 const LIST_BAR = 50
 
-/** Fills the chain of one organization, and verifies it in turns in the database and from an export. */
+/** Fills the chain of one organization. Each round verifies the chain in the database and then the export. */
 export async function measureAudit ({ dir, env, tenants, rounds, lines, wanted }: Bench): Promise<void> {
   const tenant = tenants.at(-1)!
   const rows = { 'audit verify, database': {}, 'audit verify, export': { file: path.join(dir, 'audit.jsonl') } }
@@ -81,8 +81,8 @@ async function fill (env: Record<string, string>, { id }: Tenant, file: string):
 }
 
 /**
- * Asks for lists by every combination of filters, each with values that many events have and that no event has
- * together; the slowest one counts.
+ * Requests lists with every combination of filters. Many events match each filter, but no event matches all of them.
+ * The row shows the slowest combination.
  */
 export async function measureAuditLists ({ dir, env, sql, rounds, lines, wanted }: Bench): Promise<void> {
   const row = `audit: list by filters that match none of ${LISTED.toLocaleString('en')} events, slowest combination`
@@ -97,7 +97,7 @@ export async function measureAuditLists ({ dir, env, sql, rounds, lines, wanted 
       const query = new URLSearchParams(filters).toString()
       const ask = () => send(service.url, getting(token, `/api/v1/${id}/audit-events?${query}`)) as
         Promise<{ data: unknown[] }>
-      // Warms up, also the plan for all values that a connection makes at the sixth execution.
+      // Warms up. PostgreSQL may switch to a generic plan at the sixth execution.
       for (let i = 0; i < 6; i++) {
         const { data } = await ask()
         if (data.length > 0) throw new Error(`${query} matches events`)
@@ -118,9 +118,9 @@ export async function measureAuditLists ({ dir, env, sql, rounds, lines, wanted 
   }
 }
 
-// A second for each event. Four fifths of the events have every pair of two actors, two actions and two resources, but
-// of the eight triples only four; the last fifth, in the middle third of the time, has an actor, an action and a
-// resource of its own.
+// One event per second. Four fifths of the events have two actors, two actions and two resources: every pair of values
+// occurs, but only four of the eight triples. The other events are in the middle third of the time, and have another
+// actor, action and resource.
 const START = '2026-01-01T00:00:00Z'
 const at = (second: number) => new Date(Date.parse(START) + second * 1000).toISOString()
 const OFTEN = { actor: 'user:1', action: 'secret.store', resource: 'secret:FIRST' }
@@ -132,13 +132,13 @@ const PERIODS = {
 }
 
 const COMBINATIONS: Record<string, string>[] = [
-  // One filter: with a period in which the actor, action or resource has no events.
+  // One filter, with a period in which no event matches the filter.
   ...Object.entries(MIDDLE).flatMap(([name, value]) =>
     Object.values(PERIODS).map((period) => ({ [name]: value, ...period }))),
-  // Two filters that no event has together, although many have each of them.
+  // Two filters: many events match each filter, no event matches both.
   ...([['actor', 'action'], ['actor', 'resource'], ['action', 'resource']] as const).flatMap(([one, other]) =>
     [{}, ...Object.values(PERIODS)].map((period) => ({ [one]: OFTEN[one], [other]: MIDDLE[other], ...period }))),
-  // All three, of which every two are there together.
+  // Three filters: events match every two of them, no event matches all.
   ...[{}, ...Object.values(PERIODS)].map((period) => ({ ...OFTEN, resource: 'secret:SECOND', ...period })),
   { from: at(LISTED + 1) }, { to: at(-1) }, { from: at(-2), to: at(-1) },
   { actor: 'user:9' }, { action: 'member.delete' }, { resource: 'secret:NONE' }

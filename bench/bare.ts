@@ -1,7 +1,7 @@
 /**
- * Bare Fastify, the references `static`, `one-query` and `plugins`: `node bare.js PORT [DATABASE_URL | plugins]`. No
- * guard, no limits, no log. With a URL it has the driver and the pool of the service, with `plugins` the service's
- * plugins.
+ * Bare Fastify, for the references `static`, `one-query` and `plugins`: `node bare.js PORT [DATABASE_URL | plugins]`.
+ * Without access checks, limits and log. With a URL, uses the database driver and pool size of the service; with
+ * `plugins`, the Fastify plugins of the service.
  */
 import { setTimeout as pause } from 'node:timers/promises'
 import Fastify from 'fastify'
@@ -11,7 +11,7 @@ const [port, more] = process.argv.slice(2)
 const app = Fastify({ logger: false })
 
 if (more === 'plugins') {
-  // In the way of `src/app.ts`: cors is loaded and registered only where origins are configured.
+  // Like `src/app.ts`, which registers cors only if origins are configured.
   await import('@fastify/cors')
   await app.register((await import('@fastify/rate-limit')).default, { global: false })
   await app.register((await import('@fastify/swagger')).default, { openapi: { openapi: '3.1.0' } })

@@ -15,20 +15,20 @@ import { keyContext } from '../src/vault/keys/contexts.ts'
 import { sealCurrent, sealVersion, sizeOf } from '../src/vault/documents/documents.ts'
 import { makeServerKey, storageKeyOf } from '../src/vault/keys/keys.ts'
 
-/** The size of a project: versions of the document at the project, each target and each environment. */
+/** The size of a project. The project, each target and each environment has a document with `versions` versions. */
 export interface Shape {
   slug: string
   targets: number
-  /** Of each target. */
+  /** Environments per target. */
   environments: number
   versions: number
 }
 
 export const levelsOf = ({ targets, environments }: Shape): number => 1 + targets * (1 + environments)
 
-// No client derives these keys: the server decrypts with the data key.
+// A low number, because no client derives these keys.
 const ITERATIONS = 1000
-// Rows per statement: some megabytes of JSON.
+// Rows per statement, which are some megabytes of JSON.
 const TOGETHER = 5000
 const DOCUMENT = 'SETTING=filled'
 

@@ -1,4 +1,4 @@
-/** The child process that sends load: one message in (`Shot`), one out (`Outcome`), until its parent goes. */
+/** The child process that sends load: answers each `Shot` message with an `Outcome`, and exits with its parent. */
 import { createRequire } from 'node:module'
 import { quantile, type Outcome, type Shot } from './load.ts'
 

@@ -13,9 +13,9 @@ import { compare, median } from './table.ts'
 const DOCUMENTS = 300
 const PROJECTS = 4
 const BAR = 2
-// One rotation, and the time of the request itself.
+// Maximum latency divided by the duration of a rotation: a request waits for at most one rotation.
 const EMBEDDED_BAR = 1.25
-// Milliseconds between two requests of the organization that is measured on the embedded database.
+// Milliseconds between two requests of the measured organization on the embedded database.
 const BETWEEN = 20
 
 const NAMES = { read: 'read', store: 'store 4 KiB' }
@@ -88,7 +88,7 @@ async function measureOnEmbedded ({ dir, rounds, seconds, lines, wanted }: Bench
     const rotations: number[] = []
     let requests = 0
     for (let round = 0; round < rounds; round++) {
-      // The rotation before has given the connection to the others for a second at most.
+      // After a rotation, the next long operation waits for up to a second while other requests use the connection.
       await pause(1_100)
       rotations.push(await timeOf(service, rotating(busy, projects[0]!)))
       const stop = rotateAll(service, busy, projects)
@@ -134,7 +134,7 @@ function rotateAll (service: Running, tenant: Tenant, projects: readonly string[
       try {
         times.push(await timeOf(service, rotating(tenant, project)))
       } catch (error) {
-        // The organization runs another rotation. The request can be repeated.
+        // The organization runs another rotation, so the request is repeated.
         if (!/: (409|503) /.test(String(error))) throw error
         await pause(10)
       }

@@ -1,9 +1,9 @@
 /**
  * `npm run bench:fill [-- --organizations 1000 --levels 1000000 --versions 10]`: fills the PostgreSQL of `DATABASE_URL`
- * with organizations of equally many levels and versions. The service can use the data, and `audit verify` and `drill`
- * find no errors. Uses `MASTER_KEY` or `MASTER_KEY_FILE` like the service, or generates and prints a key. Without
- * `DATABASE_URL` it fills a temporary PostgreSQL, prints time and size, and removes it. Prints a token of the first
- * organization. Refuses a database that has organizations, so after an interruption start again with an empty one.
+ * with organizations that have equally many levels and versions, and prints a token of the first organization. The
+ * service can use the data, and `audit verify` and `drill` find no errors. Uses `MASTER_KEY` or `MASTER_KEY_FILE` like
+ * the service, or generates and prints a key. Without `DATABASE_URL`, fills a temporary PostgreSQL, prints time and
+ * size, and removes the database. Refuses a database that has organizations: after an interruption, use an empty one.
  */
 import { randomBytes } from 'node:crypto'
 import { parseArgs } from 'node:util'
@@ -21,7 +21,7 @@ try {
   const size: Size = {
     organizations: Number(values.organizations), levels: Number(values.levels), versions: Number(values.versions)
   }
-  // Before a PostgreSQL is started for it.
+  // Validates the size before a PostgreSQL is started.
   projectsOf(size)
   await fill(size)
 } catch (error) {

@@ -11,7 +11,7 @@ export interface Bench {
   env: Record<string, string>
   sql: Sql
   load: ReturnType<typeof startLoad>
-  /** The first one's organization is measured; each has a document in `orbit/backend/live`. */
+  /** The first tenant is measured; each tenant has a document in `orbit/backend/live`. */
   tenants: Tenant[]
   connections: number
   rounds: number
@@ -20,7 +20,7 @@ export interface Bench {
   wanted (row: string): boolean
 }
 
-/** The result of some work, and the latency of `/healthz` in milliseconds meanwhile. */
+/** The result of some load, and the latencies of `/healthz` during the load in milliseconds. */
 interface Probed { outcome: Outcome, times: number[] }
 
 interface Progress {
@@ -34,18 +34,18 @@ interface Progress {
 const MOVING = { documents: 20, versions: 500 }
 const ROTATED = [100, 1000]
 const COLD = 100
-// Bursts until a new process has compiled what they need: from then on they take the same time.
+// Bursts until V8 has compiled the code in a new process; later bursts take the same time.
 const WARMING = 30
 const CREATIONS = 40
 
-// Bars of an unrelated request, and of 100 reads at once, in milliseconds (CR-16).
+// Maximum latency of an unrelated request, and of 100 concurrent reads, in milliseconds (CR-16).
 const HEALTH_BAR = 100
 const WARM_BAR = 50
 
-// Bar of a write to another project during a rotation: 99th percentile in milliseconds.
+// Maximum latency of a write to another project during a rotation: 99th percentile in milliseconds.
 const WRITERS_BAR = 120
 
-// Longer than any rotation may take.
+// Seconds; longer than any rotation may take.
 const LONGEST = 70
 
 export async function measureKeys (bench: Bench): Promise<void> {
@@ -55,9 +55,7 @@ export async function measureKeys (bench: Bench): Promise<void> {
   await measureCreations(bench)
 }
 
-/**
- * Each round reads for one window with nothing else under way, and for one while all versions move after a rotation.
- */
+/** Each round reads without other load, and then while the service re-encrypts all versions after a rotation. */
 async function measureReEncryption (bench: Bench): Promise<void> {
   const { env, sql, rounds, seconds, lines } = bench
   const versions = (MOVING.documents * MOVING.versions).toLocaleString('en')
@@ -108,7 +106,7 @@ async function measureReEncryption (bench: Bench): Promise<void> {
   }
 }
 
-/** Rotates a project without other writes, and while all organizations, including its own, write to another project. */
+/** Rotates a project without other writes, and while all organizations write to their project `orbit`. */
 async function measureRotations (bench: Bench): Promise<void> {
   const rows = ROTATED.map((documents) => ({
     documents, row: `rotate a project of ${documents} documents among writers to others`
@@ -157,9 +155,9 @@ async function measureRotations (bench: Bench): Promise<void> {
 }
 
 /**
- * Each round reads 100 projects' decrypted documents at once from a new process. The reference is another new process
- * that reads them encrypted; it shows the cost of the start and the machine. After warm-up, each round reads 100 other
- * documents without cached keys, and then the same documents again.
+ * Each round reads the decrypted documents of 100 projects at once from a new process. The reference reads the same
+ * documents encrypted from another new process, which shows the cost of the start and of the machine. After a warm-up,
+ * each round reads 100 other documents, whose keys are not cached, and then reads these documents again.
  */
 async function measureCold (bench: Bench): Promise<void> {
   const row = `decrypt ${COLD} projects at once`
@@ -179,7 +177,7 @@ async function measureCold (bench: Bench): Promise<void> {
     )
     const decrypted = burst(common, '?decrypt=true')
     const decryptedCold = burst(cold, '?decrypt=true')
-    // So that the process which sends them is not new to it.
+    // Warms up the process that sends the load.
     await decrypted()
     const figures = { encrypted: [] as Probed[], first: [] as Probed[], cold: [] as Probed[], warm: [] as Outcome[] }
     for (let round = 0; round < bench.rounds; round++) {
@@ -214,7 +212,7 @@ async function measureCold (bench: Bench): Promise<void> {
   }
 }
 
-/** Each creation derives a key with 600,000 iterations; all at once, while an unrelated request is asked for. */
+/** Sends concurrent project creations, which each derive a key with 600,000 iterations, and unrelated requests. */
 async function measureCreations (bench: Bench): Promise<void> {
   const row = `/healthz during ${CREATIONS} project creations at once: p99`
   if (!bench.wanted(row)) return
@@ -257,7 +255,7 @@ async function probing ({ url }: Running, work: () => Promise<Outcome>): Promise
   const ask = async () => {
     times.push(await timed(async () => { await send(url, { method: 'GET', path: '/healthz' }) }))
   }
-  // The connection is there before the work begins.
+  // Opens the connection before the work begins.
   await ask()
   times.length = 0
   const timer = setInterval(() => { asked.push(ask()) }, 5)
@@ -296,7 +294,7 @@ async function timed (work: () => Promise<void>): Promise<number> {
   return performance.now() - begun
 }
 
-/** A row in milliseconds with an absolute bar, the same on all machines. */
+/** The figures of a row with an absolute limit in milliseconds, the same on all machines. */
 function within (milliseconds: number, bar: number) {
   return { reference: 'what is asked for', ...compare(milliseconds, bar, ' ms', 1), bar: { most: 1 } }
 }

@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url'
 
 export interface Request { method: 'GET' | 'POST', path: string, headers?: Record<string, string>, body?: string }
 
-/** The requests, the expected status, the duration in seconds or the number of requests, and the maximum rate. */
+/** A load: sends `amount` requests, or for `seconds`, at `rate` requests per second at most. */
 export interface Shot {
   url: string
   requests: Request[]
@@ -16,8 +16,8 @@ export interface Shot {
 }
 
 /**
- * Expected responses per second, latencies in milliseconds, and the number of unexpected responses by status
- * (`none`: no response within 10 s).
+ * The rate of responses with the expected status per second, latencies in milliseconds, and the number of other
+ * responses by status (`none`: no response within 10 s).
  */
 export interface Outcome { rate: number, p50: number, p99: number, unexpected: Record<string, number> }
 
@@ -36,7 +36,7 @@ export function startLoad () {
   }
 }
 
-/** The unexpected responses of several outcomes as text: `0`, or the count of each status. */
+/** The unexpected responses of all outcomes as text: `0`, or the count of each status. */
 export function total (outcomes: Pick<Outcome, 'unexpected'>[]): string {
   const sums: Record<string, number> = {}
   for (const { unexpected } of outcomes) {

@@ -18,7 +18,7 @@ const UNLIMITED = {
   RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_LONG_OPERATIONS: '0', LOG_LEVEL: 'error'
 }
 
-/** The largest documents of each format that are merged; no two levels have a name in common. */
+/** The largest documents that can be merged, by format. The documents of different levels have different names. */
 const DOCUMENTS = {
   env: { names: 10_000, write: (level: string) => lines(10_000, (i) => `${level}_${i}=${'x'.repeat(85)}`).join('\n') },
   json: {
@@ -31,7 +31,7 @@ const lines = (count: number, line: (i: number) => string) => Array.from({ lengt
 const rowOf = (format: keyof typeof DOCUMENTS, what: string) =>
   `merge of 3 ${format} documents of ${DOCUMENTS[format].names.toLocaleString('en')} names, ${what}: longest time on the event loop`
 
-/** The request for each format, by the content of the response. */
+/** The request for each form of the response. */
 const WAYS = {
   'merged alone': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true`),
   'raw values': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true&raw=true`),

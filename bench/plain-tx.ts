@@ -8,7 +8,7 @@ import type { Sql } from 'postgres'
 // As many concurrent transactions as the service's pool has connections.
 const CLIENTS = 10
 
-/** The reference for writes: plain SQL in PostgreSQL. `:o` is one of 20 organizations with a document each. */
+/** The reference for writes: plain SQL in PostgreSQL. Each of the 20 organizations (`:o`) has one document. */
 const SCRIPT = `\\set o random(1, 20)
 BEGIN;
 SELECT key_version FROM bench_projects WHERE id = :o FOR SHARE;
@@ -20,7 +20,7 @@ INSERT INTO bench_events (organization_id, action, actor_id, resource_id) VALUES
 COMMIT;
 `
 
-/** The tables of both references, with 20 documents of 4 KiB. */
+/** Creates the tables of the references `one-query` and `plain-tx`, with 20 documents of 4 KiB. */
 export async function makeTables (sql: Sql): Promise<void> {
   await sql.unsafe(`
     CREATE TABLE bench_projects (id int PRIMARY KEY, key_version int NOT NULL);

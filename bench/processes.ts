@@ -13,7 +13,7 @@ export interface Running {
   startedIn: number
   /** Resident memory in MiB. */
   memory (): number
-  /** Milliseconds of CPU that it has used, its threads and workers included. */
+  /** CPU time in milliseconds, including threads and worker processes. */
   cpu (): number
   stop (): Promise<void>
 }
@@ -21,9 +21,7 @@ export interface Running {
 const CLI = fileURLToPath(new URL('../src/cli.js', import.meta.url))
 const BARE = fileURLToPath(new URL('bare.js', import.meta.url))
 
-/**
- * The service itself, `cli.js serve`, with limits off and its log in a file. It inherits nothing from this environment.
- */
+/** The service, `cli.js serve`, with limits off and its log in a file. Does not inherit environment variables. */
 export function startService (dir: string, env: Record<string, string>): Promise<Running> {
   const settings = {
     RATE_LIMIT_API: '0',
@@ -37,7 +35,7 @@ export function startService (dir: string, env: Record<string, string>): Promise
   return start([CLI, 'serve'], dir, '/readyz', (port) => ({ env: { ...settings, PORT: String(port) }, args: [] }))
 }
 
-/** Bare Fastify: with the given database URL, with the service's plugins, or with nothing. */
+/** Bare Fastify. `more`: a database URL, or `plugins` for the service's plugins. */
 export function startBare (dir: string, more?: string): Promise<Running> {
   return start([BARE], dir, '/static', (port) =>
     ({ env: {}, args: [String(port), ...more === undefined ? [] : [more]] }))

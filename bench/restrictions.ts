@@ -1,6 +1,6 @@
 /**
- * Restriction rows: the latency of a restricted API token, or of a member with roles through teams, compared with a
- * caller without restrictions.
+ * Restriction rows: the latency of requests with a restricted API token, or of a member with roles through teams,
+ * compared with a caller without restrictions.
  */
 import type { Sql } from 'postgres'
 import { ulid } from 'ulidx'
@@ -22,7 +22,7 @@ import { startService } from './processes.ts'
 import { DOCUMENT, getting, makeTenants, posting, send, several, type Tenant } from './seed.ts'
 import { compare, median } from './table.ts'
 
-// The first number of a tenant that no other row has.
+// The number of the tenant; other rows use other tenants.
 const TENANT = 2001
 const TEAMS = TEAM_LIMITS.teamsOfMember
 const PROJECTS_OF_TEAM = TEAM_LIMITS.projects
@@ -45,7 +45,7 @@ interface Row {
   other: Request
 }
 
-/** One connection sends to both callers in turns; a ratio is the median of the rounds' ratios of median times. */
+/** One connection sends the requests of both callers alternately. A ratio is the median of the rounds' p50 ratios. */
 export async function measureRestrictions (bench: Bench): Promise<void> {
   const { dir, env, load, rounds, seconds, lines } = bench
   if (!ROWS.some(bench.wanted)) return
@@ -85,11 +85,12 @@ export async function measureRestrictions (bench: Bench): Promise<void> {
 
 /** The tokens that requests are sent with. */
 interface Callers {
-  /** API tokens that are restricted to environments of projects, and to whole projects. */
+  /** API tokens that are restricted to environments (`narrow`) and to projects. */
   narrow: string
   projects: string
-  /** Access tokens of members: by a role in the organization, and by teams; and an API token of the latter. */
+  /** The access token of a member with a role in the organization. */
   byRole: string
+  /** The access token and an API token of a member with roles through teams. */
   byTeams: string
   tokenOfByTeams: string
 }
@@ -169,8 +170,9 @@ function rowsOf ({ id, token }: Tenant, callers: Callers): Row[] {
 }
 
 /**
- * Fills one organization: as many projects as the teams hold, among them a project with many targets, one with many
- * environments and one with a long history; API tokens of as many restrictions; and two members.
+ * Fills one organization with the projects of all teams, and with a project that has many targets, one that has many
+ * environments and one with a long history; with API tokens that have the maximum number of restrictions; and with two
+ * members.
  */
 async function fill (env: Record<string, string>, sql: Sql, { id }: Tenant): Promise<Callers> {
   const opened = await open(loadConfig(env))
@@ -192,7 +194,7 @@ async function fill (env: Record<string, string>, sql: Sql, { id }: Tenant): Pro
     const slices = projects.slice(0, RESTRICTIONS).map(({ id: project_id, target_id, environment_id }) =>
       ({ project_id, target_id, environment_id }))
     for (let i = 0; i < TOKENS; i++) {
-      // Each in an order of its own.
+      // Each token has the restrictions in another order.
       await makeToken(db, id, [...slices.slice(i % RESTRICTIONS), ...slices.slice(0, i % RESTRICTIONS)])
     }
     const people = {

@@ -1,8 +1,8 @@
 /**
  * `npm run bench [-- --rounds 5 --seconds 3 --minutes 10 --levels 1000000 --only WORD]`: measures each row alternately
- * with a reference, because machines differ and are noisy. A ratio is the median of the rounds' ratios. Prints one
- * Markdown table. A missed bar is not a failure. `--minutes` is the duration of long measurements, `--levels` the
- * size of the large database, with ten versions per level; 0 skips these rows.
+ * with a reference, because machines differ and are noisy. A ratio is the median of the rounds' ratios. Prints a
+ * Markdown table. A missed bar is not a failure. `--minutes` is the duration of long measurements. `--levels` is the
+ * size of the large database, which has ten versions per level. With 0, these rows are skipped.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -103,19 +103,19 @@ try {
   fs.rmSync(dir, { recursive: true, force: true })
 }
 
-/** The requests of each load row, and its reference. */
+/** Fills the tenants and returns the load rows. */
 async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   const { id, token } = tenants[0]!
   const created = await fillTenants(url, tenants)
   await fillLayers(url, tenants[0]!)
   await fillHistory(url, tenants[0]!, VERSIONS)
   await fillProjects(url, tenants[1]!, 'listed', PROJECTS)
-  // Autovacuum would do this within a minute; without statistics the planner guesses.
+  // Autovacuum would analyze within a minute; without statistics, the planner guesses.
   await sql`ANALYZE`
   const one = `/api/v1/${id}/orbit/backend/live/secrets`
   const fresh = await fetch(url + one, { headers: { authorization: `Bearer ${token}` } })
   const etag = fresh.headers.get('etag')!
-  // The last character belongs to the checksum.
+  // The last character of a token belongs to the checksum.
   const mistyped = token.slice(0, -1) + (token.endsWith('x') ? 'y' : 'x')
   const level = { project: 'history', target: 'backend', environment: 'live' }
   return [
@@ -192,7 +192,7 @@ async function loads (url: string, tenants: Tenant[]): Promise<Load[]> {
   ]
 }
 
-/** Returns the rates by row, as references for the embedded database. */
+/** Returns the rates by row; they are the references for the embedded database. */
 async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Promise<Map<string, number>> {
   const [service, bare] = await Promise.all([startService(dir, env), startBare(dir, server.url)])
   const plainTx = await preparePlainTx(sql, server.url, dir)
@@ -255,14 +255,14 @@ async function measureLoads (env: Record<string, string>, tenants: Tenant[]): Pr
   return rates
 }
 
-/** The same reads with one process and with two. Has no bar on machines with too few cores for all processes. */
+/** The same reads with one and with two worker processes. Has no bar on machines with too few cores. */
 async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): Promise<void> {
   const row = 'reads with 2 workers'
   if (!wanted(row)) return
   const [one, two] = await Promise.all([startService(dir, env), startService(dir, { ...env, WORKERS: '2' })])
   try {
     const { id, token } = tenants[0]!
-    // `measureLoads` has filled it.
+    // `measureLoads` has stored this document.
     const requests = [getting(token, `/api/v1/${id}/orbit/backend/live/secrets`)]
     for (const service of [one, two]) await fire(service, requests, 200, 1)
     const own: Outcome[] = []
@@ -278,7 +278,7 @@ async function measureWorkers (env: Record<string, string>, tenants: Tenant[]): 
     const single = await fire(two, requests, 200, seconds, 1)
     const rate = median(own.map(({ rate }) => rate))
     const ratio = median(own.map(({ rate }, round) => rate / other[round]!))
-    // Two for the workers, one for PostgreSQL, one for the load.
+    // Two cores for the workers, one for PostgreSQL, one for the load.
     const bar = os.availableParallelism() >= 4 ? { bar: { least: 1.6 } } : {}
     lines.push({
       row,
@@ -364,7 +364,7 @@ async function measureStarts (env: Record<string, string>): Promise<void> {
   })
 }
 
-/** A first start makes the cluster, an organization and its owner. */
+/** A first start creates the cluster, an organization and the owner; a later start is the reference. */
 async function measureEmbeddedStarts (): Promise<void> {
   const rows = { start: 'embedded: first start to ready', memory: 'embedded: idle memory (RSS)' }
   if (!wanted(rows.start) && !wanted(rows.memory)) return

@@ -1,6 +1,6 @@
 /**
  * Size rows: reads, writes and lists in a database with very many levels and versions, compared with an almost empty
- * database. Both have their own server and the same tenants that are measured.
+ * database. Each database has its own PostgreSQL server; both have the same measured tenants.
  */
 import postgres from 'postgres'
 import { open } from '../src/commands/common/open.ts'
@@ -17,15 +17,15 @@ const TENANTS = 20
 const HISTORY = 1000
 const PROJECTS = 25
 
-// A project has a document itself, one at each of nine targets, and at ten environments in each of these. The tenant
-// that is measured has a tenth of all; the others are of organizations with ten such projects each.
+// The project, each of the nine targets and each of their ten environments has a document. The measured tenant has a
+// tenth of all levels; each of the other organizations has ten such projects.
 const PROJECT = { targets: 9, environments: 10 }
 const OF_PROJECT = levelsOf({ ...PROJECT, slug: '', versions: 1 })
 const OF_ORGANIZATION = 10 * OF_PROJECT
 const SHARE = 10
 const VERSIONS = 10
 
-/** `--levels` is a multiple of it. */
+/** `--levels` must be a multiple of this number. */
 export const CHUNK = SHARE * OF_ORGANIZATION
 // Concurrent transactions; each uses a PostgreSQL process.
 const AT_ONCE = 2
@@ -37,7 +37,7 @@ const LONG = { full: 100_000, empty: HISTORY }
 /** The size of the data set. */
 export interface Size { organizations: number, levels: number, versions: number }
 
-/** Projects of each organization; throws where levels do not make whole ones. */
+/** The number of projects per organization. Throws if the levels cannot be distributed evenly. */
 export function projectsOf ({ organizations, levels, versions }: Size): number {
   const projects = levels / OF_PROJECT / organizations
   if (![organizations, projects, versions].every((count) => Number.isInteger(count) && count > 0)) {
@@ -47,10 +47,8 @@ export function projectsOf ({ organizations, levels, versions }: Size): number {
 }
 
 /**
- * Fills a database that has no organization with some of equally many levels, says how long it took and how large it
- * is, and answers a token of the first.
- *
- * @throws where there is an organization already, which is looked for before anything is changed
+ * Fills a database with organizations that have equally many levels, and prints the duration and the size. Returns a
+ * token of the first organization. Throws before any change if the database already has organizations.
  */
 export async function fillDatabase (env: Record<string, string>, size: Size): Promise<string> {
   const { organizations, levels, versions } = size
@@ -81,7 +79,7 @@ async function fill (env: Record<string, string>, projects: { id: string, shape:
   try {
     const rows = await sql<{ id: string, storage_key: Buffer }[]>`SELECT id, storage_key FROM organizations`
     const organizations = new Map(rows.map((row) => [row.id, row]))
-    // With a stride that has no divisor in common with it, each is reached once.
+    // The stride has no common divisor with the number of projects, so each project is created once.
     const stride = strideOf(projects.length)
     await several(projects.length, async (i) => {
       const { id, shape } = projects[i * stride % projects.length]!
@@ -105,7 +103,7 @@ function strideOf (count: number): number {
   return stride
 }
 
-/** Skips the rows if `levels` is 0. Each round measures the empty database first, then the filled one. */
+/** Each round measures the empty database first, then the filled database. Skips the rows if `levels` is 0. */
 export async function measureScale (bench: Bench, levels: number): Promise<void> {
   const { dir, env, load, rounds, seconds, lines } = bench
   const size = `${levels.toLocaleString('en')} levels, ${(levels * VERSIONS).toLocaleString('en')} versions`

@@ -9,15 +9,15 @@ import type { Request } from './load.ts'
 
 export interface Tenant { id: string, token: string }
 
-/** The level of every tenant of `fillTenants` that has a document. */
+/** The level in which `fillTenants` stores a document. */
 export const LEVEL = { project: 'orbit', target: 'backend', environment: 'live' }
 
-/** A document in .env form whose blob, as it travels and is stored, has 4,096 characters. */
+/** A document in .env format whose blob has 4,096 characters in base64. */
 export const DOCUMENT = Array.from({ length: 64 }, (_, i) =>
   `SETTING_${String(i).padStart(2, '0')}=${String(i * 7919).padStart(36, '0')}`)
   .join('\n').padEnd(3044, '#').slice(0, 3044)
 
-/** Migrates, and makes organizations with a `*` token each, numbered from `first` on, as the operator's commands do. */
+/** Migrates the database and creates organizations, numbered from `first`, each with a token with all abilities. */
 export async function makeTenants (env: Record<string, string>, count: number, first = 1): Promise<Tenant[]> {
   const { database, keyring } = await open(loadConfig(env))
   const tenants: Tenant[] = []
@@ -42,10 +42,10 @@ export async function makeTenants (env: Record<string, string>, count: number, f
   return tenants
 }
 
-/** Every tenant gets a document in `orbit/backend/live`; answers the version that this recorded, tenant by tenant. */
+/** Stores a document in `orbit/backend/live` of every tenant. Returns the version ids in the order of the tenants. */
 export async function fillTenants (url: string, tenants: Tenant[]): Promise<string[]> {
   const created: string[] = []
-  // A key is derived for each: more of them only wait for one another, on a busy machine until they are refused.
+  // Low concurrency, because each project creation derives a key, and a busy service refuses queued key derivations.
   await several(tenants.length, async (i) => {
     await makeLevel(url, tenants[i]!, 'orbit')
     const { data } = await send(url, storing(tenants[i]!)) as { data: { version: string } }
@@ -54,7 +54,7 @@ export async function fillTenants (url: string, tenants: Tenant[]): Promise<stri
   return created
 }
 
-/** Project `layers` has a document at each of its three levels. */
+/** Creates a project `layers` with a document at each of three levels. */
 export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
   await makeLevel(url, tenant, 'layers')
   for (const level of [
@@ -64,16 +64,14 @@ export async function fillLayers (url: string, tenant: Tenant): Promise<void> {
   }
 }
 
-/** Project `history` has one document with this number of versions. */
+/** Creates a project `history` with one document that has this number of versions. */
 export async function fillHistory (url: string, tenant: Tenant, versions: number): Promise<void> {
   await makeLevel(url, tenant, 'history')
   const request = storing(tenant, { ...LEVEL, project: 'history' })
   await several(versions, () => send(url, request))
 }
 
-/**
- * A project with so many documents, each in an environment of its own, of so many versions; answers the environments.
- */
+/** Creates a project with documents in different environments. Returns the slugs of the environments. */
 export async function fillDocuments (
   url: string, tenant: Tenant, project: string, documents: number, versions: number
 ): Promise<string[]> {
@@ -87,7 +85,7 @@ export async function fillDocuments (
   return environments
 }
 
-/** So many projects with a document each; answers their names. */
+/** Creates projects with one document each. Returns the slugs of the projects. */
 export async function fillProjects (url: string, tenant: Tenant, name: string, count: number): Promise<string[]> {
   const projects = Array.from({ length: count }, (_, i) => `${name}-${i}`)
   await several(count, async (i) => {

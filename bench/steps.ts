@@ -1,6 +1,4 @@
-/**
- * Rows about single synchronous steps, which block the event loop: the longest of each kind, compared with its bar.
- */
+/** Rows about synchronous steps, which block the event loop: the longest time of each kind, compared with a limit. */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
 import { boundsOf, readJson, readLargeJson } from '../src/http/bodies/json.ts'
 import { readDocument, type DocumentFormat } from '../src/rules/documents.ts'
@@ -46,7 +44,7 @@ export async function measureSteps (lines: Line[], rounds: number, wanted: (row:
     if (!wanted(`step: ${row}`)) continue
     const times: number[] = []
     for (let round = 0; round <= rounds; round++) times.push(await measure())
-    // The first warms up.
+    // The first measurement warms up.
     lines.push({
       row: `step: ${row}`,
       reference: 'what is asked for',

@@ -2,8 +2,8 @@ import fs from 'node:fs'
 import path from 'node:path'
 
 /**
- * One line of the table. `ratio` is the row through its reference; `bar` a least one, or a most one where less is
- * better.
+ * One line of the table. `ratio` is the row's figure divided by the reference's figure; `bar` is the minimum ratio, or
+ * the maximum ratio if less is better.
  */
 export interface Line {
   row: string
@@ -12,9 +12,9 @@ export interface Line {
   other: string
   ratio: number
   bar?: { least: number } | { most: number }
-  /** CPU time of one request; of a start, in all. */
+  /** CPU time of one request, or of a whole start. */
   cost?: string
-  /** Median and 99th percentile of an answer's time, under load and with a single connection. */
+  /** Median and 99th percentile of the latency: `latency` under load, `alone` with one connection. */
   latency?: string
   alone?: string
   note?: string

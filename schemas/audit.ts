@@ -4,7 +4,7 @@ import { Answer, Example, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Res
 
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
 
-/** With a filter, `page` reaches this number of the newest events; use `before` for older events. */
+/** Maximum number of events that `page` can reach in a filtered list; use `before` for older events. */
 export const MOST_COUNTED = 10_000
 
 export const AuditQuery = Type.Object({

@@ -17,7 +17,7 @@ export type PaymentStatus = (typeof PAYMENT_STATUSES)[number]
 /** Kinds of payment methods: `manual` is a wire transfer that the operator records. */
 export const PAYMENT_METHOD_KINDS = ['manual'] as const
 
-/** Currencies (ISO 4217) by the number of decimal digits. */
+/** Currencies (ISO 4217), grouped by their number of decimal digits. */
 export const CURRENCIES = {
   0: ['BIF', 'CLP', 'DJF', 'GNF', 'ISK', 'JPY', 'KMF', 'KRW', 'PYG', 'RWF', 'UGX', 'VND', 'VUV', 'XAF', 'XOF', 'XPF'],
   2: [
@@ -42,7 +42,7 @@ export const LABEL_LENGTH = 255
 export const ADDRESS_LENGTH = 1000
 export const TAX_ID_LENGTH = 64
 export const NOTE_LENGTH = 1000
-/** In minor units; a hundred times this is still a safe integer. */
+/** Maximum amount in minor units; 100 times this amount is still a safe integer. */
 export const MOST_AMOUNT = 999_999_999_999
 
 const IntervalName = OneOf(INTERVALS, { title: 'Interval' })
@@ -93,7 +93,7 @@ export const PlanPrice = Type.Object({ interval: IntervalName, currency: Type.St
 })
 export type PlanPrice = Static<typeof PlanPrice>
 
-/** A plan of the catalogue. A plan without prices is free and needs no subscription. */
+/** A plan that customers can choose. A plan without prices is free and needs no subscription. */
 const CataloguePlan = Resource('plans', { title: 'CataloguePlan', id: 'pro', attributesTitle: 'PlanAttributes' }, {
   name: Example(Plan.properties.name, 'pro'),
   retention_days: Example(Plan.properties.retention_days, 30),
@@ -122,7 +122,7 @@ export const Subscription = Resource('subscriptions', { title: 'Subscription', i
 })
 export type SubscriptionAttributes = Static<typeof Subscription.attributes>
 
-/** The buyer on invoices. Omitted fields stay unchanged; without a name, invoices name the organization. */
+/** The buyer on invoices. Omitted fields stay unchanged. Without a name, invoices show the organization's name. */
 const BillingDetails = Type.Object({
   name: Type.Optional(Type.String({ maxLength: NAME_LENGTH, pattern: LINE })),
   address: Type.Optional(Type.String({ maxLength: ADDRESS_LENGTH, pattern: LINES, description: 'at most ten lines' })),

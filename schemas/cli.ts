@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
 import { Answer, Example } from './shapes.ts'
 
-/** The response to usage telemetry of command-line tools. The telemetry is discarded. */
+/** The response to usage telemetry of command-line tools, which is discarded. */
 export const TelemetryAnswer = Answer('TelemetryAnswer', { success: Example(Type.Boolean(), true) })

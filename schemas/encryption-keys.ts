@@ -4,7 +4,7 @@ import {
   Answer, Blob, Body, Described, Example, KeyProof, Nullable, OneOf, PageMeta, Timestamp, exampleOf
 } from './shapes.ts'
 
-/** Describes the key of a version, so that a client can identify it. Contains no key material of the server. */
+/** Identifies the key of a version for clients. Contains no key material of the server. */
 const descriptor = {
   version: Example(Type.String(), '1'),
   managed: Example(Custody, 'server'),
@@ -46,9 +46,7 @@ const checkFields = {
   created_at: Timestamp
 }
 
-/**
- * The active key. `content` is a JSON document in a string with the member `key`: existing clients read it.
- */
+/** The active key. Existing clients read `content`: a string that contains a JSON document with the field `key`. */
 export const EncryptionKey = Type.Object({
   type: Type.Literal('encryption-keys'),
   id: Example(Type.String(), '5'),
@@ -75,7 +73,7 @@ export const RotateBody = Body(
   { history_policy: HistoryPolicy }, { title: 'RotateBody', default: {}, examples: [{ history_policy: 're_encrypt' }] }
 )
 
-/** The new key of the server. */
+/** The new server-managed key. */
 export const RotateAnswer = Answer('RotateAnswer', {
   message: Example(
     Type.String(),

@@ -5,7 +5,7 @@ import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 interface ErrorSpec { status: number, message: string, details?: TSchema, example?: object, as?: string }
 
 function error<S extends number> (status: S, message: string): { status: S, message: string }
-/** An error with the fields of its `details`, and an example of them. */
+/** An error with the schema fields of `details` and an example of `details`. */
 function error<S extends number, D extends TProperties> (
   status: S, message: string, details: D, example: Record<keyof D, unknown>
 ): { status: S, message: string, details: TObject<D>, example: object }
@@ -14,8 +14,8 @@ function error (status: number, message: string, details?: TProperties, example?
 }
 
 /**
- * The error catalogue of the API: code, status, message and the schema of `details`. With `as`, responses carry that
- * code instead; this allows one public code with two statuses.
+ * The error catalogue of the API: code, status, message and the schema of `details`. If an error has `as`, responses
+ * contain the code `as` instead, so that one public code can have two statuses.
  */
 export const ERRORS = {
   malformed_json: error(400, 'The body is not valid JSON in UTF-8.'),

@@ -24,8 +24,8 @@ const expires_at = Example(Timestamp, '2026-03-08T12:00:00.000Z')
 const NIMBUS = { name: 'Nimbus Weather', slug: 'my-organization' }
 
 /**
- * An open invitation as its organization sees it. It never says whether the address has an account: the organization
- * learns who the person is when the person accepts.
+ * An open invitation as its organization sees it. Does not reveal whether the address has an account: the organization
+ * learns who the person is only when the person accepts.
  */
 export const Invitation = Resource('invitations', { title: 'Invitation', id: ID }, {
   email: Example(Type.String({ description: 'the address as the inviter typed it' }), 'rosa@nimbus.example'),

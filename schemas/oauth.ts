@@ -37,7 +37,7 @@ export const MOST_GRANTS = 100
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048
 
-/** The error body of a status: RFC 6749, 5.2, with the `message` of all errors of this API. */
+/** The schema of OAuth errors with a status: RFC 6749, 5.2, and `message`, which all errors of this API have. */
 export function OAuthErrorBody (status: number) {
   // 401 is only for clients that use HTTP Basic authentication.
   const codes = status === 401
@@ -55,7 +55,7 @@ export function OAuthErrorBody (status: number) {
 const code = Type.String({ description: 'authorization_code: the code' })
 const verifier = Type.String({ description: 'authorization_code: 43 to 128 characters (RFC 7636)' })
 
-/** Only for the document: the handler validates, because RFC 6749 defines its own errors. */
+/** Only for the OpenAPI document. The handler validates the body, because RFC 6749 defines the errors. */
 export const TokenBody = Type.Object({
   grant_type: Type.Union([Type.Literal('authorization_code'), Type.Literal('refresh_token')]),
   client_id: Type.Optional(Type.String()),

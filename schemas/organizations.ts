@@ -9,7 +9,7 @@ export type OrganizationStatus = (typeof ORGANIZATION_STATUSES)[number]
 export const PLANS = ['free', 'pro', 'team', 'enterprise', 'self-hosted'] as const
 export type PlanName = (typeof PLANS)[number]
 
-/** The organization created at the first start. The examples use it, so that they work on a new installation. */
+/** The organization that the first start creates. The examples use its slug, so they work on a new installation. */
 export const FIRST_ORGANIZATION = { name: 'My organization', slug: 'my-organization' } as const
 
 /** An organization in a path: its ULID in either letter case, or its slug. */
@@ -17,7 +17,7 @@ export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST
 
 const StatusOfOrganization = OneOf(ORGANIZATION_STATUSES, { title: 'OrganizationStatus' })
 
-/** `name`, `slug` and `status` are also at the top level: existing clients read them there. */
+/** Repeated at the top level, where existing clients read these fields. */
 const fields = {
   name: Example(Type.String(), FIRST_ORGANIZATION.name),
   slug: Example(Slug, FIRST_ORGANIZATION.slug),

@@ -12,14 +12,13 @@ const SecretFormat = OneOf(SECRET_FORMATS, {
   description: 'the format in which `decrypt` with `merge`, `raw` or `filters` parses documents: `env` (lines of NAME=value), a `json` or `yaml` object; `text` is not parsed'
 })
 
-/** The key of a project is held by the server, or by the clients only. */
+/** Who holds the key of a project: the server, or only the clients. */
 export const MANAGED = ['server', 'client'] as const
 export type Managed = (typeof MANAGED)[number]
 // No title: oapi-codegen would generate a constant `Client` that conflicts with its type `Client`.
 export const Custody = OneOf(MANAGED)
 const CUSTODY = '`server`: the server holds the key and can decrypt; `client`: the server never sees the key'
 
-/** What a key rotation does with versions under older keys. */
 export const HISTORY_POLICIES = ['keep', 're_encrypt'] as const
 export type HistoryPolicy = (typeof HISTORY_POLICIES)[number]
 export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
@@ -45,7 +44,7 @@ export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7
 })
 export type ProjectAttributes = Static<typeof Project.attributes>
 
-/** Fields that register a client-managed key: its proof and the parameters of the derivation. */
+/** Fields that register a client-managed key: the key proof and the parameters of the key derivation. */
 export const keyCheckFields = {
   key_check: Type.String({
     minLength: 44, maxLength: 44, pattern: '^[A-Za-z0-9+/]{43}=$', description: 'base64 of the 32-byte key proof'
@@ -58,7 +57,7 @@ export const keyCheckFields = {
   })
 }
 
-/** Optional in the schema; the handler requires all three if `storage_mode` is `client`. */
+/** Optional in the schema; the handler requires all three fields if `storage_mode` is `client`. */
 const keyCheckMembers = Type.Partial(Type.Object(keyCheckFields)).properties
 
 export const CreateProjectBody = Body({

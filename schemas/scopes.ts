@@ -95,8 +95,8 @@ for (const [alias, noun] of [['apikeys', 'api-token'], ['env', 'environment']] a
 }
 
 /**
- * Resolves a spelling (scope, alias or `*`) to canonical abilities; undefined if it is unknown. Exact match: no case
- * folding, no patterns.
+ * Resolves a spelling (scope, alias or `*`) to canonical abilities; undefined if the spelling is unknown. Matches
+ * exactly, without case folding or patterns.
  */
 export function canonicalAbilities (spelling: string): readonly Ability[] | undefined {
   if (spelling === '*') return ['*']

@@ -10,13 +10,13 @@ export const LEVELS = ['project', 'target', 'environment'] as const
 export type Level = (typeof LEVELS)[number]
 export const LevelName = OneOf(LEVELS, { title: 'Level' })
 
-/** Values of `merge`: separate levels, merged only, or both. */
+/** Values of `merge`: return separate levels, only the merged document, or both. */
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
 /** Media type of responses to `raw=true`: only the values. */
 export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
-/** Media type of other reads. No charset: with two media types, generated clients compare the whole header. */
+/** Media type of other reads. Without a charset, because generated clients compare the whole header. */
 export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
@@ -84,12 +84,11 @@ const RawSecrets = Type.Record(
   Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
 )
 
-/** Two media types, so that each has one schema. */
+/** Two media types, because the two forms of the response have different schemas. */
 const orRaw = (answer: TSchema) => ({
   content: { [READ_TYPE]: { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
 })
 
-/** The documents; with `raw=true` only the values. */
 export const ReadAnswer = orRaw(SecretsAnswer)
 
 const RETRIEVED = {
@@ -106,7 +105,7 @@ const RETRIEVED = {
   }
 }
 
-/** The response of a read, or the key. The discriminator is `data.type`, so the published schema puts it on `data`. */
+/** Documents or a key. The discriminator is `data.type`, so in the published schema the union is the type of `data`. */
 export const RetrieveAnswer = orRaw(PublishedAs(
   Type.Union([SecretsAnswer, EncryptionKeyAnswer], { examples: [RETRIEVED] }),
   Type.Object({
@@ -115,7 +114,7 @@ export const RetrieveAnswer = orRaw(PublishedAs(
   }, { title: 'RetrieveAnswer', examples: [RETRIEVED] })
 ))
 
-/** Names a level in a body: the deepest slug decides. */
+/** Identifies a level in a body: the deepest slug that is sent determines the level. */
 const level = { project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug) }
 export interface LevelNames { project: string, target?: string | undefined, environment?: string | undefined }
 

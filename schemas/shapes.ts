@@ -5,20 +5,20 @@ import {
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
 
-/** A string enumeration. Modules export the list of values too, so that database columns can use it. */
+/** A string enumeration. */
 export function OneOf<const T extends readonly string[]> (values: T, options: SchemaOptions = {}) {
   return Type.Union(values.map((value) => Type.Literal(value)), options) as unknown as TUnion<Literals<T>>
 }
 
 /**
- * Validates with `schema`, documents `published`. The API accepts spellings of older clients that the OpenAPI document
- * (and thus code generators) does not show.
+ * Requests are validated with `schema`; the OpenAPI document shows `published`, without the spellings that the API
+ * accepts only for older clients.
  */
 export function PublishedAs<T extends TSchema> (schema: T, published: TSchema): T {
   return { ...schema, 'x-published': published }
 }
 
-/** A named schema with another description or default in this place. */
+/** Overrides the description or the default of a named schema for one field. */
 export function Described<T extends TSchema> (
   schema: T, { description, ...rest }: { description?: string, default?: string }
 ): T {
@@ -46,7 +46,7 @@ export function Example<T extends TSchema> (schema: T, value: unknown): T {
   return { ...schema, [EXAMPLE]: value }
 }
 
-/** The example of an object: those of its fields. Optional fields are in it only with `Example`. */
+/** Builds the example of an object from the examples of its fields. Omits optional fields without `Example`. */
 export function exampleOf (properties: TProperties): object {
   return Object.fromEntries(Object.entries(properties)
     .filter(([, field]) => EXAMPLE in field || !(OptionalKind in field))
@@ -62,12 +62,12 @@ function valueOf (schema: TSchema & { [EXAMPLE]?: unknown }): unknown {
   throw new Error(`this field needs an example: ${JSON.stringify(schema)}`)
 }
 
-/** A response body. Its example is made of the examples of its fields. */
+/** A response body, with an example that is built from the examples of the fields. */
 export function Answer<T extends TProperties> (title: string, properties: T) {
   return Type.Object(properties, { title, examples: [exampleOf(properties)] })
 }
 
-/** A request body. It rejects unknown fields, so that a misspelt `no_backup` is not ignored. */
+/** A request body. Rejects unknown fields, so that a misspelt `no_backup` is not ignored. */
 export function Body<T extends TProperties> (
   properties: T, options: ObjectOptions & { title: string, examples: unknown[] }
 ) {
@@ -80,7 +80,7 @@ export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', ex
 /** Maximum length of a timestamp in a request or on a command line. */
 export const TIMESTAMP_LENGTH = 64
 
-/** A time in a request, with any UTC offset. `src/rules/formats/timestamps.ts` validates the format `date-time`. */
+/** A time in a request, with any UTC offset. `src/rules/formats/timestamps.ts` implements the format `date-time`. */
 export const Moment = (options: SchemaOptions = {}) =>
   Type.String({ format: 'date-time', maxLength: TIMESTAMP_LENGTH, ...options })
 
@@ -100,7 +100,7 @@ export const Slug = Type.String({
 /** The slug of a new resource. */
 export const NewSlug = Described(Slug, { description: 'the name in paths; default: derived from `name`' })
 
-// A slug in a path. The pattern is not checked: an invalid slug is 404. The examples match the examples of the bodies.
+// A slug in a path, without a pattern: an invalid slug causes 404, not 422.
 const slugInPath = (example: string) => Type.String({ maxLength: 128, examples: [example] })
 export const ProjectInPath = slugInPath('orbit')
 export const TargetInPath = slugInPath('backend')
@@ -109,7 +109,7 @@ export const EnvironmentInPath = slugInPath('live')
 export const NAME_LENGTH = 255
 export const Name = Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '\\S', examples: ['Orbit'] })
 
-/** A description in a body, and in a response. */
+/** A description in a request, and below in a response. */
 export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))
 export const NullableDescription = Example(Nullable(Type.String()), null)
 
@@ -117,7 +117,7 @@ export const NullableDescription = Example(Nullable(Type.String()), null)
 export const CREATE_NAMED = { name: Name, slug: Type.Optional(NewSlug), description: NewDescription }
 export const UPDATE_NAMED = { name: Type.Optional(Name), slug: Type.Optional(Slug), description: NewDescription }
 
-/** Maximum size of a blob: decoded (1 MiB), and the length of its base64 text. */
+/** Maximum size of a blob: 1 MiB decoded, and the length of its base64 text. */
 export const BLOB_BYTES = 1024 * 1024
 export const BLOB_LENGTH = Math.ceil(BLOB_BYTES / 3) * 4
 
@@ -167,10 +167,10 @@ export const PageMeta = Type.Object({
   to: Nullable(Type.Integer())
 }, { title: 'PageMeta', examples: [{ current_page: 1, per_page: WHOLE_LIST, total: 1, last_page: 1, from: 1, to: 1 }] })
 export type PageMeta = Static<typeof PageMeta>
-/** The same in a list that is always paged. */
+/** `PageMeta` with the example of a list that is always paged. */
 export const PagedMeta = Example(PageMeta, { ...PageMeta.examples[0], per_page: PAGE_SIZE.default })
 
-/** `{data: {type, id, attributes}}` and the list of it, with an example that has this id. */
+/** The schemas of a resource `{type, id, attributes}`: the resource, a response with one, and a list. */
 export function Resource<T extends TProperties> (
   type: string, { title, id, ...names }: { title: string, id: string, attributesTitle?: string }, properties: T
 ) {
@@ -184,7 +184,6 @@ export function Resource<T extends TProperties> (
   }
 }
 
-/** 204: no body. */
 export const NoContent = Type.Null({ description: 'Success, no body' })
 
 /** Headers of a conditional read. */
@@ -195,7 +194,7 @@ export const ReadHeaders = Type.Object({
 })
 
 const ETAG = '(?:W/)?"[^"]*"'
-/** RFC 9110, 13.1: `*` or a list of ETags. Other values are rejected, because they would protect nothing. */
+/** RFC 9110, 13.1: `*` or a list of ETags. Rejects other values, which would protect nothing. */
 export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
 
 /** Headers of a conditional write. */

@@ -105,7 +105,7 @@ const api_key = Example(ApiToken, {
   ...exampleOf(fields), name: 'CI of the website', expires_at: '2099-03-01T12:00:00.000Z'
 })
 
-/** A token and its new value, both at the top level and in `data`: existing clients read one or the other. */
+/** A token and its new value. Both are at the top level and in `data`, because existing clients read either. */
 export const RotatedToken = Answer('RotatedToken', {
   success, message, token, api_key, data: Type.Object({ token, api_key })
 })

@@ -10,14 +10,15 @@ export const ROLES = [
 export type Role = (typeof ROLES)[number]
 export const RoleName = OneOf(ROLES, { title: 'Role' })
 
-/** Every member is active; before acceptance there is only an invitation (`schemas/invitations.ts`). */
+/** Every member is active: before a user accepts, there is only an invitation (`schemas/invitations.ts`). */
 export const MEMBER_STATUSES = ['active'] as const
 
 export const EMAIL_LENGTH = 320
 /**
  * Exactly one `@`. The local part has no space and no special character of RFC 5322, 3.2.3. The domain has letters,
- * digits and hyphens of any script, separated by ASCII full stops (RFC 3490, 3.1 lists others). Default-ignorable
- * characters are excluded: a DNS look-up drops them (RFC 5892, 2.6). Thus each address has one spelling.
+ * digits and hyphens of any script. Only the ASCII full stop separates labels, not the others of RFC 3490, 3.1.
+ * Default-ignorable characters are excluded, because a DNS look-up drops them (RFC 5892, 2.6). So each address has
+ * only one spelling.
  */
 export const EMAIL_PATTERN =
   /^(?!.*\p{DI})[^\s@\p{C}()<>[\]:;,\\"]+@(?:[\p{L}\p{M}\p{Nd}-]+\.)*[\p{L}\p{M}\p{Nd}-]+$/u
@@ -72,7 +73,7 @@ const TokenPrincipal = Type.Object({
 export const TokenPrincipalAnswer = Type.Object({ data: TokenPrincipal, included: Type.Array(Included) })
 export type TokenPrincipalAnswer = Static<typeof TokenPrincipalAnswer>
 
-/** The caller. The discriminator is `data.type`, so the published schema puts it on `data`. */
+/** The caller. The discriminator is `data.type`, so in the published schema the union is the type of `data`. */
 export const PrincipalAnswer = PublishedAs(
   Type.Union([UserAnswer, TokenPrincipalAnswer], { examples: [exampleOf(TokenPrincipalAnswer.properties)] }),
   Type.Object({

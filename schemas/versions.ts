@@ -11,7 +11,7 @@ import {
 export const VERSION_ACTIONS = ['create', 'update', 'delete', 'restore', 'rotate', 're_encrypt'] as const
 export type VersionAction = (typeof VERSION_ACTIONS)[number]
 
-/** The handler validates `version`: anything but an integer below 2^53 is 404. */
+/** The handler validates `version`: a value that is not an integer below 2^53 causes 404. */
 export const VersionParams = Type.Object({
   organization: OrganizationInPath,
   version: Type.String({ maxLength: 128, description: 'an integer', examples: ['1'] })
@@ -55,7 +55,7 @@ export const VersionAnswer = Answer('VersionAnswer', {
   }, { title: 'VersionWithContent' })
 })
 
-/** The level whose history is meant, named by its slugs. */
+/** Identifies the level whose history is listed or purged. */
 const level = {
   project: Slug,
   target: Type.Optional(Slug),

@@ -1,10 +1,10 @@
-// `npm run breaking`: fails when `openapi.yaml` breaks clients and nobody said so. It compares with the document of the
-// last release tag; when there is none, with that of the commit where this branch left main, and on main with what it
-// was before its last change; `-- --base REF` names another. A break is said by a commit of the document with `!` that
-// adds a line to CHANGELOG.md: for what breaks after it, that takes another one.
+// `npm run breaking`: fails if `openapi.yaml` has unannounced breaking changes. Compares with the document at the last
+// release tag; without a release, at the commit where this branch left main; on main, before the document's last
+// change. `-- --base REF` sets another base. A commit announces the breaking changes up to itself if it changes the
+// document, has `!` in its subject and adds a line to CHANGELOG.md.
 //
-// Exits with 0 when nothing breaks, when it is said, and when there is nothing to compare with; with 1 when it is not
-// said, and with 2 when it could not be compared.
+// Exit code 0: no breaking change, all are announced, or there is no base. 1: unannounced breaking changes. 2: the
+// documents could not be compared.
 import { spawnSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -14,12 +14,12 @@ import { parseArgs } from 'node:util'
 const DOCUMENT = 'openapi.yaml'
 const CHANGES = 'CHANGELOG.md'
 const OASDIFF = 'github.com/oasdiff/oasdiff@v1.35.0'
-// Otherwise than oasdiff has it: lists of words in answers (events, codes of errors) grow without breaking anybody, and
-// a member that is gone breaks whoever reads it, also where it could be left out.
+// Differs from oasdiff's defaults: a new enum value in a response (an event, an error code) does not break clients, but
+// a removed field of a response does, even an optional field.
 const LEVELS = 'response-property-enum-value-added info\nresponse-optional-property-removed err\n'
 const ERROR = 3
-// Fetched and compiled the first time.
-const PATIENCE = 300_000
+// Go downloads and compiles oasdiff the first time.
+const OASDIFF_TIMEOUT_MS = 300_000
 
 const { values } = parseArgs({ options: { base: { type: 'string' } } })
 const now = readFileSync(DOCUMENT, 'utf8')
@@ -39,7 +39,7 @@ const broken = compare(before)
 if (broken.length === 0) end(0, `Nothing in ${DOCUMENT} breaks a client of ${base}.`)
 const said = lastSaid()
 const unsaid = said === undefined ? broken : compare(git('show', `${said}:${DOCUMENT}`))
-// What is shared breaks at each operation that has it.
+// A change of a shared schema breaks each operation that uses the schema, so prints each text once.
 for (const [what, places] of byWhat(unsaid.length === 0 ? broken : unsaid)) {
   console.log(`${places[0]}${places.length > 1 ? ` and ${places.length - 1} more` : ''}: ${what}`)
 }
@@ -56,7 +56,7 @@ function compare (text) {
     writeFileSync(levels, LEVELS)
     const { error, status, stdout, stderr } = spawnSync('go', [
       'run', OASDIFF, 'breaking', then, resolve(DOCUMENT), '--format', 'json', '--severity-levels', levels
-    ], { cwd: dir, encoding: 'utf8', timeout: PATIENCE, maxBuffer: 1 << 26 })
+    ], { cwd: dir, encoding: 'utf8', timeout: OASDIFF_TIMEOUT_MS, maxBuffer: 1 << 26 })
     if (error?.code === 'ENOENT') end(2, `Not compared: ${OASDIFF} does that, and takes Go, which is not installed.`)
     if (error !== undefined || status !== 0) {
       end(2, `Not compared: ${OASDIFF} did not run. ${error?.message ?? ''}${stderr}`)
@@ -80,7 +80,7 @@ function lastRelease () {
   return git('describe', '--tags', '--abbrev=0', '--match', 'v[0-9]*')?.trim()
 }
 
-// On main itself that is where one is.
+// On main, the merge base is HEAD itself, which is skipped.
 function leftMain () {
   const here = git('rev-parse', 'HEAD')?.trim()
   const there = ['origin/main', 'main'].map((main) => git('merge-base', 'HEAD', main)?.trim())
@@ -92,7 +92,7 @@ function beforeLastChange () {
   return git('rev-parse', '--verify', `${last}^`)?.trim()
 }
 
-// The newest commit that says that the document breaks.
+// The newest commit that announces breaking changes.
 function lastSaid () {
   const commits = git('log', '--format=%H %s', `${base}..HEAD`, '--', DOCUMENT)?.split('\n') ?? []
   return commits

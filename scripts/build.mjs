@@ -1,6 +1,5 @@
-// Compiles into dist/ and lays some packages, the migrations and the template of the embedded database beside the code.
-// The driver's patch is applied here and not in an install hook, so that it is also there after
-// `npm ci --ignore-scripts` and in the container.
+// Compiles into dist/ and adds bundled packages, the migrations and the template of the embedded database. Patches the
+// database driver here and not in an install hook, so that `npm ci --ignore-scripts` and the container have the patch.
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,22 +8,20 @@ const STAMP = 'dist/.built'
 const SOURCES = ['schemas', 'src', 'test', 'bench', 'examples', 'drizzle', 'patches']
 
 export function build () {
-  // What it says, it says on standard output, at length, and each time. A patch that was changed fits no package that
-  // has the one before.
+  // Hides the long standard output. A changed patch does not apply to a package that has the old patch: see the advice.
   run('node_modules/.bin/patch-package', ['--error-on-fail'], 'ignore', 'patches/ does not fit what is installed: run npm ci')
-  // The compiler in Go takes a third of the time. What reads code as a library (the linter, `architecture.test`) still
-  // needs the one in JavaScript beside it.
+  // The Go compiler takes a third of the time. The linter and `architecture.test` still need the JavaScript compiler.
   run('node_modules/typescript-native/bin/tsc', ['-p', 'tsconfig.json'])
   run('scripts/packages.mjs')
   run('scripts/openapi-3.0.mjs')
   rmSync('dist/drizzle', { recursive: true, force: true })
   cpSync('drizzle', 'dist/drizzle', { recursive: true })
-  // In a process of its own: what it takes in memory, this one would keep, and `npm start` serves in it.
+  // In a child process, because this process would keep the memory, and `npm start` serves in this process.
   run('scripts/template.mjs')
   writeFileSync(STAMP, '')
 }
 
-/** Builds when a source is newer than the last build. */
+/** Builds if a source is newer than the last build. */
 export function buildIfNeeded () {
   if (!existsSync(STAMP)) return build()
   const built = statSync(STAMP).mtimeMs

@@ -1,5 +1,5 @@
-// Writes dist/openapi-3.0.json, which the service serves: openapi.yaml in OpenAPI 3.0.3, for generators that read
-// nothing newer. All errors have one schema there, because such generators take one error type for an operation.
+// Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
+// generators. All errors have one schema there, because such generators support one error type per operation.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
@@ -41,7 +41,7 @@ const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-a
 const mapValues = (object, change) =>
   Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]))
 const nameIn = ({ $ref }) => /^#\/components\/schemas\/(.+)$/.exec($ref)?.[1]
-/** The one schema that replaces the schema of an error. */
+/** The schema that replaces the named schema of an error; undefined for other schemas. */
 const errorIn = (name) => /^(OAuth)?Errors?_/.test(name) ? name.startsWith('OAuth') ? 'OAuthError' : 'Error' : undefined
 
 function convert (value) {
@@ -57,7 +57,7 @@ function convert (value) {
   const { type, anyOf, ...others } = value
   return {
     ...Object.fromEntries(Object.entries(others).map(([key, member]) =>
-      // The names of properties are no keywords: a property may be called `type` or `default`.
+      // The keys in `properties` are field names, not keywords: a field may be called `type` or `default`.
       [key, DATA.has(key) ? member : key === 'properties' ? mapValues(member, convert) : convert(member)])),
     ...(type !== undefined && typeOf(type)),
     ...(Array.isArray(anyOf) && choiceOf(anyOf))
@@ -72,9 +72,9 @@ function typeOf (type) {
 function choiceOf (choices) {
   const others = choices.filter(({ type }) => type !== 'null')
   const nullable = others.length < choices.length && { nullable: true }
-  // `data.type` tells the choices apart, and such generators support `oneOf` better than `anyOf`.
+  // `data.type` differs between the choices, and older generators support `oneOf` better than `anyOf`.
   if (others.length > 1) return { oneOf: others.map(convert), ...nullable }
-  // `nullable` needs a type beside it.
+  // `nullable` requires a `type` in the same schema.
   const [only] = others
   const name = nameIn(only)
   return name === undefined

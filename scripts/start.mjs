@@ -1,4 +1,4 @@
-// `npm start`: builds if a source is newer than the build, then serves in this very process, so that signals reach it.
+// `npm start`: builds if a source is newer than the build, then serves in this process, which receives the signals.
 import { buildIfNeeded } from './build.mjs'
 
 const args = process.argv.slice(2)

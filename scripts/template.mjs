@@ -1,5 +1,5 @@
-// Makes dist/cluster.tar.gz, which the first start of an embedded database unpacks: a cluster with the schema in it.
-// PostgreSQL's initdb takes seconds and 800 MB, so it runs here, and only when one of the inputs has changed.
+// Makes dist/cluster.tar.gz, which the first start of an embedded database unpacks: a PostgreSQL cluster with the
+// schema. initdb takes seconds and 800 MB of memory, so it runs during the build, and only if an input has changed.
 import { createHash } from 'node:crypto'
 import { chmodSync, existsSync, mkdtempSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -37,14 +37,14 @@ if (!existsSync(TEMPLATE) || !existsSync(HASH) || readFileSync(HASH, 'utf8') !==
 async function makeTemplate (directory, file) {
   const cluster = join(directory, 'cluster')
   const made = await PGlite.create({ fs: new NodeFS(cluster) })
-  // The template databases are two thirds of the files, are never used here, and would one day need vacuuming.
+  // The template databases are two thirds of the files, are never used, and would need vacuuming one day.
   await made.query('UPDATE pg_database SET datistemplate = false')
   for (const name of ['template0', 'template1']) await made.query(`DROP DATABASE ${name}`)
   await made.close()
   const database = await connect({ dir: directory, pool: 1, durable: false })
   await database.migrate()
   await database.close()
-  // An installation gets these modes.
+  // Unpacking gives the files of an installation these modes.
   for (const entry of readdirSync(cluster, { recursive: true, withFileTypes: true })) {
     chmodSync(join(entry.parentPath, entry.name), entry.isDirectory() ? 0o700 : 0o600)
   }

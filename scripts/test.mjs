@@ -1,5 +1,5 @@
-// Runs the test files of dist/test; test/README.md explains the folders and the options. The last line counts the tests
-// on both databases.
+// Runs the test files of dist/test; test/README.md explains the folders and the options. The last line of the output
+// counts the tests on both databases.
 import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { availableParallelism, tmpdir } from 'node:os'
@@ -12,21 +12,20 @@ const faults = args.includes('--faults')
 const quick = args.includes('--quick')
 const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.replace(/^test\/|\.test\.ts$/g, ''))
 
-// Timeout of a file, in milliseconds, with room for a busy machine. A process with several files gets the sum.
+// Timeout of a file in milliseconds, long enough for a busy machine.
 const TIMEOUT = long ? 2_240_000 : faults ? 900_000 : 560_000
 const timeoutOf = ({ duration }) => TIMEOUT + duration * 8_000
-// Files that share a process. More files would need more memory, and save little time.
+// More files per process would need more memory and save little time.
 const FILES_PER_PROCESS = 12
-// Checks in every process of a run, including servers and commands that tests start, that each statement stays within
-// one organization.
+// Checks that each SQL statement stays within one organization, also in the servers and commands that tests start.
 const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.meta.url).href}`
-// Tests make hundreds of databases with hundreds of files each. In memory that takes a quarter of the time, and files
-// that a killed process wrote are still there.
+// Tests create hundreds of databases with hundreds of files each. A memory file system takes a quarter of the time, and
+// keeps the files of a killed process.
 const MEMORY = '/dev/shm'
 const MEMORY_NEEDED = 4 * 2 ** 30
 
 const FOLDERS = ['both', 'either', 'own', 'server', 'last', 'faults', 'faults/alone']
-// `tsc` leaves the output of deleted and moved files in dist, so the sources say which files there are.
+// Lists the sources, because `tsc` leaves the output of deleted and moved files in dist.
 const all = readdirSync('test', { recursive: true }).filter((name) => name.endsWith('.test.ts')).sort().map(fileOf)
 const isQuick = ({ folder, duration }) => ['both', 'own'].includes(folder) && duration === 0
 const isChosen = (file) => words.length > 0 ? words.some((word) => file.id.includes(word)) : !quick || isQuick(file)
@@ -34,7 +33,7 @@ const files = all.filter((file) => file.folder.startsWith('faults') === faults &
 
 const inMemory = hasMemory() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
 if (inMemory !== undefined) {
-  // PostgreSQL, which does not run as root, has its directory in here too.
+  // PostgreSQL runs as another user and has its data in a subdirectory.
   chmodSync(inMemory, 0o711)
   process.env.TMPDIR = inMemory
   process.once('exit', () => rmSync(inMemory, { recursive: true, force: true }))
@@ -69,7 +68,7 @@ const isOn = {
 const onServer = (files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })
 const onEmbedded = (files) => ({ files, on: 'embedded database', env: {} })
 const onOne = server === undefined ? onEmbedded : onServer
-// Files of these folders run when all others have ended, one after the other.
+// These files run one after the other, after all other files.
 const atTheEnd = files.filter(({ folder }) => folder === 'faults/alone' || (folder === 'last' && server !== undefined))
 const work = (faults
   ? files.filter((file) => !atTheEnd.includes(file)).map((file) => onOne([file]))
@@ -78,7 +77,7 @@ const work = (faults
       ...processes(files.filter(isOn.embedded)).map(onEmbedded)
     ]
 ).sort((a, b) => b.files[0].duration - a.files[0].duration)
-// The recovery after a fault is timed, so only one other process runs beside a fault.
+// Fault tests measure recovery times, so at most two processes run at once.
 const lanes = faults ? 2 : Math.max(2, availableParallelism()) + 1
 const ended = await Promise.all(Array.from({ length: lanes }, async () => {
   for (let next = work.shift(); next !== undefined; next = work.shift()) await run(next)
@@ -87,13 +86,13 @@ const ended = await Promise.all(Array.from({ length: lanes }, async () => {
 for (const file of atTheEnd) await run(onOne([file]))
 await server?.close()
 if (faults) printOutcomes()
-// If lanes end far apart, the files are distributed badly.
+// Large differences show a bad distribution of the files.
 console.log(`The lanes ended after ${ended.join(', ')} s; the files took ${totals.cpu.toFixed(0)} s of CPU time`)
 console.log(`${totals.passed} passed, ${totals.failed} failed`)
 process.exit(broken || totals.failed > 0 ? 1 : 0)
 
-// A file whose first line says `// duration: 60 s` (of CPU time) is not part of a quick run. From 15 s on it has a
-// process of its own, which starts before those of shorter files.
+// A file whose first line is `// duration: 60 s` (of CPU time) is not part of a quick run. A file of 15 s or more runs
+// alone in a process, and starts before shorter files.
 function fileOf (name) {
   const id = name.slice(0, -'.test.ts'.length)
   const source = readFileSync(join('test', name), 'utf8')
@@ -114,7 +113,7 @@ function processes (files) {
   const count = Math.min(others.length, Math.max(2, Math.ceil(others.length / FILES_PER_PROCESS)))
   return [
     ...files.filter(isAlone).map((file) => [file]),
-    // Neighbours in the alphabet take about the same time, so each goes to another process.
+    // Files with similar names take similar times, so distributes neighbours to different processes.
     ...Array.from({ length: count }, (_, i) => others.filter((_, place) => place % count === i))
   ]
 }
@@ -142,7 +141,7 @@ function printOutcomes () {
   for (const text of skipped) console.log(`Left out: ${text.replace(/ # SKIP/, ':')}`)
 }
 
-// Runs files in one process, which prints a TAP test for each file. Failures are printed with their diagnostics.
+// Runs files in one process, which prints a TAP test for each file. Prints failures with their diagnostics.
 async function run ({ files, on, env }) {
   const timeout = Math.max(...files.map(timeoutOf))
   const child = spawn(process.execPath, ['dist/test/helpers/files.js', ...files.map(({ path }) => path)], {

@@ -27,8 +27,8 @@ import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf 
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
-// The stored response has no key string, so that deleting a key deletes its key string. A repeated request reads it
-// from the active key, with a fresh look-up: the level from before may be older than the first request's commit.
+// The response stored for repeats has no key string, so that no copy outlives the key. A repeated request looks up the
+// project again and reads the key string of its active key: `levelOf` may be older than the first request's commit.
 const KEY_STRING: Withheld = {
   keep: (answer: Rotated) => withKey(answer, ''),
   give: async (app, request, answer: Rotated) => {
@@ -211,7 +211,7 @@ function validateVersions ({ versions }: Static<typeof ReEncryptBody>) {
   }
 }
 
-// A separate plugin, because its large body (all documents of the project) needs another content type parser.
+// A separate plugin, because the large body (all documents of the project) needs another content type parser.
 const clientRotation: Domain = async (app) => {
   app.post('/:organization/:project/secrets/rotate-client-keys', {
     ...takeLargeBodies(app, {
@@ -286,7 +286,7 @@ const clientRotation: Domain = async (app) => {
   })
 }
 
-// A finished re-encryption stores its count, so it is not counted again.
+// Counts pending versions only while the re-encryption runs; the result of a finished one is stored.
 async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {
   const progress = await findReEncryption(app.lists, project)
   if (progress === undefined) return null
@@ -294,7 +294,7 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
   if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
   const isClients = project.encryption_type === 'client'
   const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
-  // A purge or the retention may remove the last pending versions, so `finished_at` can stay null for clients.
+  // In a client-managed project, a purge or the retention can delete the last pending version: `finished_at` is null.
   return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 

@@ -186,20 +186,20 @@ export const invitations: Domain = async (app) => {
     return `${reason}. Tell the person to accept the invitation on ${page}. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS${first}`
   }
 
-  /** An e-mail to an address, unless the queue is full or the organization sent one within the last 24 hours. */
+  /** Sends no e-mail if the queue is full or the organization has sent one to this address in the last 24 hours. */
   function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
     let room: Room | undefined
     let isTaken = false
     return {
-      // Before the change, and independent of the account, so that the duration does not reveal whether it exists.
+      // Called for every address before the change, so that the duration does not reveal whether an account exists.
       reserve () {
         room ??= app.outbox.reserve(
           { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
         )
       },
       isReserved: () => room !== undefined,
-      /** Runs in the transaction of the invitation. The hash of the link's secret; undefined if no e-mail is sent. */
+      /** Called in the invitation's transaction. The hash of the link's secret; undefined if no e-mail is sent. */
       async take (db: Db): Promise<Buffer | undefined> {
         isTaken = room !== undefined && await takeInvitationMail(db, organization.id, email)
         return isTaken ? hashToken(secret) : undefined

@@ -79,7 +79,7 @@ export const members: Domain = async (app) => {
       const role = canonicalRole(request.body.role)
       await app.countEffect(request, reply)
       const updated = await inOrganization(app, request, async (db, organizationId) => {
-        // Lock order: accounts before memberships (decision 0029), of the new owner or of the remaining owners.
+        // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships (0029).
         const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
         const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
         const member = await lockMember(db, organizationId, id) ?? fail('not_found')
@@ -88,7 +88,7 @@ export const members: Domain = async (app) => {
         requireRole(principal, role)
         if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
         if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
-        // Recorded before the change: callers who change their own role must be locked with their current role.
+        // Recorded before the update, because recording requires that the caller still has the role of the request.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organizationId, id, role)
         return await findMember(db, organizationId, id) ?? tampered()

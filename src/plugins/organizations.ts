@@ -75,7 +75,7 @@ export const organizations: Domain = async (app) => {
         const organization = { id, name: body.name, slug, plan: app.config.defaultPlan }
         const limit = await foundOrganization(db, app.keyring, organization, user.id)
         if (limit !== undefined) fail('organization_limit_reached', { limit })
-        // The audit event needs the caller as the new owner, with the access token locked.
+        // Recording the event locks the caller's access token and new membership.
         const caller = { access_token, user_id: user.id, role: 'owner' } as const
         await recordEvent(
           db, { ...personOf(request, id, user), caller, answering: request.answering },
@@ -107,7 +107,7 @@ export const organizations: Domain = async (app) => {
       const { id } = principalOf(request).organization
       const { body } = request
       refuseReserved('organization', body.slug)
-      // A user without a second factor must not lock themselves out, or lift the requirement.
+      // Users without a second factor must not lock themselves out or remove the requirement.
       if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
         const { name, slug, require_second_factor } = body

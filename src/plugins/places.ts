@@ -26,9 +26,9 @@ interface Kind {
   parentPath: string
   answers: { one: TSchema, list: TSchema }
   bodies: { create: TSchema, update: TSchema }
-  /** Columns of this kind only. */
+  /** Values of the columns that only this kind has. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
-  /** Deleting a target can be a long operation; an environment is a single level. */
+  /** Deleting a target can be a long operation; deleting an environment deletes a single level. */
   deletion: { summary: string, isLong: boolean }
 }
 

@@ -53,7 +53,7 @@ export const projects: Domain = async (app) => {
         ids: projectsInside(principal.slices),
         user_id: request.byTeams === null ? null : principal.person!.user_id
       }
-      // For roles through teams, the duration grows with the number of projects, so it needs another pool.
+      // With roles through teams, the query's duration grows with the number of projects, so it uses another pool.
       const db = shown.user_id === null ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
@@ -226,8 +226,8 @@ export const projects: Domain = async (app) => {
       return undefined
     }
     requireScope(request, 'key:rotate')
-    // Counted before the derivation, which is expensive and would allow guessing the key. In both directions the audit
-    // event says that the server knows, or knew, the key.
+    // Counted before the key derivation, which is expensive and would allow guessing the key. In both directions the
+    // audit event records that the server knew the key.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ??

@@ -41,7 +41,7 @@ const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
 
-/** Characters. Larger responses are serialized in steps. */
+/** In characters. Larger responses are serialized in steps, to yield to the event loop. */
 const LARGE_READ = 256 * 1024
 
 /** The routes that read documents, one for each level. */
@@ -59,7 +59,7 @@ export const secrets: Domain = async (app) => {
         mayNeed: ['secret:decrypt', 'secret:history'],
         judge: (request) => validateCombinations(readingOfQuery(request)),
         at: level,
-        // Also called before the query is validated.
+        // Also called before the query is validated, when `decrypt` is a string.
         brings: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
           return at === undefined ? includedForRead(request, String(decrypt) === 'true') : 'place'
@@ -253,7 +253,7 @@ export const secrets: Domain = async (app) => {
     let etag = readingEtag(storageKey, state, visible, reading)
     if (isConditional(request)) {
       if (listsEtag(request.headers['if-none-match'], etag)) return reply.header('etag', etag).code(304).send()
-      // The ETag has changed: load the contents, which the first look-up omitted.
+      // The ETag differs: load the contents, which the first look-up omitted.
       state = await locate(app, request, includedContents(reading.decrypt))
       validateReading(state, reading)
       visible = visibleSecrets(state, slices)
@@ -324,7 +324,7 @@ const isConditional = ({ method, headers }: FastifyRequest) =>
 
 const includedContents = (decrypt: boolean): Brings => decrypt ? 'readable' : 'documents'
 
-// A conditional request is compared without the contents of the documents.
+// A conditional request loads the contents of documents only if its ETag differs.
 const includedForRead = (request: FastifyRequest, decrypt: boolean): Brings =>
   isConditional(request) ? 'revisions' : includedContents(decrypt)
 

@@ -232,7 +232,7 @@ export const teams: Domain = async (app) => {
     }
   })
 
-  // Changes of teams run one after the other: a team cannot get a stronger role while a member is added.
+  // Locks the organization, so that a team cannot get a stronger role while another request adds a member.
   async function changeTeam<T> (
     request: FastifyRequest, work: (db: Db, team: TeamRow, organizationId: string) => Promise<T>
   ): Promise<T> {
@@ -258,8 +258,8 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// A change of a team's members or projects grants or revokes the team's roles, in all its projects or in the given
-// project. The caller needs the permissions of each of these roles.
+// Callers who grant or revoke the roles of a team, in all its projects or in the given project, need all permissions of
+// these roles.
 async function requireRolesOf (db: Db, principal: Principal, teamId: string, projectId?: string) {
   for (const { id, role } of await listTeamProjects(db, principal.organization.id, teamId)) {
     if (projectId === undefined || id === projectId) requireRole(principal, role)

@@ -172,7 +172,7 @@ export const tokens: Domain = async (app) => {
       const token = mintApiToken(organization.id)
       const api_key = await changeLocked(request, id, async (db, locked) => {
         refuseEscalation(principal, grantOf(locked), 'api-token:create')
-        // After the rotation the token ends with another grant, but the previous value may be known to its old owner.
+        // The rotation moves the token to the caller's grant, but the old owner may know the previous value.
         if (overlap_seconds > 0 && !endsWith(principal, locked)) {
           refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
         }
@@ -180,7 +180,7 @@ export const tokens: Domain = async (app) => {
         if (!endsWith(principal, locked) && locked.is_live) {
           await requireQuota(db, organization.id, principal.person!.user_id, locked)
         }
-        // Recorded before the rotation, because a token that rotates itself is the caller.
+        // Recorded before the rotation, because the caller may be this token, and recording checks that it is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
         const isKeyed = request.answering !== null
@@ -203,7 +203,7 @@ export const tokens: Domain = async (app) => {
       await inOrganization(app, request, async (db, organizationId) => {
         const slices = await findSlices(db, organizationId, id)
         requireVisible(request, slices && { id, slices })
-        // Recorded before the deletion, because a token that deletes itself is the caller.
+        // Recorded before the deletion, because the caller may be this token, and recording checks that it is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organizationId, [id])
       })
@@ -211,8 +211,8 @@ export const tokens: Domain = async (app) => {
     }
   })
 
-  // Changes a token that stays valid. Lock order: membership and grant before the token, as in the transactions that
-  // end them.
+  // Runs `work` with the token locked; `latest` is the expiry of its grant. 404 if its membership or grant has ended.
+  // Lock order: membership and grant before the token, as in the transactions that end a membership or grant.
   async function changeLocked<T> (
     request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
   ): Promise<T> {
@@ -228,7 +228,7 @@ export const tokens: Domain = async (app) => {
 
 const idOf = ({ params: { id } }: { params: { id: string } }) => parseId(id) ?? fail('not_found')
 
-// Checks the limits of the token's owner; `locked` is the existing token, which does not count twice.
+// Checks the token limits of the organization and the user. `locked` is an existing token, which is not counted twice.
 async function requireQuota (db: Db, organizationId: string, userId: number | null, locked?: LockedToken) {
   const limit = await findReachedTokenLimit(db, organizationId, userId, locked)
   if (limit !== undefined) fail('limit_reached', { limit })
@@ -285,7 +285,7 @@ async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a time in the future')
 }
 
-// Undefined if the expiry is unchanged: clients can send back a resource as read, even if it has expired.
+// Undefined if the expiry is unchanged, so that clients can send back a token as read, even an expired token.
 async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: string | null | undefined) {
   if (text === undefined) return undefined
   const sent = text === null ? undefined : requireTimestamp('expires_at', text)

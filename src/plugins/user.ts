@@ -107,7 +107,7 @@ export const user: Domain = async (app) => {
       const { organization, role } = await transaction(app.db, async (db) => {
         const accepted = await acceptInvitation(db, organizationId, id, person, (role) => ({
           ...personOf(request, organizationId, person),
-          // The audit event needs the caller as the new member, with the access token locked.
+          // Recording the event locks the caller's access token and new membership.
           caller: { access_token, user_id: person.id, role },
           answering: request.answering
         }))
@@ -154,7 +154,7 @@ export const user: Domain = async (app) => {
   }
 }
 
-// A change of an organization by a user who is not a member.
+// The transaction options for a change of an organization by a user who is not a member.
 const changeOf = ({ answering, waited }: FastifyRequest, organization_id: string): Asking =>
   ({ organization_id, answering, waited })
 

@@ -39,7 +39,7 @@ const RESTORE_ERRORS = [
   'content_not_decryptable', 'integrity_error', 'plan_limit_reached', 'precondition_failed'
 ] as const satisfies ErrorCode[]
 
-// Each attempt can fail because another request removed versions meanwhile.
+// An attempt fails if another request deletes versions between the count and the list.
 const MAX_ATTEMPTS = 5
 
 export const versions: Domain = async (app) => {

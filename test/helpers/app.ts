@@ -41,29 +41,29 @@ export interface TestApp {
   database: Database
   keyring: Keyring
   config: Config
-  /** What a command needs to work on the same database. */
+  /** Environment variables with which a command uses the same database. */
   env: Record<string, string>
-  /** Every line that was logged. */
+  /** All log lines so far. */
   logs: string[]
-  /** A new organization, on the given plan, with a caller who holds the abilities. */
+  /** Creates an organization and returns a caller with an API token that has the abilities. */
   organization (options?: { plan?: string, abilities?: Ability[], slug?: string }): Promise<Caller>
-  /** Another token of an organization. */
+  /** Creates another API token of an organization. */
   token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: Slice[] }): Promise<Caller>
-  /** Gives a token another value, and answers it; the one that it had lives on for so many seconds. */
+  /** Rotates an API token and returns its new value. The previous value stays valid for `overlapSeconds`. */
   rotate (token: string, overlapSeconds?: number): Promise<string>
-  /** Runs SQL beside the service, as somebody with access to the database would. */
+  /** Runs SQL outside of the service, like somebody with access to the database. */
   sql (query: string): Promise<Record<string, unknown>[]>
-  /** The same, but as the service would: the rows that it writes are authentic afterwards. */
+  /** Runs SQL and then gives the written rows valid MACs, as if the service had written them. */
   write (query: string): Promise<void>
   inject (options: InjectOptions): Promise<Answer>
   close (): Promise<void>
 }
 
 /**
- * The service on a fresh, migrated database: one made on TEST_DATABASE_URL when it is set, else an embedded one in
- * memory. Limits are off unless `env` sets them, and derivations cost next to nothing unless `costs` says otherwise.
+ * Starts the service in this process on a new, migrated database: on the server of TEST_DATABASE_URL, or else embedded.
+ * Limits are off unless `env` sets them; key derivations are cheap unless `costs` is given.
  *
- * @param as the address under which the service is to connect, given that of the database's owner
+ * @param as maps the database URL of the owner to the URL that the service connects to
  */
 export async function startApp (
   t: { teardown (fn: () => unknown): void }, env: Record<string, string> = {}, costs: Costs = QUICK,
@@ -89,7 +89,7 @@ export async function startApp (
   const inject = async (options: InjectOptions): Promise<Answer> => {
     const response = await app.inject(options)
     const text = response.payload
-    // Whatever is asked in whichever test.
+    // Checked for every response in all tests.
     if (('retry-after' in response.headers) !== (response.statusCode === 429)) {
       throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
     }
@@ -153,7 +153,7 @@ export async function startApp (
   }
 }
 
-/** Makes an organization; its id. */
+/** Creates an organization and returns its id. */
 export async function makeOrganization (
   db: Db, keyring: Keyring, { slug, plan = 'self-hosted' }: { slug?: string | undefined, plan?: string } = {}
 ): Promise<string> {
@@ -168,7 +168,7 @@ export async function makeOrganization (
   return id
 }
 
-/** Makes an API token of an organization; its text. */
+/** Creates an API token of an organization and returns its value. */
 export async function makeToken (
   db: Db, organization: string, abilities: Ability[], { slices = [], expires_at }: Parameters<TestApp['token']>[2] = {}
 ): Promise<string> {
@@ -185,7 +185,7 @@ export async function makeToken (
   return text
 }
 
-/** Project, target and environment with the given slugs; what a test of documents starts from. */
+/** Creates a project, a target and an environment, and returns their slugs. */
 export async function makeLevel (caller: Caller, project: Record<string, unknown> = {}) {
   const made = await caller.call('POST', `/${caller.organization}/projects`, { name: 'Orbit', ...project })
   if (made.status !== 201) throw new Error(made.text)
@@ -195,7 +195,7 @@ export async function makeLevel (caller: Caller, project: Record<string, unknown
   return { project: slug as string, target: 'backend', environment: 'live' }
 }
 
-/** A migrated, empty database of its own: on TEST_DATABASE_URL when it is set, else embedded. */
+/** Creates a migrated, empty database: on the server of TEST_DATABASE_URL, or else embedded. */
 export async function freshDatabase (
   as?: (url: string) => Promise<string>
 ): Promise<{ database: Database, env: Record<string, string>, url?: string, drop: () => Promise<void> }> {
@@ -219,7 +219,7 @@ export async function freshDatabase (
   const name = `t_${ulid().toLowerCase()}`
   const admin = postgres(server, { max: 1, onnotice: () => {} })
   const template = await migratedTemplate(server, admin)
-  // Copying the files takes half of the CPU time of copying through the log, which is the default since PostgreSQL 15.
+  // `file_copy` takes half of the CPU time of `wal_log`, which is the default since PostgreSQL 15.
   const [version] = await admin`SELECT current_setting('server_version_num')::int >= 150000 AS has_strategies`
   await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${template}${version!.has_strategies ? ' STRATEGY file_copy' : ''}`)
   const url = new URL(server)
@@ -238,8 +238,8 @@ export async function freshDatabase (
 
 let unpacked: string | undefined
 
-// The first start of an embedded database unpacks the template. Here each process unpacks it once, because a copy takes
-// a third of the time.
+// The first start of an embedded database unpacks the template. A test process unpacks the template only once and then
+// copies the files, which takes a third of the time.
 function copyCluster (to: string) {
   if (unpacked === undefined) {
     const folder = mkdtempSync(join(tmpdir(), 'strongroom-template-'))
@@ -251,7 +251,7 @@ function copyCluster (to: string) {
   cpSync(unpacked, join(to, 'cluster'), { recursive: true })
 }
 
-// Made by whoever comes first, under the name of the migrations that it has: everybody else copies it.
+// The first process creates a template database, named after the hash of the migrations. Tests copy the template.
 async function migratedTemplate (server: string, admin: Sql): Promise<string> {
   const hash = createHash('sha256')
   for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) {

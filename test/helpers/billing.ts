@@ -19,16 +19,16 @@ export const invoicesOf = async (caller: Caller) => (await bill(caller, 'GET', '
   attributes: Record<string, any>
 }[]
 
-/** The rows of an organization in a table. */
+/** Returns a function that reads the rows of an organization in a table. */
 export const rowsOf = (service: TestApp) => async (table: string, { organization }: Caller) =>
   service.sql(`SELECT * FROM ${table} WHERE organization_id = '${organization}'`)
 
-/** What was recorded of an organization, in its order. */
+/** The actions of an organization's audit events, in order. */
 export const eventsOf = async (service: TestApp, { organization }: Caller) =>
   (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`))
     .map(({ action }) => action as string)
 
-/** Does what the background does, until it is done. */
+/** Runs the billing worker until `isDone`. */
 export async function background (
   app: { billing: { wake (): void } }, isDone: () => boolean | Promise<boolean>
 ): Promise<void> {
@@ -40,7 +40,7 @@ export async function background (
   throw new Error('the background did not come to it')
 }
 
-/** A processor with a ledger of its own, which is not always there. */
+/** A fake payment provider, which can be made to fail, decline, or not respond (`state.mode`). */
 export function processor (name = 'processor') {
   const ledger = new Map<string, Outcome>()
   const asked: string[] = []
@@ -54,7 +54,7 @@ export function processor (name = 'processor') {
     if (known !== undefined) return known
     const outcome = { status: mode === 'declines' ? 'failed' : 'succeeded', reference: `${kind}_${id}` } as const
     ledger.set(id, outcome)
-    // It did what it was asked to, and nobody heard; until it speaks.
+    // The payment is executed, but the response is held back until `speak`.
     if (mode === 'silent') await new Promise<void>((resolve) => { held.push(resolve) })
     return outcome
   }

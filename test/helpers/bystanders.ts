@@ -10,31 +10,31 @@ import { makeLevels, patient, store, type Level } from './traffic.ts'
 
 const METRICS_TOKEN = 'of-the-tests-alone'
 
-/** A process of the service, as the system sees it. */
+/** A service process with its resource usage. */
 export interface Process {
   server: Server
   /** Resident memory in MiB. */
   memory (): number
   /** Open files and connections. */
   handles (): number
-  /** Milliseconds of CPU. */
+  /** CPU time in milliseconds. */
   cpu (): number
-  /** What it says at /metrics. */
+  /** The response of /metrics. */
   metrics (): Promise<string>
 }
 
-/** What the clients of a service met that had nothing to do with a fault. */
+/** Measurements of clients that do not cause the fault. */
 export interface Bystanders {
-  /** Milliseconds of each answer. */
+  /** The latency of each request in milliseconds. */
   latencies: number[]
-  /** Of each kind, how many. */
+  /** The number of responses by status; `none`: no response. */
   statuses: Record<string, number>
   stop (): Promise<void>
 }
 
 /**
- * Processes of the service, on a PostgreSQL of their own that is as durable as anybody's, and an organization with a
- * level that clients write and read while others misbehave.
+ * Starts service processes on their own PostgreSQL (with fsync), and creates an organization with a level that clients
+ * write and read while the test causes faults.
  */
 export async function startUnderFire (
   t: Test, { instances = 1, env = {} }: { instances?: number, env?: Record<string, string> } = {}
@@ -75,7 +75,7 @@ function processOf (server: Server): Process {
   }
 }
 
-/** Clients that write and read one after the other, with a pause between, as if nothing were the matter. */
+/** Starts clients that alternately write and read a level, every `every` milliseconds. */
 export function standBy (watch: Watched, level: Level, clients = 4, every = 25): Bystanders {
   const latencies: number[] = []
   const statuses: Record<string, number> = {}
@@ -103,13 +103,13 @@ export function standBy (watch: Watched, level: Level, clients = 4, every = 25):
   }
 }
 
-/** The value below which this share of them lies; NaN of none. */
+/** The quantile of the values; NaN without values. */
 export function quantile (values: readonly number[], share: number): number {
   const sorted = [...values].sort((a, b) => a - b)
   return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? NaN
 }
 
-/** Looks whether the service is as it was, and reports the fault: `outside` is what else was wrong with answers. */
+/** Checks that the service has recovered and lost nothing, and reports the fault with the bad responses (`outside`). */
 export async function judge (
   t: Test, { processes, watch, level, query, caller }: UnderFire,
   { fault, cycles, outside = [], recovery, note }:
@@ -135,7 +135,7 @@ export async function judge (
   })
 }
 
-/** What a process logged as failed, but for what it could not do right then, and said so. */
+/** The error log lines of a process, except for requests that were refused with 503. */
 function failures (server: Server): string[] {
   return server.stdout().split('\n').filter((line) => /^\{.*"level":[56]0/.test(line) &&
     !line.includes('"error_code":"service_unavailable"'))

@@ -4,14 +4,14 @@ import { exportEvents, verifyDatabase, verifyFile } from '../../src/commands/aud
 import { Anchors, type Verified } from '../../src/vault/audit/verification.ts'
 import type { TestApp } from './app.ts'
 
-/** What came of chains, by organization. */
+/** The results of chain verifications, by organization. */
 export async function collect (all: AsyncIterable<Verified>): Promise<Record<string, Verified>> {
   const found: Record<string, Verified> = {}
   for await (const one of all) found[one.organization] = one
   return found
 }
 
-/** Looks at the chains of a service, in its database and in exports of it, and does what it never would. */
+/** Verifies the audit chains of a service, in its database and in exports, and tampers with the chains. */
 export function chainsOf (service: TestApp, scratch: string) {
   const { database, keyring } = service
   let files = 0
@@ -30,7 +30,7 @@ export function chainsOf (service: TestApp, scratch: string) {
       return collect(verifyFile(keyring, file, {}, anchors))
     },
 
-    /** Does something to the rows as whoever owns the tables can, and puts everything back. */
+    /** Changes rows with the permissions of the tables' owner, calls `look`, then restores the rows. */
     async tampered (statements: readonly string[], look: () => Promise<void>): Promise<void> {
       for (const one of [
         'CREATE TABLE kept_events AS SELECT * FROM audit_events',
@@ -53,7 +53,7 @@ export function chainsOf (service: TestApp, scratch: string) {
       }
     },
 
-    /** The anchors that the service writes when it is asked for them. */
+    /** Anchors at the current ends of all chains. */
     async anchorsOf (): Promise<Anchors> {
       const anchors = new Anchors()
       for (const { organization_id, next_event, event_head } of await service.sql(

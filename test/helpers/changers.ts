@@ -2,10 +2,10 @@ import postgres from 'postgres'
 import { command } from './process.ts'
 import { client, makeLevels, type Send } from './traffic.ts'
 
-// The changes of one organization use at most two connections of a process. So a test that needs every connection in
-// use sends changes of several organizations.
+// The changes of one organization use at most two connections of a process. So a test that needs to occupy all
+// connections sends changes of several organizations.
 
-/** Connections for writes of a server with `DATABASE_POOL` 6. */
+/** The number of connections for writes of a server with `DATABASE_POOL` 6. */
 export const WRITING = 4
 
 /**
@@ -26,7 +26,7 @@ export async function makeChangers (env: Record<string, string>, addresses: stri
   return changers
 }
 
-/** The lock of another session on the counter of each organization: changes wait for the lock. */
+/** Locks the counters of all organizations in another session, so that changes wait for the lock. */
 export async function lockCounters (url: string) {
   const outside = postgres(url, { max: 2, onnotice: () => {} })
   const holder = await outside.reserve()

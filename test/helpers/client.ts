@@ -2,10 +2,7 @@ import { deriveDataKey, generateSalt, makeProof } from '../../src/crypto/key-pro
 
 export type ClientKey = Awaited<ReturnType<typeof clientKey>>
 
-/**
- * What a client derives from its key string, and what it registers a project with. The fewest iterations that are
- * allowed.
- */
+/** Derives a client's keys from a key string, with the minimum of iterations, and the fields that register the key. */
 export async function clientKey (keyString: string) {
   const salt = generateSalt()
   const proof = await makeProof(keyString, salt, 1000)

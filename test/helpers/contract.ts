@@ -2,9 +2,9 @@ import { Ajv2020, type AnySchema, type ValidateFunction } from 'ajv/dist/2020.js
 import formats from 'ajv-formats'
 import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 
-// What the document says of an answer, for tests that hold answers against it.
+// The statuses, error codes and schemas in the OpenAPI document, for tests that compare responses with the document.
 
-/** What any operation can answer: about who calls, how often, what was sent or repeated, and what failed here. */
+/** Error codes that every operation can return. */
 const OF_ALL = [
   'malformed_json', 'malformed_request', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
@@ -12,21 +12,21 @@ const OF_ALL = [
   'conflict', 'idempotency_key_reused'
 ]
 
-/** The statuses that an error goes with: one code can go with two. */
+/** The statuses of an error code; a code can have two statuses. */
 export const statusesOf = (code: string) => new Set(
   (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
 )
 
 export interface Documented { 'x-error-codes'?: string[], responses: Record<string, unknown> }
 
-/** The statuses that an operation documents, each with the errors that it can be. */
+/** The documented statuses of an operation, each with its error codes. */
 export function answersOf (operation: Documented): Map<number, Set<string>> {
   const codes = [...OF_ALL, ...operation['x-error-codes'] ?? []]
   return new Map(Object.keys(operation.responses).map((status) =>
     [Number(status), new Set(codes.filter((code) => statusesOf(code).has(Number(status))))]))
 }
 
-/** What is wrong with a value by a schema of the document; a member that it does not name, too. */
+/** Returns a function that validates a value against a schema of the document. Fields not in the schema are errors. */
 export function createValidator (components: object): (schema: object, value: unknown) => string[] {
   const ajv = new Ajv2020({ strict: false, allErrors: true })
   formats.default(ajv)

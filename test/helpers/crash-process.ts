@@ -1,6 +1,6 @@
-// An operation that ends at one of its points. `runUntilKilled` of crash.ts starts this file as a program: it gets a
-// `Command` on its standard input and the configuration of the service in its environment, prints every point that it
-// reaches, and kills itself with SIGKILL at one of them.
+// A program that `runUntilKilled` (crash.ts) starts. Reads a `Command` from standard input and the configuration of the
+// service from the environment, performs the command's work, prints every point that the work reaches, and kills itself
+// with SIGKILL at the point `at`.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { readFileSync, writeSync } from 'node:fs'
 import type { FastifyInstance, InjectOptions } from 'fastify'
@@ -16,16 +16,16 @@ export interface Command {
   at: number
 }
 
-/** A request, the history worker until it has nothing left to do, or the command `rewrap`. */
+/** A request, a run of the history worker until it has no more work, or the command `rewrap`. */
 export type Work = { request: InjectOptions } | { run: 'worker' | 'rewrap' }
 
 /**
- * Tells the points of an operation at which it could be cut off, in their order: before each statement, and before,
- * during and after each commit. `reached` gets the name of a point and how to call something at it. Answers how to end
- * this.
+ * Calls `reached` at each point at which a crash could interrupt an operation: before each statement, and before,
+ * during and after each commit. `reached` gets the name of the point and a function that calls its argument at the
+ * point. Returns a function that stops watching.
  */
 export function watchPoints (work: Work, reached: (name: string, at: (end: () => void) => void) => void): () => void {
-  // What comes before the handler's transaction is not part of the operation: who asks, and that a token was used.
+  // Statements before the handler's transaction (authentication, last use of a token) are not part of the operation.
   let counting = !('request' in work)
   const now = (end: () => void) => end()
 
@@ -33,10 +33,10 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
     const { phase, text } = message as { phase: 'before' | 'after', text: string }
     counting ||= /from "projects".* for (no key update|share)/s.test(text)
     if (!counting) return
-    // After one statement the database is as it is before the next, so the points before them cover those after them.
+    // The point before a statement covers the point after the previous statement.
     if (phase === 'before') reached(`before ${nameOf(text)}`, now)
     if (text !== 'commit') return
-    // By then it is on its way: nobody can know what came of it.
+    // With setImmediate the COMMIT has been sent, and its result is unknown.
     if (phase === 'before') reached('during commit', setImmediate)
     else {
       reached('after commit', now)
@@ -48,7 +48,7 @@ export function watchPoints (work: Work, reached: (name: string, at: (end: () =>
   return () => { unsubscribe('strongroom:statement', look) }
 }
 
-/** Does the work to its end; throws when it does not come to it. */
+/** Performs the whole work; throws if the work fails. */
 export async function perform (work: Work, opened: Opened, app: () => Promise<FastifyInstance>): Promise<void> {
   if ('request' in work) {
     const answer = await (await app()).inject(work.request)
@@ -68,7 +68,7 @@ async function moveHistories ({ database, keyring }: Opened) {
   }).finally(() => stop())
 }
 
-/** `UPDATE projects`, `INSERT audit_events`, `SELECT secrets FOR UPDATE`: what a statement does, in a few words. */
+/** A short name of a statement: `UPDATE projects`, `INSERT audit_events`, `SELECT secrets FOR UPDATE`. */
 function nameOf (text: string): string {
   if (text === 'commit' || /^\s*set /i.test(text)) return text.trim()
   const [, verb, table] = /\b(insert|update|delete)\b\s+(?:into |from )?"?(\w+)/i.exec(text.replace(
@@ -86,11 +86,11 @@ async function runAndKill ({ work, at }: Command) {
   const opened = await open(config)
   let points = 0
   watchPoints(work, (name, then) => {
-    // Written synchronously: nothing that is still in a buffer survives.
+    // Written synchronously, because SIGKILL discards buffered output.
     writeSync(1, `${name}\n`)
     if (++points === at) then(() => process.kill(process.pid, 'SIGKILL'))
   })
-  // Loading the service takes as long as everything else, and some work does not need it.
+  // Loading the service takes as long as all other steps, and some work does not need the service.
   await perform(work, opened, async () =>
     (await import('../../src/app.ts')).buildApp({ ...opened, config, costs: QUICK }))
 }

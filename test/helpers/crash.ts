@@ -7,9 +7,9 @@ import { lostAtRest, recovers, watched, type AtRest, type Outcome, type Watched 
 import { run, startServer, type Ended, type Server } from './process.ts'
 import { makeLevels, mix, patient, random, store, type Level, type Send } from './traffic.ts'
 
-// Two harnesses for crashes. `killAgainAndAgain` kills a server with SIGKILL while clients write, and expects that
-// every acknowledged write is there after it; a request without a response may have taken effect or not. `cutAt` and
-// `runUntilKilled` end one operation at one of its points: before a statement, or before, during or after a commit.
+// Two harnesses for crash tests. `killAgainAndAgain` kills a server with SIGKILL while clients write, and expects that
+// no acknowledged write is lost; a request without a response may have taken effect or not. `cutAt` and
+// `runUntilKilled` interrupt one operation at a point: before a statement, or before, during or after a commit.
 
 const PROCESS = fileURLToPath(new URL('crash-process.js', import.meta.url))
 const PROOF = randomBytes(32).toString('base64')
@@ -19,29 +19,29 @@ const CUSTODY = {
 
 export interface Kills extends Omit<AtRest, 'tenants'> {
   kills: number
-  /** How many write at once, and in how many organizations. */
+  /** The number of concurrent clients, and of organizations that they write to. */
   clients: number
   organizations: number
   seed: number
-  /** When the next kill comes: after so many answers, or so many milliseconds from the first one. */
+  /** The time of the next kill: after a number of responses, or milliseconds after the first response. */
   moment (next: () => number): { answers: number } | { milliseconds: number }
-  /** Milliseconds that a client waits at most before it asks again; by default it does not. */
+  /** Maximum pause of a client between two requests in milliseconds; default: no pause. */
   rest?: number
 }
 
-/** An organization: levels under a key of the server, levels under one of its clients, and one that keeps all. */
+/** An organization: `levels` are under a server-managed key, `held` and `kept` under a client-managed key. */
 interface Tenant {
   caller: { organization: string, token: string }
   watch: Watched
   levels: Level[]
   held: Level[]
-  /** Is only ever stored to, so that every acknowledged write of it has to be in its history. */
+  /** A level that clients only store to, so its history must contain every acknowledged write. */
   kept: Level
 }
 
 /**
- * Kills a server so often, and looks after each start for what was acknowledged last, and at the end for everything:
- * in the audit, in the tables, and as a reader. A start needs nobody's help.
+ * Kills and restarts a server `kills` times. After each start, checks that the last acknowledged writes exist; at the
+ * end, checks all writes in the audit log, in the tables and through the API.
  */
 export async function killAgainAndAgain (
   t: Test, { kills, env, command, database, clients, organizations, seed, moment, rest = 0 }: Kills
@@ -107,7 +107,7 @@ export async function killAgainAndAgain (
     const when = moment(next)
     let answers = 0
     let isKilled = false
-    // False for a process that has ended by itself.
+    // `kill` returns false if the process has already ended by itself.
     const kill = () => { isKilled = server.child.kill('SIGKILL') }
     let timer: NodeJS.Timeout | undefined
     const seen = new Map<Level[], number[]>()
@@ -134,7 +134,7 @@ export async function killAgainAndAgain (
     if (!isKilled) exits++
   }
 
-  // Those that were acknowledged before this kill: the newest pages of the history have them.
+  // Acknowledged versions of `kept`, from the operation `from`, that the newest pages of the history do not contain.
   async function missing ({ watch: { send, operations }, kept }: Tenant, from: number): Promise<string[]> {
     const written = operations.slice(from).flatMap(({ kind, level, reply }) =>
       kind === 'store' && level.project === kept.project && reply?.status === 200 ? [reply.body.data.version] : [])
@@ -148,7 +148,7 @@ export async function killAgainAndAgain (
   }
 }
 
-/** Stores what is sent as its client would seal it, for a project whose key the server does not have. */
+/** Encrypts the plaintext of stores like a client, for a project with a client-managed key. */
 function sealing (send: Send): Send {
   return (method, path, body, headers) => {
     const { plaintext, ...rest } = body as { plaintext?: string }
@@ -159,8 +159,8 @@ function sealing (send: Send): Send {
 }
 
 /**
- * Does the work and calls `cut` at its nth point (from 1). Returns the points that it reached, also when the work
- * failed after the cut.
+ * Performs the work and calls `cut` at the nth point (from 1). Returns the points that the work has reached, also if
+ * the work fails after the cut.
  */
 export async function cutAt (
   n: number | undefined, cut: () => void, work: Work, doIt: () => Promise<void>
@@ -180,6 +180,6 @@ export async function cutAt (
   return points
 }
 
-/** Does the work in a process of its own, which kills itself at the given point (from 1); it prints its points. */
+/** Runs crash-process.ts, which prints the points of the work and kills itself at the point `command.at`. */
 export const runUntilKilled = (env: Record<string, string>, command: Command): Promise<Ended> =>
   run(process.execPath, [PROCESS], env, JSON.stringify(command))

@@ -3,7 +3,7 @@ import { dirname, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { run } from './process.ts'
 
-/** A page of the documentation, as tests compare it with what it is about. */
+/** Parses a page of the documentation, for tests that compare the page with the code. */
 export function readDoc (path: string) {
   const text = readFileSync(path, 'utf8')
   const links = [...text.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)/g)].map(([, file = '', heading]) =>
@@ -18,18 +18,18 @@ export function readDoc (path: string) {
     text,
     /** Links to files and headings of the project. */
     links,
-    /** The first block of code in a language. */
+    /** The first code block in a language. */
     block: (language: string): string | undefined => blocks(language)[0],
-    /** All of them, or those under a heading. */
+    /** All code blocks in a language, or only those under a heading. */
     blocks,
-    /** The cells of every table whose head begins so, without the marks of code. */
+    /** The cells of all tables whose header row starts with `head`, without backticks. */
     table (head: string): string[][] {
       const [, ...tables] = text.split(head)
       if (tables.length === 0) throw new Error(`${path}: no table ${head}`)
       return tables.flatMap((table) => table.split('\n\n', 1)[0]!.trimEnd().split('\n').slice(2).map((line) =>
         line.split('|').slice(1, -1).map((cell) => cell.trim().replaceAll('`', ''))))
     },
-    /** Links to a file or a heading that is not there. */
+    /** Links to files or headings that do not exist. */
     brokenLinks: () => links.filter(({ file, heading }) =>
       !existsSync(file) || (heading !== undefined && !anchorsIn(file).includes(heading)))
   }
@@ -40,13 +40,11 @@ function anchorsIn (file: string): string[] {
     text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }
 
-/**
- * An example as the build compiles it, for a reader with Node.js 20, and type-checked as strictly as everything else.
- */
+/** The path of an example that the build has compiled. */
 export const compiledExample = (name: string): string =>
   fileURLToPath(new URL(`../../examples/${name}.js`, import.meta.url))
 
-/** Why Python examples cannot run here, for a test to skip them; false when they can. */
+/** The reason to skip tests of Python examples; false if they can run. */
 export async function pythonLacks (module?: string): Promise<string | false> {
   const probe = await run('python3', ['-c', module === undefined ? '' : `import ${module}`]).catch(() => undefined)
   return probe?.code !== 0 && `python3${module === undefined ? '' : ` with the package ${module}`} is not installed`

@@ -11,15 +11,15 @@ import {
   type Replayed, type Send, type Sql
 } from './traffic.ts'
 
-// What every fault is judged by: nothing acknowledged is lost, no process ends, no answer is outside of the contract,
-// and the service is there again soon.
+// The criteria for every fault test: no acknowledged change is lost, no process ends, every response conforms to the
+// OpenAPI document, and the service recovers quickly.
 
-/** Milliseconds in which the service is to be there again, and in which whoever asks is to be answered. */
+/** Maximum milliseconds for the recovery of the service, and for a response. */
 export const RECOVERED = 5_000
 
 const SCALE = Number(process.env.TEST_CYCLES ?? 1)
 
-/** How many cycles to go through of what is `count` in full: fewer where `TEST_CYCLES` says so, as 0.05, never none. */
+/** Multiplies the number of cycles by the factor `TEST_CYCLES` (such as 0.05); at least 1. */
 export const cycles = (count: number): number => Math.max(1, Math.round(count * SCALE))
 
 interface Answered { content?: Record<string, { schema: object }>, headers?: object }
@@ -31,7 +31,7 @@ const document = parse(readFileSync(new URL('../../../openapi.yaml', import.meta
 }
 const validate = createValidator(document.components)
 
-// Where two paths match, the one that says more from the left on is meant, as the router does it.
+// Sorted so that fixed path segments come before parameters from left to right, like in the router.
 const published = Object.entries(document.paths).map(([path, operations]) => ({ parts: path.split('/'), operations }))
   .sort((a, b) => {
     const [one, other] = [a, b].map(({ parts }) => parts.map((part) => part.startsWith('{') ? '~' : '!').join(''))
@@ -40,7 +40,7 @@ const published = Object.entries(document.paths).map(([path, operations]) => ({ 
 const documented = new Map([...published.flatMap(({ operations }) => Object.values(operations))].map((operation) =>
   [operation, answersOf(operation)]))
 
-/** What is answered before an operation is looked for, or where there is none. */
+/** Errors before routing, and for paths without an operation, by status. */
 const BESIDE: Record<number, string[]> = {
   400: ['malformed_request'],
   404: ['not_found'],
@@ -58,11 +58,11 @@ const ERROR = {
 }
 
 /**
- * What is wrong with an answer by `openapi.yaml`, in words; nothing of a good one. Its status and its error are to be
- * among those of the operation, its body as its schema says, its type one that is documented; every answer has an
- * `X-Request-Id`, and 429 alone says `Retry-After`. A 500 is documented, and is wrong: no fault is to lead to one.
+ * The deviations of a response from `openapi.yaml`, as text. Checks that the operation documents the status, the error
+ * code and the media type, that the body is valid, that every response has an `X-Request-Id`, and that exactly 429 has
+ * `Retry-After`. A 500 is documented, but always reported, because no fault may cause a 500.
  *
- * @param path as a `Send` takes it: below `/api/v1/<organization>`, or at `//`
+ * @param path below `/api/v1/<organization>`, or absolute after `/`, like for `Send`
  */
 export function outsideContract (method: string, path: string, { status, body, headers }: Reply): string[] {
   const operation = operationOf(method, path)
@@ -84,7 +84,7 @@ export function outsideContract (method: string, path: string, { status, body, h
       if (body !== undefined) wrong.push('there is a body')
     } else if (content[type] === undefined) wrong.push(`${type || 'no'} content`)
     else wrong.push(...validate(content[type].schema, body))
-    // The OAuth endpoints have codes of their own, which their schemas name.
+    // OAuth endpoints have other error codes, which are in their schemas.
     if (status >= 400 && body?.error_description === undefined && !answers.get(status)!.has(body?.error)) {
       wrong.push(`${body?.error} is not documented`)
     }
@@ -102,25 +102,25 @@ function operationOf (method: string, path: string): Operated | undefined {
   return found?.operations[method === 'HEAD' ? 'get' : method.toLowerCase()]
 }
 
-/** One row of the closing table. */
+/** One row of the table that the run prints at its end. */
 export interface Outcome {
   fault: string
   cycles: number
-  /** Changes that were answered with 2xx, all of which were looked for. */
+  /** The number of changes with a 2xx response; the test has looked for all of them. */
   acknowledged: number
-  /** Those that are not there, or not as they were acknowledged. */
+  /** The number of acknowledged changes that are missing or differ. */
   lost: number
-  /** Answers that are not of the contract, in words. */
+  /** Deviations of responses from the OpenAPI document. */
   outside: string[]
-  /** Processes that ended and should not have. */
+  /** The number of processes that ended unexpectedly. */
   exits: number
-  /** Milliseconds until the service was there again, at worst. */
+  /** The longest recovery of the service in milliseconds. */
   recovery: number
-  /** What else there is to say, as a figure of its own. */
+  /** An additional figure for the table. */
   note?: string
 }
 
-/** Why an outcome is not one that a fault may have. */
+/** The criteria that an outcome does not meet. */
 export function shortcomings ({ acknowledged, lost, outside, exits, recovery }: Outcome): string[] {
   return [
     ...acknowledged > 0 ? [] : ['nothing was acknowledged'],
@@ -131,7 +131,7 @@ export function shortcomings ({ acknowledged, lost, outside, exits, recovery }: 
   ]
 }
 
-/** Judges a fault, once for each test, and adds it to the table that the run prints at its end. */
+/** Asserts that the outcome meets all criteria, and adds it to the table of the run. Called once per test. */
 export function report (t: Test, outcome: Outcome): void {
   t.same(shortcomings(outcome), [], `${outcome.fault}: nothing lost, ended, outside of the contract or late`)
   const directory = process.env.TEST_FAULTS
@@ -141,23 +141,23 @@ export function report (t: Test, outcome: Outcome): void {
 }
 
 export interface Watched {
-  /** As `client` sends, once: whoever has to is to ask again. */
+  /** Sends a request once, without retries. */
   send: Send
-  /** How many of the operations were answered with 2xx. */
+  /** The number of operations with a 2xx response. */
   acknowledged (): number
-  /** What was wrong with answers, the first of them. */
+  /** The first deviations of responses from the OpenAPI document. */
   outside: string[]
-  /** What changed documents, keys or histories, as `replay` takes it: known by the requests. */
+  /** Requests that change documents, keys or histories, for `replay`. */
   operations: Operation[]
 }
 
-// More of the same tell nothing new.
+// Further deviations would not help to find the cause.
 const MOST_OUTSIDE = 30
 
 /**
- * A client that holds each answer against the contract, and keeps what it asked to change and what came of it.
+ * A client that compares each response with the OpenAPI document and records all changes with their responses.
  *
- * @param before what another one kept of the same organization, to go on with
+ * @param before the client whose records are continued, for the same organization
  */
 export function watched (
   addresses: string | string[], caller: { organization: string, token: string }, before?: Watched
@@ -166,7 +166,7 @@ export function watched (
   const outside = before?.outside ?? []
   const operations = before?.operations ?? []
   const notice = (...wrong: string[]) => { outside.push(...wrong.slice(0, MOST_OUTSIDE - outside.length)) }
-  // Who asks again, asks under the same id for the same.
+  // A retry has the same request id and is the same operation.
   const known = new Map<string, Operation>()
   const noted = (operation: Operation) => {
     const again = known.get(operation.request)
@@ -186,7 +186,7 @@ export function watched (
         if (operation !== undefined) operation.reply = reply
         return reply
       } catch (error) {
-        // What ended in the middle is no answer; what is whole, and no JSON, is a wrong one.
+        // A response that was cut off is no response, but a whole response that is not JSON is a deviation.
         if (error instanceof SyntaxError) notice(`${method} ${path}: ${error.message}`)
         throw error
       } finally {
@@ -217,8 +217,8 @@ function changedBy (
 }
 
 /**
- * Everything that is not there, or not as it was acknowledged, in words: the audit events are played against what was
- * answered, the tables against the events, and what readers get against both. Nothing may be under way.
+ * The acknowledged changes that are missing or differ, as text: compares the audit events with the responses, the
+ * tables with the events, and what readers get with both. Requires that no request is running.
  */
 export async function lost (
   query: Sql, organization: string, { send, operations }: Pick<Watched, 'send' | 'operations'>
@@ -227,19 +227,19 @@ export async function lost (
   return [...replayed.problems, ...await misread(send, replayed)]
 }
 
-/** A service that does not run, and what its clients kept. */
+/** A stopped service, and the records of its clients. */
 export interface AtRest {
   env: Record<string, string>
-  /** Where its database is, for whoever looks at it beside the service. */
+  /** The database, for queries outside of the service. */
   database: { dir: string } | { url: string }
-  /** Runs commands: in a process of their own where several tests run at once. */
+  /** Runs a command of the command line; must use another process if several tests run at once. */
   command: typeof cli
   tenants: { caller: { organization: string, token: string }, watch: Watched }[]
 }
 
 /**
- * The same of a service that does not run, as nobody else looks into the embedded database: its audit is verified, too,
- * and it is started again for what readers get.
+ * Like `lost`, for a stopped service, because only one process can open an embedded database. Also verifies the audit
+ * log, and starts the service again to check what readers get.
  */
 export async function lostAtRest (t: Test, { env, database, command, tenants }: AtRest): Promise<string[]> {
   const wrong: string[] = []
@@ -262,7 +262,7 @@ export async function lostAtRest (t: Test, { env, database, command, tenants }: 
   return wrong
 }
 
-/** What is recorded of each kind of change. */
+/** The audit action of each kind of change. */
 const ACTIONS: Record<Operation['kind'], string> = {
   store: 'secret.store',
   restore: 'secret.restore',
@@ -272,7 +272,8 @@ const ACTIONS: Record<Operation['kind'], string> = {
   rotate: 'key.rotate'
 }
 
-// Of each kind there are as many events as were answered, or more by what was not answered: none that nobody asked for.
+// The number of events of each kind is at least the number of successful responses, and at most that number plus the
+// number of requests without a response.
 async function miscounted (query: Sql, organization: string, operations: Operation[]): Promise<string[]> {
   const recorded = new Map((await query(`SELECT action, count(*)::int FROM audit_events
     WHERE organization_id = '${organization}' GROUP BY 1`)).map(({ action, count }) => [action, Number(count)]))
@@ -287,10 +288,10 @@ async function miscounted (query: Sql, organization: string, operations: Operati
   })
 }
 
-// As many versions of a level are opened.
+// The number of versions of a level that are decrypted.
 const OPENED = 20
 
-/** What readers get that is not what the events tell: documents, histories, and the newest versions. */
+/** Differences between what readers get (documents, histories, newest versions) and the replayed events. */
 export async function misread (send: Send, { secrets }: Replayed): Promise<string[]> {
   const wrong: string[] = []
   const projects = new Map<string, Promise<{ key?: string, open: (blob: string) => string }>>()
@@ -314,7 +315,7 @@ export async function misread (send: Send, { secrets }: Replayed): Promise<strin
   return wrong
 }
 
-/** How blobs of a project are opened, and its active key, if the server has it; else what clients sent is the blob. */
+/** A function that decrypts blobs, and the active key version. With a client-managed key, returns the blob itself. */
 async function readerOf (send: Send, project: string): Promise<{ key?: string, open: (blob: string) => string }> {
   const { body } = await send('GET', `/${project}`)
   if (body.data.attributes.encryption_type === 'client') return { open: (blob) => blob }
@@ -323,12 +324,12 @@ async function readerOf (send: Send, project: string): Promise<{ key?: string, o
   return { key: String(key.version), open: (blob) => openWith(derived, blob) }
 }
 
-// Beyond this nobody asks whether it comes back.
+// Maximum wait for a recovery, in milliseconds.
 const GIVEN_UP = 60_000
 
 /**
- * How long it took, in milliseconds from a moment on, until a write to the level and a read of it were answered with
- * 2xx, by each of the clients. An answer that does not come in time is not waited for.
+ * The milliseconds from `since` until each client got 2xx for a write to the level and a read of the level. Repeats
+ * requests that are not answered in time.
  */
 export async function recovers (sends: Send | Send[], level: Level, since = performance.now()): Promise<number> {
   const path = Object.values(level).join('/')

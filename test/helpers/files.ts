@@ -1,5 +1,5 @@
-// Runs the test files that are its arguments, one after the other in one process: each is a test, whose tests are those
-// of the file. To load the service, to compile the embedded PostgreSQL and to warm up takes longer than most files do.
+// Runs the given test files one after the other in one process, because loading the service, compiling the embedded
+// PostgreSQL and warming up takes longer than most files. Each file becomes a test that contains the tests of the file.
 import hooks from 'node:async_hooks'
 import { existsSync, readFileSync } from 'node:fs'
 import { syncBuiltinESMExports } from 'node:module'
@@ -7,8 +7,8 @@ import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import type { Test } from 'tap'
 
-// tap follows each promise from its making to its end, to know in whose test an error was thrown that nobody caught:
-// that takes a tenth of the time of a run. Here files run one after the other, so it is the one that runs.
+// tap tracks all promises with async hooks, to assign an uncaught error to a test. That takes a tenth of the time of a
+// run, so it is disabled here: only one file runs at a time, and uncaught errors are assigned to this file.
 const { createHook } = hooks
 hooks.createHook = () => {
   const none = { enable: () => none, disable: () => none }
@@ -23,7 +23,7 @@ const begin = t.test.bind(t)
 let running: Test | undefined
 process.on('uncaughtException', (error) => { (running ?? t).threw(error) })
 
-// A file knows the test of the process alone: what it asks of that one, the file's own does.
+// Test files use the root test of the process, so redirects these functions to the test of the running file.
 for (const name of ['test', 'before', 'teardown'] as const) {
   Object.defineProperty(t, name, {
     value: (...args: never[]) =>
@@ -31,7 +31,7 @@ for (const name of ['test', 'before', 'teardown'] as const) {
   })
 }
 
-// What runs the files says how long each may take: how busy the machine is, no file knows.
+// scripts/test.mjs sets the timeouts. Files cannot change them, because they do not know how busy the machine is.
 const files = process.argv.slice(2)
 const timeout = Number(process.env.TAP_TIMEOUT) * 1000
 t.setTimeout(timeout * files.length)
@@ -46,12 +46,11 @@ for (const file of files) {
   })
 }
 
-// Of this process and, where the system tells, of those that it started and that ended: what a file costs, however busy
-// the machine is.
+// CPU seconds of this process and, on Linux, of its ended child processes.
 function cpuSeconds () {
   const { user, system } = process.cpuUsage()
   const stat = existsSync('/proc/self/stat') ? readFileSync('/proc/self/stat', 'utf8') : ''
-  // The name before may have spaces; `cutime` and `cstime` are in ticks of 10 ms.
+  // Fields start after the process name, which may contain spaces. `cutime` and `cstime` are in ticks of 10 ms.
   const [children = 0, childrenInKernel = 0] = stat.slice(stat.lastIndexOf(')') + 2).split(' ').slice(13, 15).map(Number)
   return (user + system) / 1e6 + (children + childrenInKernel) / 100
 }

@@ -2,19 +2,19 @@ import { setTimeout as pause } from 'node:timers/promises'
 import { check, type Call, type Checked, type Model } from './linearizable.ts'
 import type { Level, Reply, Send } from './traffic.ts'
 
-// What clients ask of a level, what they are told, and what the domain says a level is. Each level is checked by
-// itself, where what is about a whole project is an operation of each of its levels, and then all of them as one, where
-// it is one operation: a read that saw one level before a write and the other behind it is right at each.
+// A model of levels for linearizability tests, with the requests and responses of clients. Histories are checked twice:
+// first each level alone, where an operation on the whole project is an operation on each level; then all levels
+// together, which also detects a read that saw one level before a write and another level after the write.
 
 export interface Document {
   content: string
   etag: string
-  /** Undefined when the answer does not tell: null when no version holds the document. */
+  /** Undefined if the response does not contain the version; null if the document has no version. */
   version?: number | null
   key?: number
 }
 
-/** What was asked of one level. */
+/** A request about one level. */
 export type Asked =
   | { kind: 'read' } | { kind: 'list' } | { kind: 'version', version: number }
   | { kind: 'store', content: string, ifMatch?: string, isNew?: boolean, noBackup?: boolean }
@@ -23,14 +23,14 @@ export type Asked =
   | { kind: 'remove', version: number, force: boolean }
   | { kind: 'purge' } | { kind: 'rotate' }
 
-/** What was answered: the status alone where that tells all, and what is told beside it. */
+/** A response: the status, and the fields that the kind of request returns. */
 export interface Told {
   status: number
-  /** Of a read; null where the level has no document. */
+  /** The result of a read; null if the level has no document. */
   document?: Document | null
-  /** Of a list, oldest first. */
+  /** The result of a list, oldest version first. */
   versions?: { id: number, action: string }[]
-  /** Of a write; null where none is recorded. */
+  /** The version that a write recorded; null if it recorded none. */
   version?: number | null
   etag?: string
   purged?: number
@@ -40,27 +40,24 @@ export interface Told {
 export type History = Call<Asked, Told>[]
 
 interface Version {
-  /** Null until an answer tells it. */
+  /** Null until a response contains the id. */
   id: number | null
-  /** It is above all that were told before. */
+  /** Lower bound: the highest known id when the version was recorded. */
   above: number
   action: string
   content: string
 }
 
-/** A level: its document, its versions, oldest first, and the ids that an answer has told. */
+/** The state of a level; `versions` are sorted, oldest first. */
 interface State {
   document: { content: string, etag: string | null, isRecorded: boolean } | null
   versions: Version[]
   key: number
-  /** ETags that were; no later document has one of them. */
+  /** ETags of former documents; no later document may have one of them. */
   past: string[]
 }
 
-/**
- * A level as the domain has it. Which id a version has and which ETag a document is known once an answer tells: from
- * then on it stays that.
- */
+/** The model of a level. Ids of versions and ETags are unknown until a response contains them, and then fixed. */
 export const level: Model<State, Asked, Told> = {
   initial: { document: null, versions: [], key: 1, past: [] },
   step (state, asked, told) {
@@ -124,7 +121,7 @@ const only = (told: Told | undefined, status: number, after: State | undefined) 
 
 const holds = ({ versions }: State, version: number) => versions.some(({ id }) => id === version)
 
-/** The highest id that an answer has told. */
+/** The highest known version id. */
 const newest = (versions: Version[]) => Math.max(0, ...versions.map(({ id, above }) => id ?? above))
 
 function emptied (state: State): State {
@@ -132,7 +129,7 @@ function emptied (state: State): State {
   return { ...state, document: null, past: document?.etag ? [...past, document.etag] : past }
 }
 
-/** A write, which records a version or none, and makes the next document or none. */
+/** The state after a write. `content` null deletes the document; `record` null records no version. */
 function write (
   state: State, content: string | null, record: { action: string, content: string } | null, told: Told | undefined
 ): State | undefined {
@@ -150,7 +147,7 @@ function write (
   }
 }
 
-/** The state once an answer has told the id of a version; undefined when that is another, or against the order. */
+/** Sets the id of a version; undefined if the version has another id or if the id contradicts the order of versions. */
 function bind (state: State, place: number, id: number): State | undefined {
   const { versions } = state
   const version = versions[place]!
@@ -180,13 +177,13 @@ function listedBy (state: State, told: { id: number, action: string }[]): State 
   return told.reduce<State | undefined>((known, { id }, i) => known && bind(known, i, id), state)
 }
 
-/** Whether a history is one of a level. */
+/** Whether the history of a level is linearizable. */
 export const judge = (history: History): Checked => check(level, history)
 
-/** One operation of several levels of a project, which happens at all of them at once: what each was asked and told. */
+/** An atomic operation on several levels of a project, with the response for each level. */
 export type Merged = Call<{ at: string[] } & Asked, Told[]>
 
-/** The levels of a project as one: by their names, those that something happened at. */
+/** The model of all levels of a project, by name. */
 const project: Model<Record<string, State>, Merged['asked'], Told[]> = {
   initial: {},
   step (states, { at, ...asked }, told) {
@@ -200,12 +197,12 @@ const project: Model<Record<string, State>, Merged['asked'], Told[]> = {
   }
 }
 
-/** Whether what happened at several levels is a history of a project. */
+/** Whether the history of a project is linearizable. */
 export const judgeTogether = (calls: Merged[]): Checked => check(project, calls)
 
 /**
- * Version ids that are not those of one organization: one that two levels have, and one that is not above those that
- * somebody had been told, at whichever level, before its write was sent.
+ * Violations of the rules for version ids of an organization: two levels have the same id, or the id of a write is not
+ * above all ids (of any level) in responses that came before the write was sent.
  */
 export function idProblems (calls: Merged[]): string[] {
   const levels = new Map<number, string>()
@@ -233,7 +230,7 @@ export function idProblems (calls: Merged[]): string[] {
   return problems
 }
 
-/** A history to read: the operations in the order in which they were sent, and where no order goes on. */
+/** A history as text: the operations in the order in which they were sent, and the point where the search got stuck. */
 export function written (name: string, history: Call<Asked, Told | Told[]>[], { order, stuck }: Checked): string {
   const first = Math.min(...history.map(({ sent }) => sent))
   const ms = (time: number) => (time - first).toFixed(1).padStart(8)
@@ -254,15 +251,15 @@ const kindOf = ({ target, environment }: Level) => environment ? 'environment' :
 const nameOf = ({ project, target, environment }: Level) =>
   [project, target, environment].filter((part) => part !== undefined).join('/')
 
-/** What has happened at each level so far, and what its clients have learnt from it. */
+/** The history of a level so far, with the version ids and ETags in its responses. */
 interface Kept { level: Level, history: History, versions: number[], etags: string[] }
 
-/** Levels of one project, deepest first, and the histories of them that clients record. */
+/** Sends operations on the levels of one project (deepest first) and records their histories. */
 export class Recorder {
   readonly levels: Kept[]
-  /** The same, with what is one operation of several levels as one. */
+  /** The history of the project, in which an operation on several levels is one call. */
   readonly calls: Merged[] = []
-  /** Answers that are none that the operation has. */
+  /** Responses that the operation must not have. */
   readonly strange: unknown[] = []
   unknown = 0
   private contents = 0
@@ -272,7 +269,7 @@ export class Recorder {
     this.levels = levels.map((level) => ({ level, history: [], versions: [], etags: [] }))
   }
 
-  /** One operation of a random mix. */
+  /** Sends a random operation. */
   async one (send: Send, next: () => number): Promise<void> {
     const kept = this.levels[Math.floor(next() * this.levels.length)]!
     const { level } = kept
@@ -318,7 +315,7 @@ export class Recorder {
     return this.rotate(send, next() < 0.5 ? 'keep' : 're_encrypt')
   }
 
-  /** What everybody sees in the end, when nothing is under way. */
+  /** Records the final state of all levels, after all other requests have ended. */
   async end (send: Send): Promise<void> {
     for (const kept of this.levels) {
       await this.read(send, kept, false)
@@ -326,7 +323,7 @@ export class Recorder {
     }
   }
 
-  /** The histories that are none of a level, written down; where there are none, that of the project if it is none. */
+  /** Histories of levels that are not linearizable, as text. Without any, also checks the history of the project. */
   problems (name: string): string[] {
     const found = this.levels.flatMap(({ level, history }) => {
       const checked = judge(history)
@@ -368,7 +365,7 @@ export class Recorder {
     })
   }
 
-  /** Reads a level and those above it; `If-None-Match` asks whether they are what somebody has read before. */
+  /** Reads a level and the levels above it; if `conditionally`, with the ETag of an earlier read. */
   async read (send: Send, { level }: Kept, conditionally: boolean): Promise<void> {
     const path = nameOf(level)
     const known = conditionally
@@ -379,7 +376,7 @@ export class Recorder {
     const above = kinds.map((kind) => this.levels.find(({ level: one }) =>
       kindOf(one) === kind && `${path}/`.startsWith(`${nameOf(one)}/`))!)
     const told = (reply: Reply): (Document | null)[] => {
-      // It is as it was then; a version of it may have been removed since, which its ETag does not tell.
+      // The documents are unchanged, but versions may have been deleted since, which does not change the ETag.
       if (reply.status === 304) return this.readings.get(known!)!.map(withoutVersion)
       const { levels } = reply.body.data.attributes
       const documents = kinds.map((kind) => levels[kind] ? documentOf(levels[kind]) : null)
@@ -419,7 +416,7 @@ export class Recorder {
     const reply = await this.answerOf(ask)
     const answered = performance.now()
     if (reply !== undefined && !statuses.includes(reply.status)) this.strange.push([asked, reply.status, reply.body])
-    // Two rotations at once: nothing came of this one.
+    // Another rotation was running, so this rotation had no effect.
     if (asked.kind === 'rotate' && reply?.status === 409) return
     const told = reply && { status: reply.status, ...(statuses.includes(reply.status) && more(reply)) }
     if (told === undefined) this.unknown++
@@ -427,7 +424,7 @@ export class Recorder {
     this.keep(all, asked, told && all.map(() => told), sent, answered)
   }
 
-  /** The answer, where one came and told what came of the request. */
+  /** The response; undefined if there is none, or a 503, because the effect of the request is unknown. */
   private async answerOf (ask: () => Promise<Reply>): Promise<Reply | undefined> {
     const reply = await ask().catch(() => undefined)
     return reply?.status === 503 ? undefined : reply
@@ -459,7 +456,7 @@ function withoutVersion (document: Document | null): Document | null {
 
 const TRIES = 50
 
-// With an `Idempotency-Key`: however often it is sent, it happens once.
+// For requests with an `Idempotency-Key`, which take effect only once, however often they are sent.
 async function repeated (send: () => Promise<Reply>): Promise<Reply> {
   for (let tries = 1; ; tries++) {
     const reply = await send().catch(() => undefined)

@@ -1,8 +1,8 @@
 import type { ErrorCode } from '../../schemas/errors.ts'
 
-// What no client of good will sends: to the service in process, and to one that serves others meanwhile.
+// Malicious requests, for tests of the service in this process and of a server with other clients.
 
-/** Bodies that are small to send and dear to read: the name of each, and its text. All of them are 422. */
+/** Small bodies that are expensive to parse, with a name for each. The response to all of them is 422. */
 export const PATHOLOGICAL: readonly (readonly [name: string, text: string])[] = [
   ['500,000 arrays deep', '['.repeat(500_000)],
   ['500,000 objects deep', '{"a":'.repeat(300_000) + '1' + '}'.repeat(300_000)],
@@ -15,18 +15,18 @@ export const PATHOLOGICAL: readonly (readonly [name: string, text: string])[] = 
   ['toString', '{"name":"x","toString":1,"valueOf":1,"hasOwnProperty":1}']
 ]
 
-/** What proxies may be made to pass on as an address. */
+/** Values of `X-Forwarded-For` that a client may send through a proxy. */
 export const FORWARDED: readonly string[] = [
   '', ',', ', , ,', 'garbage', '1.2.3.4:5678', '[::1]:80', '999.999.999.999', 'x'.repeat(5000),
   '::ffff:1.2.3.4, 10.0.0.9', Array(500).fill('1.1.1.1').join(','), '\u001b[31m', '1.2.3.4\t'
 ]
 
 /**
- * What is no HTTP, or has more of it than is read: the name of each, its bytes, and its answer, with which the
- * connection is closed.
+ * Requests that are invalid HTTP or exceed a limit, each with a name and the expected response, after which the server
+ * closes the connection.
  *
- * @param post the head of a good request with a body, without what tells the body's length
- * @param most how many bytes a body may have
+ * @param post the head of a valid request with a body, without the headers for the length of the body
+ * @param most maximum size of a body in bytes
  */
 export const badlyFramed = (
   post: string, most: number

@@ -1,13 +1,13 @@
 /**
- * Whether a recorded history is linearizable: whether each operation can have happened at one moment between its
- * request and its answer, so that all of them, one after the other, are what the model allows. Wing and Gong's search
- * with Lowe's memory: it never goes twice from the same operations done and the same state.
+ * Checks whether a recorded history is linearizable: whether each operation can have taken effect at one moment between
+ * its request and its response, such that the model allows the resulting sequence. Uses the search of Wing and Gong
+ * with the cache of Lowe, which visits each pair of completed operations and state only once.
  */
 
-/** An operation as its client saw it. */
+/** An operation with its request (`asked`), its response (`told`) and the times of both. */
 export interface Call<Asked, Told> {
   asked: Asked
-  /** Undefined when the answer never came, or told nothing: it may have happened at any time since, or never. */
+  /** Undefined if the result is unknown: the operation may have taken effect at any time after `sent`, or never. */
   told?: Told | undefined
   sent: number
   answered: number
@@ -15,24 +15,21 @@ export interface Call<Asked, Told> {
 
 export interface Model<State, Asked, Told> {
   initial: State
-  /**
-   * The state after an operation; undefined when it cannot have been answered so in this state. Without an answer,
-   * what it does if it happens.
-   */
+  /** The state after an operation; undefined if the response is impossible in this state. */
   step (state: State, asked: Asked, told: Told | undefined): State | undefined
 }
 
 export interface Checked {
   linearizable: boolean
-  /** An order that the model allows of as many answered operations as could be, by their place in the history. */
+  /** The longest valid order of operations, as indices into the history. */
   order: number[]
-  /** The answered operations, each of which could have come next then by the clock, that the model refused. */
+  /** Operations that could come next by their times, but that the model does not allow next; indices as in `order`. */
   stuck: number[]
 }
 
 /**
- * Looks for an order of the history that the model allows and that the clock does: an operation that was answered
- * before another was sent comes before it. States are compared by their JSON.
+ * Searches an order of the operations that the model allows, in which an operation that was answered before another was
+ * sent comes first. Compares states by their JSON.
  */
 export function check<State, Asked, Told> (
   { initial, step }: Model<State, Asked, Told>, history: readonly Call<Asked, Told>[]
@@ -51,7 +48,7 @@ export function check<State, Asked, Told> (
     const memory = `${done.map((is) => is ? 1 : 0).join('')} ${JSON.stringify(state)}`
     if (known.has(memory)) return false
     known.add(memory)
-    // Nothing that was sent after an answer comes before what was answered.
+    // An operation that was sent after a response comes after the operation with this response.
     let earliest = Infinity
     for (const [i, { answered }] of calls.entries()) if (!done[i] && answered < earliest) earliest = answered
     const next = calls.flatMap(({ sent }, i) => !done[i] && sent <= earliest ? [i] : [])

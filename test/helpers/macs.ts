@@ -4,7 +4,7 @@ import { AUTHENTICATED, type AuthenticatedTable } from '../../src/db/rows/authen
 import { macOf, type Db } from '../../src/db/database.ts'
 import { readAuthenticated } from '../../src/repositories/keys/authenticated-rows.ts'
 
-/** Gives rows that a test wrote by SQL their MACs, as if the service had written them. */
+/** Gives rows that a test wrote with SQL valid MACs, as if the service had written the rows. */
 export async function authenticateTable (db: Db, name: AuthenticatedTable, where?: SQL): Promise<void> {
   const { table, key } = AUTHENTICATED[name] as unknown as { table: PgTable & Record<string, PgColumn>, key: string[] }
   const typed = (column: PgColumn, value: unknown) => sql`${sql.param(value, column)}::${sql.raw(column.getSQLType())}`

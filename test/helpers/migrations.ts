@@ -2,7 +2,7 @@ import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:f
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 
-/** A copy of the migrations in a folder of its own, with others behind them: their statements by name. */
+/** Copies the migrations to a temporary folder and appends further migrations: name → statements. */
 export function copyOfMigrations (
   t: { teardown (fn: () => unknown): void }, more: Record<string, readonly string[]> = {}
 ): string {
@@ -20,11 +20,11 @@ export function copyOfMigrations (
   return folder
 }
 
-/** Tables that every request is about. */
+/** Tables that most requests use. */
 export const HOT = [
   'organizations', 'organization_counters', 'api_tokens', 'projects', 'secrets', 'secret_versions', 'audit_events'
 ]
-/** What a release may do to the schema under the one before (0047). */
+/** Migrations that are compatible with running instances of the previous release (0047). */
 export const EXPANSIONS: Record<string, string[]> = {
   ...Object.fromEntries(HOT.map((table, i) => [
     `900${i}_${table}`, [`ALTER TABLE "${table}" ADD COLUMN "of_next_release" varchar(64) DEFAULT 'none' NOT NULL`]
@@ -39,21 +39,21 @@ export const EXPANSIONS: Record<string, string[]> = {
 
 const NAME = '"?(\\w+)"?'
 const CONSTANT = "(?:'[^']*'(?:::\\w+)?|-?\\d+|true|false|now\\(\\))"
-// Not of what may be there already, nor of what another table has.
+// These patterns exclude IF NOT EXISTS and CREATE TABLE … AS.
 const TABLE = new RegExp(`^CREATE TABLE ${NAME} \\((?!.*\\) AS\\b)`, 'i')
 const INDEX = new RegExp(`^CREATE (?:UNIQUE )?INDEX ${NAME} ON ${NAME}`, 'i')
 const ALTERATION = new RegExp(`^ALTER TABLE ${NAME} `, 'i')
 const ROWS = new RegExp(`^INSERT INTO ${NAME} (?:\\([\\w", ]+\\) )?VALUES \\((?!.*\\bSELECT\\b)`, 'i')
-// A serial takes its values from a sequence, row by row.
+// Excludes serial types, which rewrite the table to fill each row from a sequence.
 const TYPE = '(?!\\w*serial)\\w+(?: ?\\(\\d+\\))?(?: with time zone)?'
 const COLUMN =
   new RegExp(`^ALTER TABLE ${NAME} ADD COLUMN ${NAME} ${TYPE}(?: DEFAULT ${CONSTANT}(?: NOT NULL)?)?$`, 'i')
 
 /**
- * The statements of a migration that an instance of the release before does not outlive, or that lock a table for as
- * long as it is large (0047): all but new tables with what belongs to them and rows that are written out, and columns
- * without a value or with a constant default. One is let through with the line `-- contracts RELEASE: why` before it,
- * which names a release that is out and needs it no more.
+ * The statements of a migration that can break running instances of the previous release, or lock a large table for a
+ * long time (0047). Allowed are new tables, with their indexes, alterations and literal rows, and new columns that are
+ * nullable or have a constant default. Also allows a statement after the line `-- contracts RELEASE: why`, if RELEASE
+ * is published: that release no longer needs what the statement removes.
  */
 export function contractionsIn (migration: string, releases: readonly string[]): string[] {
   const made = new Set<string>()

@@ -4,40 +4,40 @@ import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import type { Answer, Caller, TestApp } from './app.ts'
 import { issuePair, makePerson, makeTeam, type Person } from './people.ts'
 
-// Every operation of the API, and a world in which each finds what it acts on: for tests over the whole route table.
+// All operations of the API, and test data (`World`) on which each operation works, for tests of the whole route table.
 
 export type Access = 'public' | 'authenticated' | (typeof SCOPE_NAMES)[number]
 export type Depth = 'organization' | 'project' | 'target' | 'environment'
 
 export interface Row {
-  /** Method and path, as published. */
+  /** Method and path, as in the OpenAPI document. */
   at: string
   access: Access
-  /** Where it acts: a token that is narrowed to something else gets 404 there. */
+  /** The level that the operation acts on: a token that is restricted to another level gets 404. */
   depth: Depth
   body?: object | ((ids: Record<string, string>) => object)
-  /** What a public operation answers to nothing at all, where that is not 200. */
+  /** The status of a public operation for a request without input; default: 200. */
   public?: number
-  /** Acts on the project whose key a client holds. */
+  /** The operation acts on the client-managed project. */
   client?: true
-  /** Path parameters that are another id of the world than the one of their name. */
+  /** Path parameter → name in `ids`, if the names differ. */
   named?: Record<string, string>
-  /** What a narrowed token is answered where the depth does not say it. */
+  /** The status for a restricted token, if it does not follow from `depth`. */
   narrowed?: number
-  /** Needed beside `access`, or instead of it, by what `body` asks. */
+  /** The scope that this body requires, in addition to `access` or instead of it. */
   needs?: Access
-  /** Needed beside `access`, always. */
+  /** A further scope that the operation always requires. */
   also?: (typeof SCOPE_NAMES)[number]
-  /** What is given, taken or acted on holds, and so the caller has to. */
+  /** Scopes that the caller needs because the granted, revoked or changed role or token includes them. */
   holding?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
-  /** Only a person can do it, and in no organization: an API token is 422. */
+  /** Only users can call the operation, outside of organizations; an API token gets 422. */
   byPerson?: true
   whenInactive?: true
-  /** SQL that makes room for it in the world, where it is to have an effect. */
+  /** SQL that prepares the test data, so that the operation has an effect. */
   before?: string
   /**
-   * Further requests, each of which leaves one event, some of them another than the one by `body` does: what comes
-   * behind the path, another body, or a header.
+   * Further requests, each of which records one event (some another event than the request with `body`): with a query,
+   * another body, or headers.
    */
   reveals?: { query?: string, body?: object, headers?: Record<string, string> }[]
 }
@@ -50,15 +50,15 @@ const SUBSCRIBED = `INSERT INTO subscriptions (organization_id, id, plan, interv
 const UNSUBSCRIBED = "DELETE FROM subscriptions WHERE organization_id = '{organization}'"
 
 const OLD = '/api/v1/organizations/{organization}/projects'
-/** About the organization as a whole: to who is narrowed to a part of it, there is none. */
+/** Operations on the whole organization; restricted tokens get 404. */
 const WHOLE = { depth: 'organization', narrowed: 404 } as const
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
 const KEY = { project: '{project}', action: 'key:retrieve' }
 
 const BLOB = Buffer.alloc(40).toString('base64')
-/** What somebody holds who may give the weakest role of all that can do something in a project. */
+/** The scopes of the weakest project role: a caller who grants the role needs them. */
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
-/** What a read hands out beside blobs that are current. */
+/** Reads that return decrypted or former documents. */
 const HANDED_OUT = [{ query: '?decrypt=true' }, { query: '?at={moment}' }]
 const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
@@ -68,7 +68,7 @@ const proof = (key: number) => Buffer.alloc(32, key).toString('base64')
 const clientKey = (key: number) =>
   ({ key_check: proof(key), key_check_salt: Buffer.alloc(16).toString('base64'), key_check_iterations: 600_000 })
 
-/** Operations with their scopes, in an order in which each finds what it acts on. */
+/** Operations with their scopes, in an order in which the test data of each operation still exists. */
 const ROWS: Record<string, Row> = {
   getHealth: { at: 'GET /healthz', access: 'public', depth: 'organization' },
   getReadiness: { at: 'GET /readyz', access: 'public', depth: 'organization' },
@@ -195,7 +195,7 @@ const ROWS: Record<string, Row> = {
     access: 'key:rotate',
     depth: 'project',
     body: {},
-    // The second repeats the first.
+    // The second request is a repeat of the first.
     reveals: [{ headers: { 'idempotency-key': 'again' } }, { headers: { 'idempotency-key': 'again' } }]
   },
   listPendingVersions: {
@@ -354,7 +354,7 @@ const ROWS: Record<string, Row> = {
     at: 'POST /api/v1/organizations/{organization}/api-keys',
     access: 'api-token:create',
     depth: 'organization',
-    // A person's grant ends, and a token that is made through it not later.
+    // A token ends at the latest with the grant of the user who creates it.
     body: { name: 'New', abilities: ['api-token:create'], expires_at: new Date(Date.now() + 3_600_000).toISOString() },
     narrowed: 403
   },
@@ -583,7 +583,7 @@ const ROWS: Record<string, Row> = {
     at: 'DELETE /api/v1/organizations/{organization}/api-keys/{id}', access: 'api-token:delete', depth: 'organization'
   }
 }
-// Last: nothing is left after it.
+// The last operation, because it deletes the test data.
 ROWS.deleteOrganization = {
   at: 'DELETE /api/v1/organizations/{organization}',
   access: 'organization:delete',
@@ -610,7 +610,7 @@ export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.
       ? []
       : [[operation.operationId, rowOf(`${method.toUpperCase()} ${path}`, operation)]])))
 
-/** Every operation, in an order in which each finds what it acts on. */
+/** Every operation, in an order in which the test data of each operation still exists. */
 export const OPERATIONS: Record<string, Row> = { ...OTHER_OPERATIONS, ...ROWS }
 
 /** The operations that a long test calls: all, but for test/own/recipe.test.ts only the new ones. */
@@ -655,7 +655,7 @@ export async function makeOthers (caller: Caller, ids: Record<string, string>): 
 /** They only read, though their method is not a reader's. */
 export const READS = ['retrieveSecrets', 'retrieveSecretsLongPath', 'listVersions', 'listPendingVersions']
 
-/** The published paths, with the parameters and responses that they refer to in their places. */
+/** The paths of the OpenAPI document, with references to parameters and responses resolved. */
 export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, Record<string, any>> {
   const { paths, components } = app.swagger() as { paths: object, components: Record<string, Record<string, object>> }
   const resolve = (value: unknown): unknown => {
@@ -670,14 +670,14 @@ export function publishedPaths ({ app }: Pick<TestApp, 'app'>): Record<string, R
 
 export interface World {
   caller: Caller
-  /** Whom two other organizations have invited, and an access token for what only a person can do. */
+  /** A user whom two other organizations have invited, with an access token. */
   person: Person & { access: string }
   ids: Record<string, string>
   sliceOf: (...depth: Depth[]) => { project_id: string, target_id: string | null, environment_id: string | null }
 }
 
 /**
- * An organization with a level, a sibling of each kind, two versions and a second token; every slug begins with
+ * Creates an organization with a level, a sibling at each depth, two versions and a second token. All slugs start with
  * `prefix`.
  */
 export async function settle (service: TestApp, prefix: string): Promise<World> {
@@ -704,7 +704,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
   for (const plaintext of ['A=1', 'A=2', 'A=3']) {
     version = (await caller.call('POST', `/${o}/secrets/store`, { ...names, plaintext })).body.data.version
   }
-  // One version of the client's project waits under its first key.
+  // One version of the client-managed project is still under the first key.
   const stored = (await caller.call(
     'POST', `/${o}/secrets/store`, { project: `${prefix}-client`, content: BLOB, key_proof: proof(1) }
   )).body.data
@@ -712,10 +712,9 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
     'POST', `/${o}/${prefix}-client/secrets/rotate-client-keys`,
     { secrets: [{ id: stored.secret_id, content: BLOB }], ...clientKey(2) }
   )
-  // What it would do in the background belongs to no operation.
+  // Otherwise the worker would record events that belong to no operation.
   await service.app.billing.stop()
-  // What billing acts on: a subscription, a payment method beside the default one, a charge that was received, and a
-  // coupon.
+  // Test data of the billing operations: a subscription, a second payment method, a paid charge, and a coupon.
   const bill = async (path: string, body: object) => {
     const { status, body: { data }, text } = await caller.call('POST', `/organizations/${o}/billing/${path}`, body)
     if (status !== 201) throw new Error(text)
@@ -783,7 +782,7 @@ export async function settle (service: TestApp, prefix: string): Promise<World> 
   }
 }
 
-/** Method, path and body of an operation in that world. */
+/** The request for an operation on the test data. */
 export function requestOf (row: Row, ids: Record<string, string>): { method: string, url: string, payload?: object } {
   const [method, path] = row.at.split(' ') as [string, string]
   const body = typeof row.body === 'function' ? row.body(ids) : row.body
@@ -801,11 +800,11 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
 const filled = (text: string, ids: Record<string, string>) =>
   text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
 
-/** Whether it takes a scope that roles of teams give. */
+/** Whether roles through teams can include the scope of the operation. */
 export const isGivenByTeams = ({ access, needs = access }: Row) =>
   needs !== 'public' && needs !== 'authenticated' && isScopeOfProject(needs)
 
-/** Makes room in the world for an operation that is to have its effect. */
+/** Prepares the test data, so that the operation has an effect. */
 export async function prepare (service: TestApp, row: Row, ids: Record<string, string>): Promise<void> {
   if (row.before !== undefined) await service.sql(filled(row.before, ids))
 }
@@ -819,8 +818,8 @@ export async function send (
 }
 
 /**
- * Which rows each table has, in which versions, but for when tokens were last used: equal when nothing was changed. A
- * change leaves a row of another transaction (xmin), also one that changes nothing in it.
+ * A fingerprint of all rows, which stays equal if no row is changed. Ignores when tokens were last used. Detects also
+ * an update to the same values, because the update sets another `xmin`.
  */
 export async function fingerprint (service: TestApp): Promise<string> {
   const tables = await service.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")

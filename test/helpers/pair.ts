@@ -10,29 +10,29 @@ import {
 } from './traffic.ts'
 import { openWay, type Way } from './way.ts'
 
-// Two servers on one PostgreSQL under load, each with a way of its own to it, and what is asked of both in the end.
+// Two servers under load on one PostgreSQL, each with its own proxy to the database, and the final checks of both.
 
 type Env = Record<string, string>
 
 export interface Pair {
   servers: Server[]
   ways: Way[]
-  /** One for each server; all note in one place what they asked. */
+  /** One client per server; all clients record in `watch`. */
   sends: Send[]
   watch: Watched
   organization: string
   levels: Level[]
-  /** Requests of other organizations, each to each server: as many as a server has connections for writes. */
+  /** Clients of other organizations, for each server: enough to occupy all its connections for writes. */
   changers: Send[][]
-  /** A level of another project, which nothing else is asked of: it shows whether the service is there. */
+  /** A level of another project, used only to check whether the service is available. */
   beacon: Level
   env: Env
 }
 
 /**
- * Starts them, and makes a project with levels.
+ * Starts two servers and creates a project with levels.
  *
- * @param each what else is in the environment of each
+ * @param each further environment variables of one server
  */
 export async function startPair (
   t: Test, url: string, more: Env = {}, each: (server: number) => { env?: Env } = () => ({})
@@ -63,29 +63,28 @@ export async function startPair (
   return { servers, ways, sends, watch, organization: caller.organization, levels, changers, beacon, env }
 }
 
-/** What came of the load so far, for each server; and what no client is to meet. */
+/** The results of the load so far; arrays have one number per server. */
 export interface Load {
-  /** What it was under. */
+  /** The fault during the load. */
   name: string
-  /** Reads and writes that were answered with 2xx. */
+  /** Reads and writes with a 2xx response. */
   read: number[]
   written: number[]
-  /** Answers that it is not possible right now. */
+  /** Responses with 503. */
   refused: number[]
-  /** The slowest answer, and in how many milliseconds it has to be there. */
+  /** The slowest response, and the maximum latency in milliseconds (`bound`). */
   slowest: { ms: number, of: string }
   bound: number
   unanswered: string[]
 }
 
-/** Milliseconds for an answer of a database that is slow, and gives one: each step of a request may take its time. */
+/** Maximum latency with a slow database in milliseconds: each step of a request can be slow. */
 export const SLOW = 8_000
 
-/** No load yet. */
 export const noLoad = (name = 'load', bound = RECOVERED): Load =>
   ({ name, read: [0, 0], written: [0, 0], refused: [0, 0], slowest: { ms: 0, of: 'nothing' }, bound, unanswered: [] })
 
-/** Loads both, each with a mix of writes and with reads, while the work is done. */
+/** Sends random writes and reads to both servers until `work` ends. */
 export async function underLoad (
   { sends, levels }: Pick<Pair, 'sends' | 'levels'>, work: (load: Load) => Promise<void>,
   { writers = 3, readers = 2, seed = Math.floor(Math.random() * 2 ** 32), load = noLoad(), change = mix } = {}
@@ -105,7 +104,7 @@ export async function underLoad (
         throw error
       } finally {
         const ms = performance.now() - began
-        // Changes of keys of one organization wait for one another, for eight seconds.
+        // Rotations of one organization wait for each other, for up to eight seconds, so they do not count.
         if (ms > load.slowest.ms && !request[1].endsWith('/rotate')) load.slowest = { ms, of: `${request[0]} ${request[1]} ${status}` }
       }
     }
@@ -147,17 +146,17 @@ export async function underLoad (
   return load
 }
 
-/** Waits until there is so much more of each of these, or of that of one server. */
+/** Waits until the counts of all servers, or of one server, have grown by `by`. */
 export async function untilMore (counts: number[], { by = 10, server }: { by?: number, server?: number } = {}) {
   const before = [...counts]
   while (!counts.every((now, i) => (server !== undefined && server !== i) || now >= before[i]! + by)) await pause(10)
 }
 
-/** Has all connections for writes of each server wait for a row at the same time: none was lost. */
+/** Proves that no server has lost a connection: all connections for writes wait for a lock at the same time. */
 export async function fullConcurrency ({ changers }: Pick<Pair, 'changers'>, url: string): Promise<void> {
   const { waiting, release } = await lockCounters(url)
   const running = new AbortController()
-  // One that waited too long is refused, and the next one waits in its place.
+  // A request that waits too long is refused; the loop then sends the next request.
   const clients = changers.flat().map(async (send) => {
     while (!running.signal.aborted) await send('PATCH', '/orbit', { description: 'together' })
   })
@@ -167,7 +166,7 @@ export async function fullConcurrency ({ changers }: Pick<Pair, 'changers'>, url
   await Promise.all(clients)
 }
 
-/** What the service left behind: transactions that nobody goes on with. */
+/** The number of transactions that the service has left open. */
 async function openTransactions (url: string): Promise<number> {
   const outside = postgres(url, { max: 1, onnotice: () => {} })
   const [row] = await outside`SELECT count(*)::int AS count FROM pg_stat_activity
@@ -176,12 +175,12 @@ async function openTransactions (url: string): Promise<number> {
   return row!.count as number
 }
 
-/** Milliseconds that a statement, or a transaction that nobody goes on with, has on the server. */
+/** Milliseconds after which PostgreSQL has ended an abandoned statement or transaction. */
 const LEFT_ALONE = 6_000
 
 /**
- * What is asked of both when the fault is over and nobody loads them any more: they never ended, said nothing of a
- * failure inside, leave no transaction open, have lost nothing and can account for it; then they end in good order.
+ * Checks both servers after the fault and the load: no process has ended, no internal error was logged, no transaction
+ * is open, no change is lost, the audit log is valid. Then stops the servers and checks their exit.
  */
 export async function judge (
   t: Test, url: string, { servers, watch, organization, env }: Pair, loads: Load[],
@@ -197,7 +196,7 @@ export async function judge (
     .map(({ name, slowest: { ms, of }, bound }) => `${name}: ${Math.round(ms)} ms of ${bound}: ${of}`)
   t.same(slow, [], 'every request was answered in time')
   const slowest = Math.max(...loads.map(({ slowest: { ms } }) => ms))
-  // Where the database did not tell what came of a commit, the service cannot either.
+  // After a 503, the result is unknown, because the service may not know the result of a commit.
   const operations = watch.operations.map(({ reply, ...operation }) =>
     ({ ...operation, ...(reply !== undefined && reply.status !== 503 && { reply }) }))
   const problems = await lost(await openQueries(t, { url }), organization, { send: watch.send, operations })

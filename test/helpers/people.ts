@@ -17,7 +17,7 @@ export interface Person { id: number, email: string, name: string, password: str
 
 let people = 0
 
-/** Somebody with an account, and with these roles in these organizations. */
+/** Creates a user with a password and with roles in organizations (organization id → role). */
 export async function makePerson (
   { database }: Pick<TestApp, 'database'>, roles: Record<string, Role> = {}, password = 'correct horse battery'
 ): Promise<Person> {
@@ -33,8 +33,7 @@ export async function makePerson (
 }
 
 /**
- * Makes somebody with an account a member by an invitation that they accept; `call` invites, and sends requests to the
- * API of `on`.
+ * Makes a user a member: `call` sends the invitation as the inviter, and the user accepts.
  */
 export async function join (
   on: Pick<TestApp, 'database' | 'inject'>, call: (method: string, path: string, body?: object) => Promise<Answer>,
@@ -51,7 +50,7 @@ export async function join (
   if (accepted.status !== 200) throw new Error(accepted.text)
 }
 
-/** So many organizations that somebody is in with a role, beside any other. */
+/** Adds memberships with a role in `many` new organizations to a user. */
 export async function crowd (
   service: Pick<TestApp, 'sql' | 'write'>, { id }: Pick<Person, 'id'>, role: Role, many: number
 ) {
@@ -64,7 +63,7 @@ export async function crowd (
   return () => service.sql("DELETE FROM organizations WHERE name = 'Crowd'")
 }
 
-/** A team of these people, with a role in each of these projects, by their slugs; its id. */
+/** Creates a team of these people with roles in projects (slug → role), and returns its id. */
 export async function makeTeam (
   service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>
 ): Promise<string> {
@@ -84,8 +83,8 @@ export async function makeTeam (
 }
 
 /**
- * Gives somebody a second factor, without the pages. `code` is one that counts now, or of another step; `reuse` lets
- * the codes that were taken count again.
+ * Gives a user a second factor without the account pages. `code` returns a currently valid code, or the code of another
+ * time step; after `reuse`, used codes are valid again.
  */
 export async function giveSecondFactor (
   { database, keyring, write }: Pick<TestApp, 'database' | 'keyring' | 'write'>, { id }: Pick<Person, 'id'>
@@ -101,12 +100,12 @@ export async function giveSecondFactor (
 
 export const CALLBACK = 'http://127.0.0.1:5555/callback'
 
-/** What a client keeps of a request that it starts. */
+/** A PKCE verifier and its challenge. */
 export function pkce (verifier = randomBytes(48).toString('base64url')) {
   return { verifier, challenge: challengeOf(verifier) }
 }
 
-/** The address of an authorization request; a parameter that is undefined is left out. */
+/** The URL of an authorization request. An undefined parameter in `changes` is omitted. */
 export function authorizationUrl (challenge: string, changes: Record<string, string | undefined> = {}): string {
   const parameters = {
     response_type: 'code',
@@ -123,7 +122,7 @@ export function authorizationUrl (challenge: string, changes: Record<string, str
   return `/oauth/authorize?${query}`
 }
 
-/** Signs in, allows, and answers the code with its verifier. */
+/** Signs in, allows access, and returns the authorization code with its verifier. */
 export async function authorize (
   address: string, person: Person, changes: Record<string, string | undefined> = {}, browser: Visitor = visitor(address)
 ) {
@@ -155,7 +154,7 @@ export async function post (
   }
 }
 
-/** A pair as the token endpoint would issue it, without the way to it. */
+/** Creates an access token and a refresh token directly in the database. */
 export async function issuePair (
   { database }: Pick<TestApp, 'database'>, person: Pick<Person, 'id'>, scopes: readonly Scope[]
 ) {
@@ -167,7 +166,7 @@ export async function issuePair (
   return { access, refresh, grant }
 }
 
-/** A pair of tokens for somebody, through the whole flow. */
+/** Gets an access token and a refresh token through the whole OAuth flow. */
 export async function tokensFor (address: string, person: Person, changes: Record<string, string | undefined> = {}) {
   const { code, verifier } = await authorize(address, person, changes)
   const { client_id = 'dotenv-cli', redirect_uri = CALLBACK } = changes

@@ -8,28 +8,28 @@ import postgres from 'postgres'
 
 const PROGRAMS = '/usr/lib/postgresql'
 
-/** A PostgreSQL of the test's own. */
+/** A PostgreSQL server that only one test uses. */
 export interface TestPostgres {
   url: string
   dir: string
   readonly pid: number
   start (): Promise<void>
   stop (mode: 'smart' | 'fast' | 'immediate'): Promise<void>
-  /** Stops the server and its children in their tracks, as a hung disk would. */
+  /** Suspends the server and its child processes (SIGSTOP), like a hung disk. */
   freeze (): void
   thaw (): void
-  /** What pg_amcheck finds wrong in any table or index, in its words; undefined where it is not installed. */
+  /** The output of pg_amcheck about corrupt tables and indexes; undefined if pg_amcheck is not installed. */
   check (): string | undefined
-  /** Stops it for good and removes the cluster. */
+  /** Stops the server and deletes the cluster. */
   close (): Promise<void>
 }
 
 /**
- * Makes a throw-away cluster on the loopback interface and starts it.
+ * Creates a temporary cluster and starts its server on the loopback interface.
  *
- * @param options.durable false where no crash is tested: the server never waits for the disk, and does not vacuum or
- *   analyze by itself, so that plans do not depend on the moment
- * @param options.within the directory that it is made in
+ * @param options.durable false: without fsync, for tests without crashes; also without autovacuum, so that query plans
+ *   do not depend on the time
+ * @param options.within the parent directory of the cluster
  */
 export async function startPostgres ({ durable = true, within = os.tmpdir() } = {}): Promise<TestPostgres> {
   const bin = programs()
@@ -112,7 +112,7 @@ export async function startPostgres ({ durable = true, within = os.tmpdir() } = 
   }
 }
 
-/** Whether this machine has PostgreSQL's programs; without them the tests run on the embedded database alone. */
+/** Whether PostgreSQL is installed; otherwise the tests run only on the embedded database. */
 export function hasPostgres (): boolean {
   return newest() !== undefined
 }
@@ -138,7 +138,7 @@ function unprivileged () {
   return { uid: Number(uid), gid: Number(gid) }
 }
 
-/** A port of the loopback interface that nobody listens on just now. */
+/** A currently free port of the loopback interface. */
 export async function freePort (): Promise<number> {
   const server = net.createServer().listen(0, '127.0.0.1')
   await once(server, 'listening')

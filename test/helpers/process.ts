@@ -7,21 +7,21 @@ import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { main } from '../../src/cli.ts'
 
-/** The command line as it is shipped, next to this compiled file. */
+/** The path of the compiled command line. */
 export const CLI = fileURLToPath(new URL('../../src/cli.js', import.meta.url))
 
 export interface Ended { code: number | null, stdout: string, stderr: string }
 
-/** A server process of the test's own. */
+/** A server process that only one test uses. */
 export interface Server {
   child: ChildProcess
   address: string
-  /** What the first start printed; undefined on later ones. */
+  /** The credentials that the first start printed; undefined for later starts. */
   first: { organization: string, token: string, password: string } | undefined
   /** Everything on standard output so far. */
   stdout (): string
   stderr (): string
-  /** Resolves when standard output contains the text, or matches. */
+  /** Resolves when standard output contains the text. */
   said (text: string): Promise<void>
   /** SIGTERM, and the exit. */
   stop (): Promise<Ended>
@@ -32,7 +32,7 @@ export interface Server {
 type Teardown = { teardown (fn: () => unknown): void }
 type Env = Record<string, string>
 
-// Nothing of the test's own surroundings may configure the service; what watches its statements goes along.
+// Environment variables of the test process must not configure the service. NODE_OPTIONS loads the check of statements.
 const { PATH, HOME, NODE_OPTIONS } = process.env
 const surroundings = (env: Env) => ({ PATH, HOME, ...(NODE_OPTIONS !== undefined && { NODE_OPTIONS }), ...env })
 
@@ -60,7 +60,7 @@ export function cli (args: string[], env: Env = {}, input?: string): Promise<End
 
 let turn: Promise<unknown> = Promise.resolve()
 
-/** Runs a command of the command line to its end in this process, which costs no start: one after the other. */
+/** Runs a command of the command line in this process, which is faster than a child process. Commands are queued. */
 export function command (args: string[], env: Env = {}): Promise<Ended> {
   const mine = turn.then(() => inProcess(args, env))
   turn = mine.catch(() => {})
@@ -86,28 +86,28 @@ async function inProcess (args: string[], env: Env): Promise<Ended> {
     process.stdout.write = toStdout
     process.stderr.write = toStderr
     process.env = before
-    // A service that did not start still listens to signals.
+    // Removes the signal handlers of a service that failed to start.
     signals.forEach((name, i) =>
       process.listeners(name).filter((one) => !known[i]!.includes(one)).forEach((one) => process.off(name, one)))
   }
   return ended
 }
 
-/** A server process that may not serve yet. */
+/** A server process that is starting. */
 export interface Begun {
   child: ChildProcess
   /** Everything on standard error so far. */
   stderr (): string
   /** Resolves when standard error contains the text. */
   complained (text: string): Promise<void>
-  /** Resolves when it says that it serves. */
+  /** Resolves when the server is ready. */
   serves (): Promise<Server>
   /** SIGTERM, and the exit. */
   stop (): Promise<Ended>
   ended: Promise<Ended>
 }
 
-/** Starts `serve` on a free port, and waits until it says that it serves. */
+/** Starts `serve` on a free port, and waits until the server is ready. */
 export const startServer = (t: Teardown, env: Env): Promise<Server> => beginServer(t, env).serves()
 
 /** Starts `serve` on a free port. */
@@ -135,7 +135,7 @@ export function beginServer (t: Teardown, env: Env): Begun {
   return { child, stderr, complained: until(child.stderr, stderr), serves, stop: () => signal('SIGTERM'), ended }
 
   async function serves (): Promise<Server> {
-    // A whole line: the greeting goes out in one write, and this ends the second of its lines or the only one.
+    // Waits for the end of the line. The greeting is one write, so the other lines are complete as well.
     await said('Strongroom serves on http')
     await said('\n')
     const [, address = ''] = /Strongroom serves on (\S+)/.exec(stdout()) ?? []
@@ -153,7 +153,7 @@ export function beginServer (t: Teardown, env: Env): Begun {
   }
 }
 
-/** A directory that is gone after the test. */
+/** Creates a directory that is deleted after the test. */
 export function scratchDirectory (t: Teardown): string {
   const directory = mkdtempSync(join(tmpdir(), 'strongroom-'))
   t.teardown(() => rmSync(directory, { recursive: true, force: true }))

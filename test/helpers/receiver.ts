@@ -3,7 +3,7 @@ import { createServer, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 
-/** A span, as it was sent. */
+/** A received span. */
 export interface Sent {
   name: string
   traceId: string
@@ -14,7 +14,7 @@ export interface Sent {
   attributes: Record<string, string | number>
 }
 
-/** A receiver of traces over OTLP: everything that it was sent, as bytes and as spans. */
+/** A receiver of traces over OTLP, which records all requests as text and as spans. */
 export async function startReceiver (t: { teardown (fn: () => unknown): void }) {
   const received: string[] = []
   const held: ServerResponse[] = []
@@ -44,7 +44,7 @@ export async function startReceiver (t: { teardown (fn: () => unknown): void }) 
     received,
     held,
     spans,
-    /** The span of a request, and its pieces. */
+    /** Waits for the span of a request, and returns it with its child spans. */
     async traceOf (requestId: string): Promise<{ root: Sent, pieces: Sent[] }> {
       for (;;) {
         const all = spans()

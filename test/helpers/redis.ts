@@ -6,29 +6,28 @@ import { Redis } from 'ioredis'
 import { freePort } from './postgres.ts'
 import { scratchDirectory } from './process.ts'
 
-/** A Redis of the test's own, on the loopback interface and in memory. */
+/** A Redis server that only one test uses, on the loopback interface and in memory. */
 export interface TestRedis {
   url: string
-  /** The same over TLS; its certificate is its own authority. */
+  /** The TLS address; the certificate is self-signed, so it is also the authority. */
   tls: { url: string, authority: string }
-  /** Every key, and the milliseconds that are left of it: negative where it has no end. */
+  /** The remaining lifetime of every key in milliseconds; negative without an expiry. */
   ends (): Promise<Map<string, number>>
-  /** Sends a command. */
   tell (command: string, ...args: string[]): Promise<unknown>
   start (): Promise<void>
-  /** Ends it as a crash does: what it counted is gone. */
+  /** Stops the server like a crash: all counters are lost. */
   stop (): Promise<void>
-  /** Stops it in its tracks: connections are taken, and nothing is answered. */
+  /** Suspends the server (SIGSTOP): it accepts connections, but does not respond. */
   freeze (): void
   thaw (): void
 }
 
-/** Whether this machine has Redis; tests that need it say so where it has not. */
+/** Whether Redis is installed; otherwise tests that need Redis are skipped. */
 export function hasRedis (): boolean {
   return spawnSync('redis-server', ['--version']).status === 0
 }
 
-/** Starts a Redis with a password; it ends with the test. */
+/** Starts a Redis server with a password. Stops it after the test. */
 export async function startRedis (t: { teardown (fn: () => unknown): void }): Promise<TestRedis> {
   const [port, tlsPort] = [await freePort(), await freePort()]
   const dir = scratchDirectory(t)
@@ -75,7 +74,7 @@ export async function startRedis (t: { teardown (fn: () => unknown): void }): Pr
       await client.select(1)
       const keys = await client.keys('*')
       const left = await Promise.all(keys.map((key) => client.pttl(key)))
-      // One that ended meanwhile has none.
+      // -2: the key has expired meanwhile.
       return new Map(keys.map((key, i) => [key, left[i]!] as const).filter(([, ms]) => ms !== -2))
     },
     tell: (command, ...args) => client.call(command, args),

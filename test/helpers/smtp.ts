@@ -1,13 +1,13 @@
 import { once } from 'node:events'
 import { createServer, type AddressInfo, type Socket } from 'node:net'
 
-/** A mail that was handed over, as the envelope and its decoded text. */
+/** A received e-mail: the envelope, the headers and the decoded text. */
 export interface Received { from: string, to: string[], headers: string, text: string }
 
-/** What the mail server does instead of taking the mail. It quotes what it was sent, as bad ones do. */
+/** How the mail server fails. Its error messages quote the client's commands, like those of some real servers. */
 export type Mood = 'silent' | 'refuses-password' | 'refuses-recipient' | 'hangs-up'
 
-/** A mail server of the test's own on the loopback interface, without TLS: enough of RFC 5321 to receive a mail. */
+/** Starts a minimal SMTP server (RFC 5321) on the loopback interface, without TLS. */
 export async function startMailServer (t: { teardown (fn: () => unknown): void }, mood?: Mood) {
   const mails: Received[] = []
   const commands: string[] = []
@@ -30,11 +30,11 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
     port: (server.address() as AddressInfo).port,
     mails,
     commands,
-    /** From now on it is not there. */
+    /** Stops the server; later connections fail. */
     close,
-    /** From now on each mail is received, and whoever sent it waits. */
+    /** Receives further e-mails without confirming them, so that their senders wait. */
     hold () { isHolding = true },
-    /** Lets so many of those that wait go; without a number all of them, and holds no more. */
+    /** Confirms `many` held e-mails; without a number, confirms all and stops holding. */
     release (many?: number) {
       if (many === undefined) isHolding = false
       for (const go of held.splice(0, many ?? held.length)) go()
@@ -86,7 +86,7 @@ export async function startMailServer (t: { teardown (fn: () => unknown): void }
   }
 }
 
-// An answer of many lines, so that no time-out of the sender's ends the wait, however slow the machine is.
+// Sends a multi-line response slowly, so that the sender's timeout does not end the wait.
 function keepWaiting (say: (line: string) => void) {
   say('250-soon')
   const beat = setInterval(() => say('250-soon'), 1_000).unref()
@@ -99,7 +99,7 @@ function keepWaiting (say: (line: string) => void) {
 const addressIn = (line: string) => /<(.*)>/.exec(line)?.[1] ?? ''
 
 function partsOf (raw: string): { headers: string, text: string } {
-  // A line that begins with a full stop is sent with two (RFC 5321, 4.5.2).
+  // Removes the full stop that SMTP adds to lines that start with a full stop (RFC 5321, 4.5.2).
   const [headers = '', ...body] = raw.replace(/^\.\./gm, '.').split('\r\n\r\n')
   const joined = body.join('\r\n\r\n')
   const encoding = /^Content-Transfer-Encoding: (.*)$/im.exec(headers)?.[1]

@@ -1,22 +1,22 @@
 import type { Socket } from 'node:net'
 import type { Reply } from './traffic.ts'
 
-/** All that a socket receives until it is closed. */
+/** Reads everything from a socket until it is closed. */
 export async function rest (socket: Socket): Promise<string> {
   let text = ''
   socket.on('data', (chunk) => { text += String(chunk) })
-  // A reset after the answer is how a server closes on a client that is still sending.
+  // A server that responds while the client is still sending closes the connection with a reset.
   socket.on('error', () => {})
   await new Promise((resolve) => socket.once('close', resolve))
   return text
 }
 
-/** The answers that come until the connection is closed, as a `Send` has them; without those that are not whole. */
+/** The complete responses until the connection is closed. */
 export async function heard (socket: Socket): Promise<Reply[]> {
   return repliesIn(await rest(socket))
 }
 
-/** The whole answers in what a connection carried, one after the other. */
+/** Parses the complete responses in the data of a connection. */
 export function repliesIn (text: string): Reply[] {
   const replies: Reply[] = []
   for (let at = 0; ;) {

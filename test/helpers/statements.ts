@@ -1,6 +1,6 @@
-// Watches every statement that a process sends through src/db, whichever test makes it do so: one that touches a table
-// of organizations without naming the organization fails the test, or ends the process, with its text. Whoever imports
-// this watches; a run of the tests has it in NODE_OPTIONS, for the servers and commands that they start too.
+// Checks every SQL statement that a process sends through src/db. A statement that uses a table of organizations
+// without a condition on the organization fails the test or ends the process. Importing this file enables the check;
+// test runs import it through NODE_OPTIONS, also in the servers and commands that tests start.
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomUUID } from 'node:crypto'
 import { subscribe } from 'node:diagnostics_channel'
@@ -19,7 +19,7 @@ const { tables } = JSON.parse(readFileSync(new URL(snapshot!, SNAPSHOTS), 'utf8'
 export const TENANT_TABLES = Object.values(tables).filter(({ columns }) => 'organization_id' in columns)
   .map(({ name }) => name)
 
-/** What may look beyond one organization, and why; everything else is one organization's. */
+/** Statements that may use several organizations, and why. */
 export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   {
     what: /^(?:\(?select slug from organizations .* union all .*)?\(?select (?:organization_id|slug) from former_slugs where \(former_slugs\.slug (?:= \$1|in \(select value.*\)) and former_slugs\.reserved_until > now\(\)\)\)?$/,
@@ -155,12 +155,10 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
 
 const besideTheService = new AsyncLocalStorage<true>()
 
-/**
- * What a test itself sends, as somebody with access to the database would: it is not the service, and is not judged.
- */
+/** Runs statements of a test itself, outside of the service, without the check. */
 export const beside = <T>(work: () => Promise<T>): Promise<T> => besideTheService.run(true, work)
 
-/** Why a statement is not one organization's; undefined when it is, or may be another's. */
+/** The reason why a statement may use several organizations; undefined for one organization, and for exceptions. */
 export function crossesTenants (statement: string): string | undefined {
   if (!/^\s*(with|select|insert|update|delete)\b/i.test(statement)) return undefined
   const text = statement.replace(
@@ -168,7 +166,7 @@ export function crossesTenants (statement: string): string | undefined {
   ).replace(/--.*$/gm, '').replaceAll('"', '').replace(/\s+/g, ' ').trim().toLowerCase()
   if (EXCEPTIONS.some(({ what }) => what.test(text))) return undefined
   const all = queriesOf(text).flatMap((query) => tablesIn(query).map((table) => ({ ...table, query })))
-  // The organizations of a person are looked up by the person, and what is theirs by a membership that is of its own.
+  // The memberships of a person may be selected by the user id; other tables need a condition on the organization.
   const theirs = all.filter(({ table, alias, query }) =>
     table === 'members' && !CHANGES_MEMBERS.test(query) && isNamed(query, alias, false, 'user_id'))
   const used = all.filter((one) => !theirs.includes(one))
@@ -180,15 +178,15 @@ export function crossesTenants (statement: string): string | undefined {
   return used.length > 0 && !isGiven ? 'no organization is given' : undefined
 }
 
-// A list of rows, each with its organization, is a parameter.
+// A parameter that is a list of rows, each with its organization.
 const LISTED = /jsonb_to_recordset\(\$\d+::jsonb\) as \w+ \( ?(?:[\w, ()]*, )?organization_id char\(26\)/
 
 const CHANGES_MEMBERS = /\b(?:update|delete from|insert into) (?:only )?members\b/
 
-// An organization that a row may be of, or else meet another condition.
+// A condition on the organization that another condition can replace (OR).
 const EITHER = /\bor \(?(?:\w+\.)?organization_id (?:=|in)|(?<![\w.])(?:\w+\.)?organization_id (?:= [^\s()]+|in \([^()]*\)) or\b/
 
-// Each pair of parentheses is a query of its own, without the queries inside it but with what else is.
+// Splits nested queries: each query in parentheses is separate; other parentheses stay in the surrounding query.
 function queriesOf (text: string): string[] {
   const queries: string[] = []
   const open = ['']
@@ -213,7 +211,7 @@ function tablesIn (query: string) {
     `(?:\\b(from|join|update|into|using)|,) (?:only |lateral )?(${TENANT_TABLES.join('|')})(?![\\w.])(?: (?:as )?(\\w+))?`,
     'g'
   )
-  // Behind a comma stands a table in the list of FROM alone: not before it, nor among the columns of a record.
+  // After a comma, a name is a table only in the FROM list, not in a column list before it or in parentheses.
   const isListed = (before: string) =>
     /\bfrom\b/.test(before) && before.split('(').length === before.split(')').length
   const found = [...query.matchAll(pattern)]
@@ -228,18 +226,18 @@ function isNamed (query: string, alias: string, alone: boolean, by = 'organizati
   return new RegExp(`(?<![\\w.])${column}(?: (?:=|>|in\\b)|, [\\w.]+\\) in\\b)|= ${column}\\b`).test(query)
 }
 
-// Judged once each: the same few hundred texts are sent again and again.
+// Each text is checked once, because the service sends the same few hundred texts again and again.
 const judged = new Set<string>()
 subscribe('strongroom:statement', (message) => {
   const { phase, text } = message as { phase: string, text: unknown }
   if (phase !== 'before' || typeof text !== 'string' || judged.has(text) || besideTheService.getStore()) return
   judged.add(text)
   const wrong = crossesTenants(text)
-  // What a subscriber throws is an uncaught exception: no handler of the service can swallow it.
+  // An error in a subscriber is an uncaught exception, so the service cannot catch it.
   if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
 })
 
-// What was sent, for test/last/plans.test.ts, which looks at all of it when the run has ended: a file of each process.
+// At its exit, each process writes its statements to a file for test/last/plans.test.ts, which runs at the end.
 const COLLECTION = process.env.TEST_STATEMENTS
 const MOST = 5_000
 if (COLLECTION !== undefined) {
@@ -249,7 +247,7 @@ if (COLLECTION !== undefined) {
   })
 }
 
-/** Each text that the service sent in processes that have ended; undefined where nobody collects them. */
+/** All distinct statements of ended processes; undefined if the run does not collect statements. */
 export function collected (): string[] | undefined {
   if (COLLECTION === undefined) return undefined
   return [...new Set(readdirSync(COLLECTION).flatMap((name) =>

@@ -1,9 +1,9 @@
-/** The process of `startStorm`: one message in (`Order`), one out (`Storm`), until its parent goes. */
+/** The child process of `startStorm`: answers each `Order` message with a `Storm`, and exits with its parent. */
 import { connect, type Socket } from 'node:net'
 import type { Asked, Order, Storm } from './storm.ts'
 import { random } from './traffic.ts'
 
-// Of so many good answers one is told.
+// The process returns one in this number of successful responses.
 const ONE_OF = 500
 
 const now = () => performance.timeOrigin + performance.now()
@@ -55,7 +55,7 @@ async function rage (order: Order): Promise<Storm> {
   return { begun, asked, answers: [...answers.values()] }
 }
 
-/** Makes clients that keep their connection, and get another when it has gone. */
+/** Creates clients that keep their connection, and open a new connection if it is closed. */
 function connectionsTo (address: string, patience: number) {
   const { hostname, port } = new URL(address)
   return () => {

@@ -3,33 +3,33 @@ import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import type { Level } from './traffic.ts'
 
-/** What a process of clients is to ask, each of them as soon as it was answered. */
+/** A load for `startStorm`. Each client sends the next request as soon as it gets a response. */
 export interface Order {
   address: string
   organization: string
   token: string
-  /** By turns. */
+  /** Levels that the requests use in turn. */
   levels: Level[]
   clients: number
   seconds: number
   /** The share of stores, from 0 to 1; the rest are reads. */
   stores: number
-  /** Milliseconds after which a client hangs up. */
+  /** Milliseconds after which a client closes its connection. */
   patience: number
   seed: number
 }
 
-/** A request, and what came of it; times are of the clock that all processes have. */
+/** A request and its result. Times are milliseconds since the Unix epoch, so that processes can compare them. */
 export interface Asked {
   request: string
   level: Level
-  /** What a store sent. */
+  /** The plaintext of a store. */
   plaintext?: string
   sent: number
   answered: number
-  /** Whether it came on a connection of its own, which waited to be let in as well. */
+  /** Whether the request opened a new connection, so that its time includes the wait for the connection. */
   isFirst: boolean
-  /** 0 where the answer never came. */
+  /** 0 without a response. */
   status: number
   version?: string | undefined
 }
@@ -37,11 +37,11 @@ export interface Asked {
 export interface Storm {
   begun: number
   asked: Asked[]
-  /** One answer of each kind that is none of success, and one of many of the others. */
+  /** One response for each method and error status, and one of many successful responses. */
   answers: { method: string, path: string, text: string }[]
 }
 
-/** Clients in a process of their own, so that what they cost is not what is measured. */
+/** Starts a child process for the clients, so that their CPU time does not affect the measurements. */
 export function startStorm (t: { teardown (fn: () => unknown): void }): (order: Order) => Promise<Storm> {
   const file = fileURLToPath(new URL('storm-process.js', import.meta.url))
   const child = fork(file, { execArgv: [], serialization: 'advanced' })

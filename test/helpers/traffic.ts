@@ -11,7 +11,7 @@ import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { startApp, type TestApp } from './app.ts'
 import { beside } from './statements.ts'
 
-// The embedded database has one session and one process: fewer requests prove as much there.
+// The embedded database has only one session and one process, so fewer requests are enough.
 export const ON_POSTGRES = process.env.TEST_DATABASE_URL !== undefined
 export const scale = (onPostgres: number, embedded: number) => ON_POSTGRES ? onPostgres : embedded
 
@@ -22,7 +22,7 @@ export const times = <T>(count: number, make: (index: number) => T) =>
 export interface Reply { status: number, body: any, headers: Headers }
 export type Send = (method: string, path: string, body?: unknown, headers?: Record<string, string>) => Promise<Reply>
 
-/** Sends over real HTTP to one of the addresses by turns; paths start below `/api/v1/<organization>`, or at `//`. */
+/** Sends HTTP requests to the addresses in turn. Paths are below `/api/v1/<organization>`, or absolute after `/`. */
 export function client (
   addresses: string | string[], { organization, token }: { organization: string, token: string }
 ): Send {
@@ -42,13 +42,13 @@ export function client (
   }
 }
 
-// How often somebody asks again who is told to, and how long the pause between is: a minute on a busy machine.
+// Maximum number of attempts, and milliseconds between two attempts: a minute, for a busy machine.
 const TRIES = 240
 const PAUSE = 250
 
 /**
- * Asks again, as the API says, where the answer is that the service cannot right now: how busy the machine is, no test
- * is about. Whatever a refused request had done all the same would show as a second event of its request id.
+ * Repeats a request after 503, because tests must not depend on the load of the machine. If a request with 503 had an
+ * effect, the repeat would record a second event with the same request id.
  */
 export const patiently = async <T extends { status: number }>(ask: () => Promise<T>): Promise<T> => {
   for (let tries = 1; ; tries++) {
@@ -60,7 +60,7 @@ export const patiently = async <T extends { status: number }>(ask: () => Promise
 
 export const patient = (send: Send): Send => (...request) => patiently(() => send(...request))
 
-/** The same for what a test does on the database itself. */
+/** Repeats work of a test on the database while the database is unavailable. */
 export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
@@ -72,14 +72,14 @@ export async function untilDone<T> (work: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What a service logged as failed, but for what it could not do right now, and said so. */
+/** The error log lines of a service, except for requests that were refused with 503. */
 export const failedInside = ({ logs }: { logs: string[] }): string[] =>
   logs.filter((line) => /"level":[56]0/.test(line) && !line.includes('"error_code":"service_unavailable"'))
 
 /**
- * Another instance on the database of a service, with connections of its own; none on the embedded one.
+ * Starts another instance on the database of a service; undefined with the embedded database.
  *
- * @param as the address under which it is to connect, given that of the database
+ * @param as maps the database URL to the URL that the instance connects to
  */
 export async function startBeside (
   t: Test, service: TestApp, as?: (url: string) => Promise<string>
@@ -105,9 +105,8 @@ export async function startBeside (
 }
 
 /**
- * The service behind real sockets: two instances on one PostgreSQL, or the one that the embedded database can have.
- * `send` takes the instances by turns, `sends` has one for each: whoever uses them asks again when told to. `sendOnce`
- * does not.
+ * Starts the service with real sockets: two instances on PostgreSQL, or one with the embedded database. `send` uses the
+ * instances in turn, `sends` has a client for each instance; both repeat requests after 503. `sendOnce` does not.
  */
 export async function startInstances (t: Test, costs?: Costs) {
   const service = await startApp(t, {}, costs)
@@ -128,7 +127,7 @@ export async function startInstances (t: Test, costs?: Costs) {
   }
 }
 
-/** Numbers from 0 to 1 that a seed decides (mulberry32). */
+/** A generator of pseudorandom numbers from 0 to 1 (mulberry32). */
 export function random (seed: number) {
   let state = seed >>> 0
   return () => {
@@ -139,14 +138,14 @@ export function random (seed: number) {
   }
 }
 
-/** The data key that a client derives from a key of the server, as `GET encryption-key` and a rotation answer it. */
+/** The data key that a client derives from a key in a response of `GET encryption-key` or of a rotation. */
 export function dataKeyOf ({
   key, key_check_salt, key_check_iterations
 }: { key: string, key_check_salt: string, key_check_iterations: number }): Buffer {
   return pbkdf2Sync(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations, 32, 'sha256')
 }
 
-/** Opens a blob as a client would; throws when it is not under the key. */
+/** Decrypts a blob like a client; throws if another key encrypted the blob. */
 export function openWith (key: Buffer, blob: string): string {
   const bytes = Buffer.from(blob, 'base64')
   const decipher = createDecipheriv('aes-256-gcm', key, bytes.subarray(0, 12))
@@ -155,8 +154,8 @@ export function openWith (key: Buffer, blob: string): string {
 }
 
 /**
- * Opens blobs as a client would that has retrieved the project's key, and has kept the keys that it made by rotation:
- * each with the key of the given version alone, by default the active one.
+ * Returns a function that decrypts blobs like a client that has the project's active key and the keys in the responses
+ * of its rotations. Uses only the key of the given version; default: the active key.
  */
 export async function opener (
   send: Send, project: string, operations: Operation[] = []
@@ -177,20 +176,20 @@ export async function opener (
 
 export interface Level { project: string, target?: string, environment?: string }
 
-/** A request that changes something, as its sender knows it. */
+/** A request that changes documents, keys or histories, with its response. */
 export interface Operation {
   request: string
   level: Level
   kind: 'store' | 'restore' | 'delete' | 'purge' | 'version' | 'rotate'
-  /** What a store sent. */
+  /** The plaintext of a store. */
   plaintext?: string
-  /** Undefined when the answer never came. */
+  /** Undefined without a response. */
   reply?: Reply
   sent: number
   answered: number
 }
 
-/** Makes a project with a target and environments, and answers its levels, deepest first. */
+/** Creates a project with a target and environments. Returns the levels, deepest first. */
 export async function makeLevels (
   send: Send, slug: string, environments: string[], more: object = {}
 ): Promise<Level[]> {
@@ -208,7 +207,7 @@ export async function makeLevels (
 
 let requests = 0
 
-/** Sends one operation under a request id of its own and notes what came of it. */
+/** Sends an operation with a new request id, and returns it with its response. */
 export async function operate (
   send: Send, level: Level, kind: Operation['kind'], method: string, path: string, body: Record<string, unknown>, plaintext?: string
 ): Promise<Operation> {
@@ -233,8 +232,7 @@ export const rotate = (send: Send, level: Level, history_policy: 'keep' | 're_en
   operate(send, level, 'rotate', 'POST', `/${level.project}/encryption-key/rotate`, { history_policy })
 
 /**
- * The next operation of a random mix: mostly stores and restores, now and then a rotation or something that takes
- * history away.
+ * Sends a random operation: mostly stores and restores, sometimes a rotation or a deletion of versions.
  */
 export function mix (send: Send, levels: Level[], next: () => number, seen: number[]): Promise<Operation> {
   const level = levels[Math.floor(next() * levels.length)]!
@@ -266,7 +264,7 @@ export function mix (send: Send, levels: Level[], next: () => number, seen: numb
 
 export type Sql = (query: string) => Promise<Record<string, any>[]>
 
-/** Reads a database beside the service, until the test ends: the embedded one, while nothing else has it open. */
+/** Opens a database for queries until the test ends. Only one process can open an embedded database at a time. */
 export async function openQueries (t: Test, database: { dir: string } | { url: string }): Promise<Sql> {
   const { db, close } = await connect({ ...database, pool: 2 })
   t.teardown(close)
@@ -286,9 +284,9 @@ interface Secret {
 export interface Replayed { problems: string[], secrets: Map<string, Secret>, gone: Set<number> }
 
 /**
- * Reads the audit events, which are numbered in the order of commits, as the history of the organization: plays it
- * against a model in memory, and compares every step with the rules and the end with the tables. `operations` say what
- * was sent under each request id, and what was answered.
+ * Replays the audit events of an organization, which are numbered in commit order, on a model in memory. Compares every
+ * step with the rules, and the final state with the tables. `operations` are the requests with their responses, matched
+ * by request id.
  */
 export async function replay (sql: Sql, organization: string, operations: Operation[]): Promise<Replayed> {
   const problems: string[] = []
@@ -301,7 +299,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   const rows = await sql(`SELECT id, revision, sealed IS NOT NULL AS live FROM secrets WHERE ${where}`)
   const projects = new Map((await sql(`SELECT id, slug FROM projects WHERE ${where}`)).map(({ id, slug }) =>
     [id as string, slug as string]))
-  // In one statement with the counter: a worker may record an event between two statements.
+  // Reads the counters in the same statement, because a worker may record an event between two statements.
   const events = await sql(`SELECT seq, action, resource_type, resource_id, request_id, details,
       (SELECT next_event FROM organization_counters WHERE ${where}),
       (SELECT next_version FROM organization_counters WHERE ${where})
@@ -426,8 +424,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     if (taken !== count) problem(`event ${event.seq} says that ${count} versions went, it were ${taken}`)
   }
 
-  // AU-12: one event for each change that was acknowledged, none for what was refused; an unknown outcome may be
-  // either.
+  // One event for each acknowledged change and none for a refused change; a request without a response may have one.
   for (const { request, reply } of operations) {
     const count = seen.get(request) ?? 0
     if (reply && reply.status < 300 && count !== 1) problem(`${request} was acknowledged and has ${count} events`)
@@ -452,8 +449,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     `SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id WHERE v.${where}`
   )).map((row) => [Number(row.id), row.secret_id, row.action]),
   [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
-  // Rule 4, and that nothing hangs in the air: each document is under its project's one active key, each secret at its
-  // level.
+  // Each document is under the active key of its project, and each secret belongs to an existing level.
   const [astray] = await sql(`
     SELECT count(*)::int AS count FROM secrets s
     LEFT JOIN projects p ON p.id = s.project_id LEFT JOIN targets t ON t.id = s.target_id LEFT JOIN environments e ON e.id = s.environment_id
@@ -475,7 +471,7 @@ export async function replay (sql: Sql, organization: string, operations: Operat
   return { problems, secrets, gone }
 }
 
-/** Every number that is kept beside what it counts, and is not what is there. */
+/** Stored counts that differ from the rows that they count. */
 export async function miscounted (sql: Sql): Promise<string[]> {
   const rows = await sql(`
     SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int FROM secret_versions v WHERE v.history_id = s.history_id) AS there FROM secrets s
@@ -504,7 +500,7 @@ export async function miscounted (sql: Sql): Promise<string[]> {
 const isSame = (one: Level, other: Level) =>
   one.project === other.project && one.target === other.target && one.environment === other.environment
 
-/** Every page of a level's history, and its document: what a reader sees. */
+/** Reads the document of a level and, for an environment, all pages of its history. */
 export async function look (send: Send, level: Level, decrypt = true) {
   const path = ['', level.project, level.target, level.environment].filter((part) => part !== undefined).join('/')
   const kind = level.environment !== undefined ? 'environment' : level.target !== undefined ? 'target' : 'project'

@@ -1,7 +1,7 @@
-/** A page as a browser got it. */
+/** A page that the browser received. */
 export interface Seen { status: number, headers: Headers, text: string, url: string }
 
-/** Fields of a form: what it is sent with unless somebody changes it, and where to. */
+/** A form: the path that it is sent to, its fields with their default values, and its buttons. */
 export interface FoundForm {
   action: string
   fields: [name: string, value: string][]
@@ -9,8 +9,8 @@ export interface FoundForm {
 }
 
 /**
- * A browser without script: keeps cookies, follows nothing by itself, and sends the forms that it was given. `headers`
- * go with every request.
+ * A simulated browser without scripts: keeps cookies, sends forms, and does not follow redirects. Sends `headers` with
+ * every request.
  */
 export function visitor (address: string, headers: Record<string, string> = { 'sec-fetch-site': 'same-origin' }) {
   const jar = new Map<string, string>()
@@ -45,12 +45,12 @@ export function visitor (address: string, headers: Record<string, string> = { 's
     request,
     open: (url: string) => request(url),
     send,
-    /** Signs in on the page, and answers what comes after the redirect. */
+    /** Sends the sign-in form of a page. Returns the page after the redirect. */
     async signIn (page: Seen, email: string, password: string): Promise<Seen> {
       const answer = await send(formIn(page), { email, password })
       return answer.status === 303 ? request(answer.headers.get('location')!) : answer
     },
-    /** Presses a button of a consent page, and answers where that leads. */
+    /** Presses a button of a consent page. Returns the URL of the redirect. */
     async decide (
       page: Seen, decision: 'allow' | 'deny', changes: Record<string, string | string[] | undefined> = {}
     ): Promise<URL> {
@@ -62,7 +62,6 @@ export function visitor (address: string, headers: Record<string, string> = { 's
 }
 export type Visitor = ReturnType<typeof visitor>
 
-/** The form of a page. */
 export function formIn ({ text }: Seen): FoundForm {
   const [, attributes = '', inside = ''] = /<form([^>]*)>([\s\S]*?)<\/form>/.exec(text) ?? (() => {
     throw new Error(`no form: ${text}`)

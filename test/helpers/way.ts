@@ -2,34 +2,34 @@ import { once } from 'node:events'
 import net, { type Socket } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 
-/** What a way does to what goes along it; nothing but pass it on where it says nothing. */
+/** How the proxy disturbs connections; empty: forwards everything. */
 export interface Trouble {
-  /** In which direction nothing comes through, the end of a connection neither: to whom it leads, back, or both. */
+  /** The blocked direction, also for the end of connections: to the server, back, or both. */
   held?: 'there' | 'back' | 'both'
-  /** Milliseconds that everything is late. */
+  /** Delay of all data in milliseconds. */
   delay?: number
-  /** Bytes that come through each second. */
+  /** Maximum bytes per second. */
   rate?: number
 }
 
-/** A way to a database, or to an instance, that can be cut off, as a killed process cuts off its own. */
+/** A TCP proxy to a database or an instance, which can disturb and cut connections. */
 export interface Way {
   url: string
-  /** From now on, until it is told something else, it does this to what is under way and to what comes. */
+  /** Disturbs current and future connections until the next call. */
   trouble (trouble: Trouble): void
-  /** Destroys every connection at once, and lets others through. */
+  /** Closes all connections; new connections are possible. */
   sever (): void
-  /** The same as both ends see it whose other end has gone without a word: with a reset. */
+  /** Resets all connections (RST) in both directions; new connections are possible. */
   reset (): void
-  /** Destroys every connection at once, and lets no other through. */
+  /** Closes all connections and refuses new connections. */
   cut (): void
   close (): Promise<void>
 }
 
 /**
- * Forwards connections to an address, until they are cut.
+ * Starts a proxy to an address.
  *
- * @param late asked for each piece that comes back: how many milliseconds it is late
+ * @param late returns the delay of each chunk from the server in milliseconds
  */
 export async function openWay (to: string, late = () => 0): Promise<Way> {
   const { hostname, port } = new URL(to)

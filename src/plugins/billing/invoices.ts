@@ -72,7 +72,7 @@ export const invoices: Domain = async (app) => {
   })
 }
 
-// The response schema selects the attributes: a list shows no lines.
+// The response schema of a list drops `lines`.
 const toItem = ({ organization_id, id, number, ...row }: InvoiceRow) => ({
   type: 'invoices' as const, id, attributes: { ...row, number: invoiceNumber(organization_id, number) }
 })

@@ -30,7 +30,7 @@ const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'bil
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const payments: Domain = async (app) => {
-  // A change under the lock of the organization and its account.
+  // Runs `work` in a transaction that locks the organization.
   function change (
     request: FastifyRequest, reply: FastifyReply,
     work: (db: Db, organizationId: string, account: Account) => Promise<Change>

@@ -23,7 +23,7 @@ const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'bil
 const judge = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
 
 export const subscriptions: Domain = async (app) => {
-  // Closes ended periods first, so that the change applies to the current one.
+  // Closes ended billing periods first, so that the change applies to the current period.
   async function change (
     request: FastifyRequest, reply: FastifyReply, event: SubscriptionEvent,
     work: (db: Db, organizationId: string) => Promise<{ row: SubscriptionRow, account: Account }>

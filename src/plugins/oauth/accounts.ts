@@ -38,7 +38,7 @@ import {
   signInPage, type Problem, type SignedIn
 } from './views.ts'
 
-// Characters; the longest URL that this service accepts.
+// The longest URL that this service accepts, in characters.
 const MAX_LOCATION = 8192
 
 const WRONG = 'Wrong e-mail address or password.'
@@ -191,7 +191,7 @@ export const accounts: Domain = async (app) => {
     const password_hash = await hashPassword(password, app.costs.password)
     // The operator chose the name of the account; the user can now change it.
     const name = user.is_verified ? undefined : nameOf(form)
-    // Of two concurrent requests with the same link, the second finds it used.
+    // Of two concurrent requests with the same link, the second finds the link used.
     const done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
       if (await takePasswordLink(db, hashToken(link)) === undefined) return false
@@ -247,7 +247,7 @@ export const accounts: Domain = async (app) => {
     return '/account'
   })
 
-  /** The open invitation of a link, with the account of its address if there is one; undefined if it is disabled. */
+  /** The open invitation of a link, and the account of the invited address. Undefined if that account is disabled. */
   async function findLinked (request: FastifyRequest, db: Db = app.db) {
     const [, organization, secret] = /^([0-9A-Z]{26})\.([A-Za-z0-9_-]{43})$/.exec(linkOf(request)) ?? []
     if (organization === undefined || secret === undefined) return undefined
@@ -367,7 +367,7 @@ async function nameOfOrganization (db: Db, id: string): Promise<{ organization: 
   return { organization: (await findOrganization(db, id))?.name ?? id }
 }
 
-// Always a path of this service: the form only provides the query (OA-26), so there is no open redirect.
+// The path is fixed and the form provides only the query (OA-26), which prevents open redirects.
 function locationOf (query: string): string {
   const location = `/oauth/authorize?${visible(query)}`
   return query === '' || location.length > MAX_LOCATION ? '/account' : location

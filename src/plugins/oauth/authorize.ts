@@ -91,7 +91,7 @@ export const authorize: Domain = async (app) => {
       if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
       const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
       if (form.get('decision') !== 'allow') return { to }
-      // Only offered scopes that are ticked; other scopes in the form are ignored.
+      // Grants the ticked scopes that were offered; ignores other scopes in the form.
       const scopes = allowedOf(taken, chosen)
       const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
       const { revoked, ended } = await revokeExcessGrants(db, grantOwner)
@@ -123,7 +123,7 @@ const errorOf = (error: OAuthErrorCode) => ({ error, error_description: OAUTH_ER
 const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
   scopes.filter((scope) => chosen.has(scope)) as Scope[]
 
-/** The part of a consent page about the user and the client. */
+/** The properties of a consent page that describe the user and the client. */
 const consentOf = (session: SignedIn, request: string, client: Client, redirectUri: string) => ({
   session,
   request,

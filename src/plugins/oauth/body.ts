@@ -3,12 +3,12 @@ import { readJson } from '../../http/bodies/json.ts'
 import { installForms } from '../../http/pages/pages.ts'
 import { failOAuth } from './errors.ts'
 
-/** The parameters of a token or revocation request: each is sent once, and none is empty (RFC 6749, 3.2). */
+/** The parameters of a token or revocation request. No parameter is repeated or empty (RFC 6749, 3.2). */
 export type Parameters = ReadonlyMap<string, string>
 
 /**
- * The OpenAPI document lists only the media type of the RFCs: with two, a code generator generates no body, and another
- * generates code that does not load.
+ * The OpenAPI document lists only the media type of the RFCs. With two media types, one code generator omits the body,
+ * and another generates code that does not load.
  */
 export const FORM_BODY = {
   consumes: ['application/x-www-form-urlencoded'], description: 'The same parameters are accepted as `application/json`.'
@@ -17,7 +17,7 @@ export const FORM_BODY = {
 const MAX_BODY_BYTES = 16 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
-// RFC 6749 requires to ignore unknown parameters; this limits their number.
+// RFC 6749 requires servers to ignore unknown parameters; `members` limits their number.
 const BOUNDS = { members: 1000, depth: 20 }
 // Decoders replace invalid UTF-8 by U+FFFD. A valid form contains only ASCII.
 const REPLACEMENT = '\uFFFD'

@@ -59,14 +59,14 @@ export async function beginSession (
 
 /**
  * Continues the sign-in after the password. Without a second factor it begins a session; otherwise it creates a step
- * that only this browser can complete with a code. `wrong` as in `beginSession`.
+ * that only this browser can complete with a code. Returns `wrong` under the same conditions as `beginSession`.
  */
 export async function enter (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
 ): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
   if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
   const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
-  // Recorded even if no code follows: the password is known.
+  // Recorded even if no code follows, because somebody knows the password.
   const asked = await transaction(app.db, async (db) => {
     if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
     await recordForUser(db, request, user, 'second-factor.ask')
@@ -75,18 +75,18 @@ export async function enter (
   return asked ? { step, cookie } : 'wrong'
 }
 
-/** The look-up key of a sign-in that waits for a code; it is bound to the browser. */
+/** The hash that identifies a sign-in step; it depends on a cookie, so no other browser can continue the sign-in. */
 export const stepHash = (step: string, cookie: string) => hashToken(`${step} ${cookie}`)
 
-/** The cookie to which forms of this browser are bound: the session cookie, or the cookie from before sign-in. */
+/** The cookie to which the forms of this browser are bound: the session cookie, or else the browser cookie. */
 export function formCookie (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   return readCookie(app, request, 'session') ?? browserOf(app, request, reply)
 }
 
 /**
- * Verifies an e-mail address and a password. Returns the seconds to wait if there were too many attempts. A known
- * device has its own attempts for its account, so that an attacker cannot lock out the owner. Neither the result nor
- * the duration reveals whether the account exists (CR-41, CR-42).
+ * Verifies an e-mail address and a password. Returns the seconds to wait if there were too many attempts. Attempts from
+ * a known device of the account have their own counter, so that an attacker cannot lock out the owner. Neither the
+ * result nor the duration reveals whether the account exists (CR-41, CR-42).
  */
 export async function authenticate (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, {
@@ -99,7 +99,7 @@ export async function authenticate (
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
-// The counters of an attempt. `account` contains the kind of attempt and the account.
+// A known device of the account has its own counter. All other attempts count per account and network, and per account.
 async function countsOf (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, account: string, user_id = 0
 ): Promise<Count[]> {
@@ -129,17 +129,16 @@ export interface CodeGiven { user: Holder, code: string, counts: readonly Count[
 
 // Longer than a code in every accepted spelling.
 const MAX_CODE = 100
-/** The code in a form. */
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
-/** A code during sign-in: counted like the password, by account and device or network. */
+/** A code that is entered during sign-in. Attempts are counted like those with passwords, but separately. */
 export async function codeOfStranger (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
 ): Promise<CodeGiven> {
   return { user, code, counts: await countsOf(app, request, reply, `code user:${user.id}`, user.id) }
 }
 
-/** A code of a signed-in user: counted per session. */
+/** A code of a signed-in user; attempts are counted per session. */
 export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGiven {
   return { user, code, counts: [{ of: 'place', name: `code session:${hash.toString('hex')}` }] }
 }
@@ -164,7 +163,7 @@ export async function withSecondFactor<T> (
 
 /**
  * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
- * wrong; this is recorded. Returns the same as `withSecondFactor`.
+ * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`.
  */
 export async function withAttempt<T extends object> (
   app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
@@ -237,14 +236,14 @@ const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string)
 const LOCKED = 'There have been too many attempts. Wait a few minutes, then try again.'
 export const WRONG_CODE = 'The code is wrong or was already used. Enter the current code of your authenticator app.'
 
-/** The problem for `wrong` or for the seconds to wait; sets Retry-After. */
+/** The problem to show after a wrong entry or too many attempts. Sets Retry-After to the seconds to wait. */
 export function refusal (reply: FastifyReply, refused: 'wrong' | number, wrong: string): Problem {
   if (refused === 'wrong') return { problem: wrong, status: 422 }
   reply.header('retry-after', refused)
   return { problem: LOCKED, status: 429 }
 }
 
-/** The problem with a new password; undefined if it is acceptable. */
+/** The problem with a new password; undefined if the password is acceptable. */
 export function problemWith (password: string): string | undefined {
   if ([...password].length < PASSWORD.minCharacters) {
     return `The new password must have at least ${PASSWORD.minCharacters} characters.`

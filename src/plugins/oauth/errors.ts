@@ -5,7 +5,7 @@ import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 export class OAuthError extends Error {
   override name = 'OAuthError'
   readonly code: OAuthErrorCode
-  /** The client used HTTP Basic: only then the status is 401, with a challenge (RFC 6749, 5.2). */
+  /** Whether the client used HTTP Basic. Only then is the status 401, with a challenge (RFC 6749, 5.2). */
   readonly basic: boolean
 
   constructor (code: OAuthErrorCode, basic = false) {
@@ -19,7 +19,7 @@ export function failOAuth (code: OAuthErrorCode): never {
   throw new OAuthError(code)
 }
 
-/** Sends `{error, error_description}` of RFC 6749, with the `message` of all errors of this API. */
+/** Sends `error` and `error_description` of RFC 6749, and `message`, which all errors of this API have. */
 export function sendOAuthError (reply: FastifyReply, { code, basic }: OAuthError) {
   const { status, description } = OAUTH_ERRORS[code]
   if (basic) reply.header('www-authenticate', 'Basic realm="strongroom"')

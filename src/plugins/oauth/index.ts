@@ -30,7 +30,7 @@ export const oauth: Domain = async (app) => {
       if (error instanceof OAuthError) return sendOAuthError(reply, error)
       const known = toApiError(error)
       const { code } = known
-      // Not an OAuth endpoint.
+      // An unknown path is not an OAuth endpoint, so its error has the API's format.
       if (code === 'not_found') return sendError(request, reply, known)
       request.errorCode = code
       if (ERRORS[code].status >= 500) {

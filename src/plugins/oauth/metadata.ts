@@ -10,7 +10,7 @@ const SHARED = { 'access-control-allow-origin': '*', 'cross-origin-resource-poli
 export const metadata: Domain = async (app) => {
   const basePath = app.config.publicUrl === undefined ? '' : new URL(app.config.publicUrl).pathname.replace(/\/$/, '')
 
-  // The RFCs append the path of the issuer to the well-known path. The document is published without it, too.
+  // The RFCs append the path of the issuer to the well-known path. The document is also published without that suffix.
   function publish<T extends TSchema> (
     name: string, operation: { operationId: string, summary: string }, answer: T,
     read: (issuer: string, documentation: string) => Static<T>

@@ -16,7 +16,7 @@ const NOT_OWN_FORM = problemPage(
   403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
 )
 
-/** Functions that add pages and their forms. `home` is where requests of users who are not signed in are redirected. */
+/** Functions that add pages and forms. Pages and forms of signed-in users redirect other users to `home`. */
 export function pagesOf (app: FastifyInstance, home = '/account') {
   function showPage (url: string, show: Show<[]>) {
     app.get(url, {

@@ -47,7 +47,7 @@ export const secondFactor: Domain = async (app) => {
       await recordForUser(db, request, session.user, 'second-factor.enroll')
       return { codes, user: (await findUser(db, session.user.id))! }
     })
-    // The secret is not shown again; a user who has lost it starts again with the password.
+    // The secret is not shown again; a user who has lost the secret starts again with the password.
     if (typeof confirmed !== 'object') {
       return confirmFactorPage(session, undefined, refusal(reply, confirmed, WRONG_CODE))
     }

@@ -17,7 +17,7 @@ import { grantsEverything } from '../../rules/roles.ts'
 
 // Each function renders a page; the routes check access.
 
-/** The signed-in user of this browser, with the session cookie and its hash. */
+/** The signed-in user of this browser, with the session cookie and the hash of the cookie. */
 export interface SignedIn { cookie: string, hash: Buffer, user: User }
 
 /** A message above a rejected form, and the status of the page. */
@@ -146,7 +146,7 @@ ${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="$
 `
 
 // Implicit submission: Enter in an input activates the first submit button, which would be "Allow". This button comes
-// first and has no effect, because the form is in no dialog. Chromium skips disabled buttons.
+// first and has no effect outside of a dialog. It is not `disabled`, because Chromium skips disabled buttons.
 const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
 
 /** For an invited person without an account: creates the account and accepts the invitation. */
@@ -275,13 +275,12 @@ ${pagesOf('events', events)}`
   }
 }
 
-// Events that are recorded in each organization of a user, as text.
+// A text for users: which events of a user are recorded in each of their organizations.
 const PERSONAL_EVENTS = 'sign-ins and sign-outs, wrong passwords and codes, changes of your password and second factor, applications that you allow or end, and changes of your account by the operator'
 
 const seenAfterAcceptance = (organization: string) =>
   `${organization} learns nothing about you until you accept. Then it sees your name, your e-mail address, and your acceptance with address and browser. While you are a member, it also sees your ${PERSONAL_EVENTS}, all without address and browser.`
 
-// Texts of the events of a user.
 const EVENT_TEXTS: Partial<Record<EventName, string>> = {
   'api-token.delete': 'API token ended',
   'invitation.decline': 'invitation declined',
@@ -314,8 +313,8 @@ function describe ({ action, actor_type, details, ip, user_agent }: PersonalEven
     user_agent === null ? '' : `, ${user_agent}`}`
 }
 
-// A list of objects of the user, each row with its buttons: last segment of the form's path → label. With `get` a
-// button opens a confirmation page.
+// A list of objects of the user. `buttons` maps the last segment of a form's path to the label of the button in each
+// row. With `get`, a button opens a confirmation page.
 const heldOf = (
   cookie: string, noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'organizations',
   held: readonly { id: string, text: Html }[], buttons: Record<string, string> = { end: 'End' },
@@ -337,7 +336,7 @@ const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 
     : html`<p>${page > 1 ? link(page - 1, 'Previous') : ''}${isLast ? '' : link(page + 1, 'Next')}</p>`
 }
 
-/** Asks a member before they leave an organization. */
+/** Asks members to confirm that they leave an organization. */
 export function leavePage ({ cookie }: SignedIn, { id, name }: Membership): Page {
   return {
     title: 'Leave an organization',
@@ -499,7 +498,7 @@ const momentOf = (moment: Date) => `${dayOf(moment)} at ${moment.toISOString().s
 const problemOf = (problem: string | undefined): Html =>
   problem === undefined ? html`` : html`<p id="problem" class="notice" role="alert">${problem}</p>`
 
-// References the problem, if there is one, and the rule of a field.
+// References the elements that describe a field to screen readers: the problem and the rule.
 function describedBy (problem: string | undefined, rule?: string): Html {
   const ids = [...(problem === undefined ? [] : ['problem']), ...(rule === undefined ? [] : [rule])]
   return ids.length === 0 ? html`` : html` aria-describedby="${ids.join(' ')}"`
