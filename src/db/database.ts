@@ -52,7 +52,7 @@ export interface Database {
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /** Runs a read-only REPEATABLE READ transaction. The first statement that is not a LOCK takes the snapshot. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /** Migrates the schema to this build's version. Aborting `signal` ends the wait for locks with its reason. */
+  /** Migrates the schema to this build's version. Throws the reason of `signal` if the signal ends a wait. */
   migrate (signal?: AbortSignal): Promise<void>
   /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
@@ -72,7 +72,7 @@ const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
 // Maximum queue length for a single connection, which a long transaction may occupy for a minute.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Seconds of silence after which snapshots, and migrations or maintenance, fail.
+// Timeouts in seconds for a silent server: in snapshots, and in migrations or maintenance.
 const READING = 120
 const CHANGING = 3600
 
@@ -110,7 +110,8 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...more,
     connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  // Reads and lists get a quarter of the connections each, three at most. With two, lists use the one for writes.
+  // Reads and lists get a quarter of the connections each, at most three. If there are only two connections, lists use
+  // the connection for writes.
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const paged = some > 1
@@ -228,7 +229,7 @@ async function connectEmbedded (
   }
 }
 
-// Runs work without a deadline, which fails after `silence` seconds without a response. `what` as for `maintain`.
+// Runs work without a deadline. Fails after `silence` seconds without a response. `what` as for `maintain`.
 type Alone = <T>(silence: number, what: string, work: (client: Sql) => Promise<T>) => Promise<T>
 
 const withoutDeadline = (
@@ -249,7 +250,7 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // A long transaction uses the only connection. A ping would wait for up to a minute.
+  // A long transaction uses the only connection, so the ping would wait for up to a minute.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

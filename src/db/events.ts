@@ -47,7 +47,6 @@ export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 /** A wrapped chain key. `from_seq` is the number of the first event under the key. */
 export interface ChainKeyRow { organization_id: string, kid: string, from_seq: number, wrapped: Buffer }
 
-/** An event with its number and chain key. */
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
   { seq: number, action: string, occurred_at: Date, chain_kid: string }
 
@@ -63,7 +62,7 @@ export interface EventChain {
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
   /** Registers the new end of a chain, so that an anchor is written for it. Called before the commit. */
   recorded (organizationId: string, head: Head): void
-  /** Organizations whose events without an anchor are old or many; with `all`, every organization that has some. */
+  /** Organizations whose events without an anchor are old or many; with `all`, every organization with such events. */
   due (all?: boolean): string[]
   /** Organizations with events without an anchor, the age of the oldest such event, and the last event's time. */
   lag (): { organizations: number, seconds: number, last: Date | undefined }

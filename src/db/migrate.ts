@@ -10,7 +10,6 @@ import type { Db } from './postgres/handle.ts'
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
 const SCHEMA_LOCK = 0x57_52_4f_4e
 
-// Drizzle's journal of applied migrations.
 const JOURNAL = [
   'CREATE SCHEMA IF NOT EXISTS drizzle',
   `CREATE TABLE IF NOT EXISTS drizzle.__drizzle_migrations (
@@ -51,7 +50,7 @@ export class UnreleasedDatabase extends Error {
  * one migrates and the others wait.
  *
  * @param client a client with a single connection, which nothing else uses during the migration
- * @throws for a database of an unreleased or newer build, after a timeout, and the reason of the signal
+ * @throws if the database is of an unreleased or newer build, or a wait times out; the reason of the signal
  */
 export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<void> {
   const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
@@ -65,7 +64,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
         'The database has migrations that this build does not know: start the newer build, or restore a backup'
       )
     }
-    // So a database role that may not create tables can start on an up-to-date schema.
+    // Before any DDL, so that a role without CREATE privileges can start on an up-to-date schema.
     if (applied.length === known.length) return
     for (const statement of JOURNAL) await client.unsafe(statement)
     for (const migration of known) if (!applied.includes(migration.hash)) await apply(client, migration, how)

@@ -32,7 +32,6 @@ const timestamps = { ...created, updated_at: moment().notNull().default(sql`now(
 /** MAC over the columns declared in authenticated.ts. Null for a revoked, used or closed row: it stays invalid. */
 const authenticated = { mac: bytea() }
 
-/** Selects columns of a table by name. */
 export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] & string> (
   table: T, ...names: C[]
 ): Pick<T['_']['columns'], C> {
@@ -85,7 +84,6 @@ export const master_key_canaries = pgTable('master_key_canaries', {
   ...created
 })
 
-/** Keys of the service, wrapped by a master key. */
 export const service_keys = pgTable('service_keys', {
   name: varchar({ length: 32 }).primaryKey(),
   wrapped: bytea().notNull(),
@@ -110,7 +108,6 @@ export const organizations = pgTable('organizations', {
   ...timestamps
 })
 
-/** The columns of `organizations` that authorization selects. */
 export const organizationColumns = columnsOf(
   organizations, 'id', 'name', 'slug', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
 )
@@ -181,7 +178,7 @@ export const users = pgTable('users', {
   ...authenticated
 })
 
-/** Columns of `users` to select. They do not include the password hash. */
+/** Columns of `users` to select, without the password hash. */
 export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
@@ -242,7 +239,6 @@ export const second_factors = pgTable('second_factors', {
 export const recovery_codes = pgTable('recovery_codes', {
   user_id: userId(),
   code_hash: bytea().notNull(),
-  /** The second factor to which the code belongs. */
   factor_id: count().notNull(),
   ...created,
   ...authenticated
@@ -724,7 +720,7 @@ export const late_events = pgTable('late_events', {
 export const chain_keys = pgTable('chain_keys', {
   organization_id: ulid().notNull(),
   kid: ulid().notNull(),
-  /** The number of the first event under this key. The previous event announces the key. */
+  /** The number of the first event under this key. The event before is `chain-key.rotate`. */
   from_seq: count().notNull(),
   wrapped: bytea().notNull(),
   ...created
@@ -869,7 +865,6 @@ const order = {
   ...created
 }
 
-/** A charge for an invoice. */
 export const charges = pgTable('charges', {
   ...order,
   invoice_id: ulid().notNull(),
