@@ -113,9 +113,8 @@ export const organizationColumns = columnsOf(
 )
 
 /**
- * Every change in an organization locks this row. So version ids and event numbers increase in commit order, and the
- * status and the plan stay the same until the commit. No foreign key to the organization, because events and the end of
- * their chain outlive the organization.
+ * Every change in an organization locks this row. So version ids and event numbers increase in commit order, and status
+ * and plan stay the same until the commit. No foreign key, because events outlive the organization.
  */
 export const organization_counters = pgTable('organization_counters', {
   organization_id: ulid().primaryKey(),
@@ -139,10 +138,7 @@ export const long_operations = pgTable('long_operations', {
   began_at: moment().notNull().default(sql`now()`)
 })
 
-/**
- * Deleted organizations whose API tokens, projects and histories a background job still has to delete. These rows can
- * be many, and give no access any more.
- */
+/** Deleted organizations. A background job still has to delete their API tokens, projects and histories. */
 export const organization_removals = pgTable('organization_removals', {
   organization_id: ulid().primaryKey(),
   removed_at: moment().notNull().default(sql`now()`)
@@ -602,10 +598,7 @@ export const histories = pgTable('histories', {
   index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
 ])
 
-/**
- * The encrypted document of a level. After a delete, the row stays without content until the level is deleted. It shows
- * that there was a document (0045).
- */
+/** The encrypted document of a level. After a delete, the row stays without content, as long as the level (0045). */
 export const secrets = pgTable('secrets', {
   ...ofOrganization,
   project_id: ulid().notNull(),
@@ -843,9 +836,8 @@ export const invoices = pgTable('invoices', {
 ])
 
 /**
- * An order to a payment provider. Inserted before the provider is called, and updated with the response. While
- * `submitted_at` is null, the order must be sent. If `asked_at` is null, too, the provider has not received the order;
- * otherwise the outcome is unknown.
+ * An order to a payment provider. Inserted before the provider is called, and updated with the response. An order must
+ * be sent while `submitted_at` is null. If `asked_at` is set, its outcome is unknown.
  */
 const order = {
   ...ofOrganization,

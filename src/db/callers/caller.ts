@@ -8,8 +8,7 @@ export interface RoleThroughTeam { team_id: string, project_id: string, role: Ro
 
 /**
  * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.
- * `user_id` and `role` are missing for an API token that no person created. `teams` are the roles from teams that
- * authorized the request.
+ * `user_id` and `role` are those of the person, if any. `teams` are the roles from teams that authorized the request.
  */
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
@@ -36,10 +35,7 @@ export class OrganizationInactive extends Error {
   }
 }
 
-/**
- * Another transaction has locked a row that a change needs. The change is rolled back and retried after 20 ms, because
- * waiting would keep the counter locked.
- */
+/** Another transaction has locked a needed row. The change is retried, since waiting would keep the counter locked. */
 export class RowLocked extends Error {
   override readonly name = 'RowLocked'
 
@@ -112,9 +108,8 @@ const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOC
 const readPersonCallers = personCallers('persons_read', sql``)
 
 /**
- * Validates the callers of changes whose counters are locked, and locks the token and grant of each person until the
- * commit. So a revocation commits before the validation or after the change, never in between. Null is the operator or
- * the service, which are always live.
+ * Validates the callers of changes whose counters are locked, and locks each person's token and grant until the commit.
+ * So a revocation commits before the validation or after the change. Null (operator or service) is always live.
  */
 export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
   const keys = callers.map((caller) => JSON.stringify(caller))

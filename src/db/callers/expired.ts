@@ -7,10 +7,7 @@ const BATCH_SIZE = 200
 /** Maximum rows for one DELETE, which must end long before the statement timeout. */
 export const PIECE = 1_000
 
-/**
- * Deletes up to 200 expired and unlocked rows from the key's table. Called at each insert into the table, so that no
- * timer is needed.
- */
+/** Deletes up to 200 expired, unlocked rows of the key's table. Called at each insert, instead of by a timer. */
 export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promise<void> {
   const some = db.select({ key }).from(key.table).where(expired).limit(BATCH_SIZE).for('update', { skipLocked: true })
   await db.delete(key.table).where(inArray(key, some))

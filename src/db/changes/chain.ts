@@ -14,8 +14,8 @@ import { preparedSql } from '../postgres/prepared.ts'
 import { chain_keys } from '../tables.ts'
 import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
-// Every transaction that changes an organization locks its counter row: most as their first lock; long operations and
-// changes of a person as their last lock.
+// Transactions that change an organization lock its counter row: long operations and changes of a person last, all
+// others first.
 
 // Milliseconds between two checks of a caller whose rows are locked.
 const POLL_INTERVAL_MS = 20
