@@ -4,12 +4,12 @@ import { customType, timestamp, type PgColumn } from 'drizzle-orm/pg-core'
 /** Raw bytes: a Buffer in code, `bytea` in the database. */
 export const bytea = customType<{ data: Buffer, driverData: Buffer }>({ dataType: () => 'bytea' })
 
-/** A timestamp: a Date in code, with milliseconds, so that a value survives a round trip. */
+/** A timestamp: a Date in code. Both have milliseconds, so a stored Date is read back unchanged. */
 export const moment = () => timestamp({ withTimezone: true, mode: 'date', precision: 3 })
 
-/** A count as a column. Nested, because in a select of one table Drizzle removes table names from other expressions. */
+/** Selects a count. Nested, because Drizzle strips table names from top-level columns in a select of one table. */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
 
-/** The new `updated_at`: now. Without changed columns the row keeps its time, and therefore its ETag. */
+/** The new `updated_at`: the current time, or the old value if no column changes, so that the ETag stays the same. */
 export const changedAt = (column: PgColumn, changes: object): SQL =>
   Object.values(changes).some((value) => value !== undefined) ? sql`now()` : sql`${column}`

@@ -34,51 +34,50 @@ export interface Database {
   db: Db
   /** For short prepared single-statement reads. They share few connections. */
   reads: Db
-  /** For lists and counts, which can be slow for large organizations, on connections that prefer index scans. */
+  /** For lists and counts, which can be slow for large organizations. Bitmap scans are disabled (`WALKING`). */
   lists: Db
-  /** For short pages that an index bounds. Several pages share one connection, which runs no slow statements. */
+  /** For short pages from an index. Several queries are pipelined on one connection, so none of them may be slow. */
   pages: Db
-  /** For background jobs; each statement is planned for its parameter values. */
+  /** For background jobs. Statements are not prepared, so PostgreSQL plans each one for its parameter values. */
   background: Db
-  /** For transactions that grow with a project: one or two at a time, each for a minute at most. */
+  /** For transactions whose duration grows with the size of a project: at most two at a time, each for at most 60 s. */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
-  /** The location for the operator: hosts and database name, or a directory. Contains no credentials or parameters. */
+  /** For messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
   pools: Readonly<Record<string, Pool>>
-  /** Gives all handles the authority that makes and verifies MACs of rows. */
+  /** Sets the authority that computes and verifies row MACs, for all handles. */
   authenticate (authority: RowAuthority): void
-  /** Runs a transaction without a time limit, before the service starts. `what` names the work in progress messages. */
+  /** Runs a transaction without a deadline, before the service starts. Progress messages contain `what`. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /** Runs a read-only REPEATABLE READ transaction. The first statement that is not a LOCK takes the snapshot. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /** Migrates the schema to this build's version. The signal aborts the wait for other instances with its reason. */
+  /** Migrates the schema to this build's version. Throws the reason of `signal` if the signal ends a wait. */
   migrate (signal?: AbortSignal): Promise<void>
   /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
 }
 
-/** The location and options of the database. `dir` is the directory of the embedded database. */
 export interface ConnectOptions extends Partial<EmbeddedOptions> {
-  /** A PostgreSQL URL. Without it the embedded database is used. */
+  /** A PostgreSQL URL. Without a URL, the embedded database in `dir` is used. */
   url?: string | undefined
   /** Total connections to PostgreSQL, at least two. */
   pool: number
 }
 
 const PING_DEADLINE = 2_000
-// Milliseconds: the maximum duration of a long transaction, and its maximum wait for a connection.
+// Limits of a long transaction in milliseconds: its duration, and its wait for a connection.
 const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
-// Maximum requests queued for the only connection while a long transaction uses it.
+// Maximum queue length for a single connection, which a long transaction may occupy for a minute.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
-// Statement timeouts in seconds for work without a deadline: reading a page, and migrating or restoring.
+// Timeouts in seconds for a silent server: in snapshots, and in migrations or maintenance.
 const READING = 120
 const CHANGING = 3600
 
 // Milliseconds. The server ends a statement before its caller's deadline. The lock timeout is longer than
-// deadlock_timeout (1 s): the server reports a deadlock first, and the transaction is retried.
+// deadlock_timeout (1 s), so that the server reports a deadlock first, and the transaction is retried.
 const SESSION = {
   ...BY_INDEX,
   default_transaction_isolation: 'read committed',
@@ -95,7 +94,7 @@ const COMMON = {
   fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
 }
 
-/** Connects to PostgreSQL, or opens the embedded database (DirectoryLocked when another process uses its directory). */
+/** Connects to PostgreSQL, or opens the embedded database (throws DirectoryLocked if it is in use). */
 export async function connect (options: ConnectOptions): Promise<Database> {
   return options.url ? connectPostgres(options.url, options) : await connectEmbedded(options)
 }
@@ -111,7 +110,8 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     ...more,
     connection: { application_name: 'strongroom', ...MEANING, ...session }
   } as Options<{}>)
-  // A quarter of the connections for each pool, three at most. With two, lists share the connection of the writes.
+  // Reads and lists get a quarter of the connections each, at most three. If there are only two connections, lists use
+  // the connection for writes.
   const some = Math.max(1, Math.min(3, Math.floor(pool / 4)))
   const shared = pool < 3
   const paged = some > 1
@@ -137,10 +137,10 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const maxWaiting = isAlone ? MAX_WAITING_FOR_ALL : undefined
   const pools = {
     db: createPool(forWrites, maxWaiting),
-    // Reads are pipelined: several at once on one connection.
+    // Reads are pipelined: up to 50 at once on each connection.
     reads: createPool(some * 50),
     lists: createPool(some),
-    // Pages are pipelined too, but only a few: each waits for the previous ones.
+    // Pages are pipelined, too. Only a few at once, because each page waits for the earlier ones on the connection.
     pages: createPool(paged ? 16 : some),
     background: createPool(Math.min(2, forWrites)),
     longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))
@@ -192,7 +192,7 @@ async function connectEmbedded (
     connection: { application_name: 'strongroom' }
   } as Options<{}>)
 
-  // The embedded PostgreSQL stops responding after ENOSPC. A restart recovers all committed data.
+  // The embedded PostgreSQL hangs after ENOSPC. A restart recovers all committed data.
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
   const pools = { db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1) }
   const bounded = (name: keyof typeof pools, more: Partial<Bounds> = {}) =>
@@ -229,7 +229,7 @@ async function connectEmbedded (
   }
 }
 
-// Runs work without a deadline; each statement may take `silence` seconds. `what` names the work in progress messages.
+// Runs work without a deadline. Fails after `silence` seconds without a response. `what` as for `maintain`.
 type Alone = <T>(silence: number, what: string, work: (client: Sql) => Promise<T>) => Promise<T>
 
 const withoutDeadline = (
@@ -250,7 +250,7 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // The ping would wait for the long transaction, a minute at most, that uses the only connection.
+  // A long transaction uses the only connection, so the ping would wait for up to a minute.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

@@ -1,10 +1,10 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { EventName } from '../../schemas/events.ts'
 
-// The events of an organization form a chain: each MAC covers the event and the MAC of the previous event. The database
-// never gets the key, so the service must know the end of the chain before it sends the statement.
+// The events of an organization form a hash chain: each MAC covers the event and the MAC of the previous event. The
+// database never gets the key, so the service must read the last MAC before it inserts the next event.
 
-/** A row of `audit_events` without its number, which the organization's counter assigns. */
+/** A row of `audit_events` without the columns that `appendEvents` sets: `seq`, `chain_kid` and `mac`. */
 export interface EventRow {
   organization_id: string
   action: EventName
@@ -16,11 +16,10 @@ export interface EventRow {
   ip: string | null
   user_agent: string | null
   details: Record<string, string | number | boolean | null> | null
-  /** The time of an event that is recorded later, as JSON. Default: the current time of the database. */
+  /** ISO 8601, for an event that is recorded after it occurred. Default: the current time of the database. */
   occurred_at?: string
 }
 
-/** An event as a row. */
 export const eventRow = (
   { organization_id, type, id, request_id, ip, user_agent }:
     Pick<EventRow, 'organization_id' | 'request_id' | 'ip' | 'user_agent'> & { type: string, id: number | null },
@@ -39,53 +38,52 @@ export const eventRow = (
   details
 })
 
-/** The end of a chain: number and key of the next event (null: the first key of all chains), and the last MAC. */
+/** The end of a chain: number and key id of the next event (null: the first key of all chains), and the last MAC. */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
-/** The last event under a key. Its resource names the next key. */
+/** The action of the last event under a chain key. Its `resource_id` is the id of the next key. */
 export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 
-/** A wrapped chain key, and the number of its first event. */
+/** A wrapped chain key. `from_seq` is the number of the first event under the key. */
 export interface ChainKeyRow { organization_id: string, kid: string, from_seq: number, wrapped: Buffer }
 
-/** An event with its number and chain key. */
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
   { seq: number, action: string, occurred_at: Date, chain_kid: string }
 
-/** Makes the MACs of events, and keeps the keys and clock for them. All handles of a database share one. */
+/** Computes MACs of events, caches chain keys, estimates the database's time, and tracks missing anchors. */
 export interface EventChain {
-  /** The id of the first key of every chain. */
+  /** The id of the first chain key, which all chains share. */
   readonly kid: string
-  /** Whether the key of an organization's head is loaded. */
+  /** Whether a chain key is loaded. Always true for null, the first key. */
   hasKey (organizationId: string, kid: string | null): boolean
-  /** Unwraps and loads a key. A key that cannot be unwrapped is not loaded. */
+  /** Unwraps and caches a key. Does nothing if the key cannot be unwrapped. */
   openKey (row: ChainKeyRow): void
-  /** The MAC of an event under the key that it names, which must be loaded. */
+  /** The MAC of an event under the key `event.chain_kid`. Throws if that key is not loaded. */
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
-  /** Marks the end of a chain after events were sent, so that the end gets an anchor. */
+  /** Registers the new end of a chain, so that an anchor is written for it. Called before the commit. */
   recorded (organizationId: string, head: Head): void
-  /** Organizations that need an anchor, by age or number of their events; with `all`, those with any new events. */
+  /** Organizations whose events without an anchor are old or many; with `all`, every organization with such events. */
   due (all?: boolean): string[]
-  /** The number of organizations with events without an anchor, the oldest one's age, and the last event's time. */
+  /** Organizations with events without an anchor, the age of the oldest such event, and the last event's time. */
   lag (): { organizations: number, seconds: number, last: Date | undefined }
-  /** Marks the events of an organization up to this one as anchored. */
+  /** Records that an anchor covers the organization's events up to this number. */
   anchored (organizationId: string, sequence: number): void
   /** The database's time, estimated from the last clock sample. */
   now (): Date
-  /** Records the database's time in milliseconds, from the response to a statement sent at `performance.now()`. */
+  /** Adds a sample: the database's time in milliseconds, from a statement sent at `sentAt` (`performance.now()`). */
   recordClockSample (time: number, sentAt: number): void
 }
 
-/** The database's time in milliseconds, selected as a sample for `EventChain.recordClockSample`. */
+/** Selects the database's time in milliseconds, for `EventChain.recordClockSample`. */
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
-/** The columns of a counter as the driver returns them: bigint is text. */
+/** A Head as the driver returns it: bigint is text. */
 export type HeadRow = Omit<Head, 'next_event'> & { next_event: string }
 
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
 
-/** Inserts events after a table expression `counter (organization_id)` that advances the counters past these events. */
+/** Inserts events of the organizations in the CTE `counter (organization_id)`, which the statement must define. */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,
     request_id, ip, user_agent, details, chain_kid, mac)

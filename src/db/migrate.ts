@@ -10,14 +10,13 @@ import type { Db } from './postgres/handle.ts'
 const FOLDER = fileURLToPath(new URL('../../drizzle', import.meta.url))
 const SCHEMA_LOCK = 0x57_52_4f_4e
 
-// Drizzle's journal of applied migrations.
 const JOURNAL = [
   'CREATE SCHEMA IF NOT EXISTS drizzle',
   `CREATE TABLE IF NOT EXISTS drizzle.__drizzle_migrations (
     id serial PRIMARY KEY, hash text NOT NULL, created_at bigint)`
 ]
 
-// Milliseconds. Statements of running instances queue behind this wait, and give up after 1.2 s (`SESSION`).
+// Short, because statements of running instances queue behind a waiting migration, and fail after 1.2 s (`SESSION`).
 const TABLE_LOCK_TIMEOUT_MS = 500
 const RETRY_MS = 500
 // A dump or a forgotten session may hold a table lock for hours.
@@ -31,11 +30,11 @@ export interface MigrateOptions {
   onWait?: ((line: string) => void) | undefined
   /** Ends the wait for a lock. */
   signal?: AbortSignal | undefined
-  /** Milliseconds until a migration that gets no table lock fails. */
+  /** Maximum wait for a table lock in milliseconds. */
   timeout?: number
 }
 
-/** The database was made by an unreleased build, and cannot be migrated. */
+/** The database was created by an unreleased build, and cannot be migrated. */
 export class UnreleasedDatabase extends Error {
   override name = 'UnreleasedDatabase'
 
@@ -46,12 +45,12 @@ export class UnreleasedDatabase extends Error {
 }
 
 /**
- * Migrates the database to this build's schema, while instances of the previous release may use it (0047). Each
- * migration is one transaction, so a start after an interruption continues with the next one. Of several starts at the
- * same time, one migrates and the others wait.
+ * Migrates the database to this build's schema. Instances of the previous release may run meanwhile (0047). Each
+ * migration is one transaction, so the next start continues after an interruption. If several instances start at once,
+ * one migrates and the others wait.
  *
- * @param client a client with one connection that is used for nothing else meanwhile
- * @throws when the database is of an unreleased or newer build, or a lock is not available in time; the signal's reason
+ * @param client a client with a single connection, which nothing else uses during the migration
+ * @throws if the database is of an unreleased or newer build, or a wait times out; the reason of the signal
  */
 export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<void> {
   const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
@@ -65,7 +64,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
         'The database has migrations that this build does not know: start the newer build, or restore a backup'
       )
     }
-    // A role that may not create tables can start on a schema that is up to date.
+    // Before any DDL, so that a role without CREATE privileges can start on an up-to-date schema.
     if (applied.length === known.length) return
     for (const statement of JOURNAL) await client.unsafe(statement)
     for (const migration of known) if (!applied.includes(migration.hash)) await apply(client, migration, how)
@@ -76,7 +75,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
 
 type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal'>
 
-// Polls, so that the signal can end the wait. The lock's owner has timeouts of its own, but may have many migrations.
+// Polls, so that the signal can end the wait. No timeout: the lock's owner may have many migrations.
 async function lock (client: Sql, { onWait, signal, timeout }: How) {
   const isMessageDue = createPacer(timeout)
   for (;;) {
@@ -133,7 +132,7 @@ async function apply (client: Sql, { sql, hash, folderMillis }: MigrationMeta, {
   }
 }
 
-/** The hashes of the applied migrations in order; empty without a journal. */
+/** Hashes of the applied migrations, oldest first. Empty if there is no journal. */
 export async function listMigrations (db: Db): Promise<string[]> {
   if (!await hasTable(db, 'drizzle.__drizzle_migrations')) return []
   const rows = await db.execute(sql`SELECT hash FROM drizzle.__drizzle_migrations ORDER BY created_at, id`)
@@ -148,11 +147,11 @@ async function hasTable (db: Db, name: string): Promise<boolean> {
 
 const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 
-/** Whether these migrations are from an unreleased build: the baseline is missing. */
+/** Whether these migrations are from an unreleased build: they do not contain the baseline migration. */
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Looks for a table before it reads the journal, because a concurrent start writes both in one transaction.
+// Checks for a table first: another instance may commit tables and journal between the two queries.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)
@@ -165,16 +164,16 @@ export async function refuseUnreleased (db: Db): Promise<void> {
   await readJournal(db, readKnown())
 }
 
-/** Locks out other migrators until the end of the transaction. */
+/** Takes the migration lock until the end of the transaction. */
 export async function lockSchema (db: Db): Promise<void> {
   await db.execute(sql`SELECT pg_advisory_xact_lock(${SCHEMA_LOCK}::bigint)`)
 }
 
-/** Whether these are the first migrations that this build knows, so that it can make their schema. */
+/** Whether the hashes are the first migrations of this build, so that `makeSchema` can create their schema. */
 export const canMakeSchema = (hashes: readonly string[], known = readKnown()): boolean =>
   hashes.length > 0 && hashes.every((hash, i) => known[i]?.hash === hash)
 
-/** Makes the schema of these migrations in an empty database. False if this build does not know them. */
+/** Creates the schema of these migrations in an empty database. Returns false if this build does not know them. */
 export async function makeSchema (db: Db, hashes: readonly string[]): Promise<boolean> {
   const known = readKnown()
   if (!canMakeSchema(hashes, known)) return false

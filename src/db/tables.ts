@@ -17,9 +17,9 @@ import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
 import type { EventRow } from './events.ts'
 
-// The whole schema. Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Every
-// table of an organization has the organization's id in its primary key and in its foreign keys, so a row can reference
-// only rows of the same organization. Every query names the organization too (test/either/tenants.test.ts).
+// Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Foreign keys between
+// tables of an organization include `organization_id`, so a row can reference only rows of the same organization.
+// Queries of these tables have a condition for the organization (exceptions: test/either/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -29,7 +29,7 @@ const count = () => bigint({ mode: 'number' })
 const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
-/** MAC over the fields declared in authenticated.ts. Null once the row has ended; an ended row is never revived. */
+/** MAC over the columns declared in authenticated.ts. Null for a revoked, used or closed row: it stays invalid. */
 const authenticated = { mac: bytea() }
 
 /** The tables without a MAC, with what an attacker with write access to the database gains by changing their rows. */
@@ -41,7 +41,6 @@ const unauthenticated = (effect: string) => ((name: string, ...definition: [colu
   return pgTable(name, ...definition)
 }) as unknown as typeof pgTable
 
-/** Selects columns of a table by name. */
 export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] & string> (
   table: T, ...names: C[]
 ): Pick<T['_']['columns'], C> {
@@ -49,7 +48,7 @@ export function columnsOf<T extends PgTable, C extends keyof T['_']['columns'] &
   return Object.fromEntries(names.map((name) => [name, columns[name]])) as unknown as Pick<T['_']['columns'], C>
 }
 
-/** The key of a table without a foreign key to the organization, because its rows can outlive the organization. */
+/** Key columns without a foreign key to the organization, because the rows can outlive the organization. */
 const ofOrganization = { organization_id: ulid().notNull(), id: ulid().notNull() }
 const organizationId = () => ulid().notNull().references(() => organizations.id, { onDelete: 'cascade' })
 const userId = () => count().notNull().references(() => users.id, { onDelete: 'cascade' })
@@ -65,7 +64,7 @@ const within = <C extends string>(
 const inProject = (name: string, table: Record<'organization_id' | 'project_id', AnyPgColumn>) =>
   within(`${name}_in_project`, table, 'project_id', projects).onDelete('cascade')
 
-/** Plans are rows: a migration seeds them and the operator changes them. Null means unlimited. */
+/** A migration inserts the plans, and the operator changes them. Null limits mean unlimited. */
 export const plans = unauthenticated(
   'Limits for all organizations of a plan: retention, calls a minute, projects, members, bytes'
 )('plans', {
@@ -89,7 +88,7 @@ export const plan_prices = unauthenticated('Billing: amounts of the next invoice
   check('plan_prices_amount', sql`${table.amount} > 0`)
 ])
 
-/** One row for each master key that ever wrapped a value. Each canary must decrypt before the service starts. */
+/** One row for each master key that may wrap values. The service starts only if it can unwrap every canary. */
 export const master_key_canaries = unauthenticated(
   'Wrapped by its master key: a changed canary stops the next start'
 )('master_key_canaries', {
@@ -98,7 +97,6 @@ export const master_key_canaries = unauthenticated(
   ...created
 })
 
-/** Keys of the service, wrapped by a master key. */
 export const service_keys = unauthenticated(
   'Wrapped by the master key, and named by canaries: a changed or missing key stops the next start'
 )('service_keys', {
@@ -107,7 +105,7 @@ export const service_keys = unauthenticated(
   ...created
 })
 
-/** The newest complete backup of this database. A restored database has no row yet. */
+/** The newest complete backup of this database. A restored database has no row before its first backup. */
 export const last_backup = unauthenticated(
   'Only shown, in `/metrics`: time and size of the last backup'
 )('last_backup', {
@@ -122,22 +120,20 @@ export const organizations = unauthenticated(
   id: ulid().primaryKey(),
   name: name(),
   slug: slug().unique(),
-  /** Seals all documents of the organization at rest; wrapped by a master key. */
+  /** The key that seals all documents of the organization. Wrapped by a master key. */
   storage_key: bytea().notNull(),
   /** Members need a second factor to act in the organization. */
   require_second_factor: boolean().notNull().default(false),
   ...timestamps
 })
 
-/** The columns of `organizations` that authorization selects. */
 export const organizationColumns = columnsOf(
   organizations, 'id', 'name', 'slug', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
 )
 
 /**
- * Every change of the organization locks the row, so ids grow in commit order, and a change sees the status and plan
- * that hold when it commits. There is no foreign key to the organization: events, and the end of their chain, outlive
- * the organization.
+ * Every change in an organization locks this row. So version ids and event numbers increase in commit order, and status
+ * and plan stay the same until the commit. No foreign key, because events outlive the organization.
  */
 export const organization_counters = unauthenticated(
   'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'
@@ -149,15 +145,15 @@ export const organization_counters = unauthenticated(
   next_event: count().notNull().default(1),
   /** The MAC of the last event. */
   event_head: bytea(),
-  /** The chain key for the next event; null: the first key of every chain. */
+  /** The id of the chain key for the next event. Null: the first key, which all chains share. */
   chain_kid: ulid(),
   /** The sum of `size_bytes` over documents and versions. */
   stored_bytes: count().notNull().default(0),
-  /** The organization was deleted: callers can record no more changes. The service still can. */
+  /** True after the organization was deleted: requests change nothing any more, but the service can record events. */
   is_closed: boolean().notNull().default(false)
 })
 
-/** The running long operation of an organization locks its row. No foreign key, so that a deletion does not wait. */
+/** A long operation locks its organization's row, so only one runs. No foreign key: a deletion does not wait. */
 export const long_operations = unauthenticated(
   'No effect: a lock, and the time of its last use'
 )('long_operations', {
@@ -165,10 +161,7 @@ export const long_operations = unauthenticated(
   began_at: moment().notNull().default(sql`now()`)
 })
 
-/**
- * Deleted organizations whose data a background job still has to remove: API tokens, projects and histories, which can
- * be many and no longer give access. Only the audit remains in the end.
- */
+/** Deleted organizations. A background job still has to delete their API tokens, projects and histories. */
 export const organization_removals = unauthenticated(
   'An added row makes the service delete the projects and tokens of that organization'
 )('organization_removals', {
@@ -176,7 +169,7 @@ export const organization_removals = unauthenticated(
   removed_at: moment().notNull().default(sql`now()`)
 })
 
-/** Slugs that are reserved after a rename or a deletion. A reservation outlives the organization and the person. */
+/** Slugs that are reserved after a rename or a deletion. A reservation outlives the organization and its owners. */
 export const former_slugs = unauthenticated(
   'A removed row, or one with an earlier end, lets another organization take the slug; an added row reserves one'
 )('former_slugs', {
@@ -194,39 +187,39 @@ export const former_slugs = unauthenticated(
 export const users = pgTable('users', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   email: varchar({ length: 320 }).notNull(),
-  /** The address for sign-in and uniqueness (`canonicalEmail`). */
+  /** `canonicalEmail` of `email`, for sign-in. */
   email_normalized: varchar({ length: 320 }).notNull().unique(),
   name: name(),
   /** Argon2id as a PHC string; null until the user sets the first password through a one-time link. */
   password_hash: text(),
   is_verified: boolean().notNull().default(false),
-  /** If set, the account is closed: sign-ins, sessions and tokens of it are invalid. */
+  /** If set, the account is closed, and its sessions and tokens are invalid. */
   disabled_at: moment(),
-  /** Here, so that deleting the row of `second_factors` does not switch the factor off. Null: no second factor. */
+  /** Id in `second_factors`. Stored here, so that deleting that row does not switch the second factor off. */
   second_factor_id: count(),
   ...timestamps,
   ...authenticated
 })
 
-/** The columns that every query for a user selects: all but the password hash. */
+/** Columns of `users` to select, without the password hash. */
 export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
 
-/** Failed sign-ins by device, by account and network, by account, and by session; also of unknown accounts. */
+/** Failed sign-ins by device, by account and network, by account, and by session; also for unknown accounts. */
 export const sign_in_failures = unauthenticated(
   'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out'
 )('sign_in_failures', {
-  /** Keyed hash of the counted name (`lookupHash`), because addresses and networks can be guessed. */
+  /** Keyed hash of the counter's name (`lookupHash`). From a plain hash, addresses and networks could be guessed. */
   key: bytea().primaryKey(),
   failures: integer().notNull(),
   /** No sign-in is allowed before this time. */
   locked_until: moment(),
-  /** The last attempt; for the count of an account, the first attempt in the window. */
+  /** The time of the last attempt; in the counter of an account, the time of the first attempt in the window. */
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
 
-/** Browsers with an earlier sign-in. Failed attempts from elsewhere do not lock them out. */
+/** Browsers in which the user has signed in before. Failed attempts from other browsers do not lock them out. */
 export const sign_in_devices = unauthenticated(
   'An added row gives a browser sign-in attempts of its own at an account'
 )('sign_in_devices', {
@@ -256,12 +249,12 @@ export const sessions = pgTable('sessions', {
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.seen_at), index().on(table.expires_at)])
 
-/** The secret of a TOTP second factor, which takes effect once `users.second_factor_id` names it. */
+/** TOTP second factors. A factor takes effect when `users.second_factor_id` is its id. */
 export const second_factors = pgTable('second_factors', {
   user_id: count().primaryKey().references(() => users.id, { onDelete: 'cascade' }),
   /** A new id for each setup. */
   id: count().notNull(),
-  /** Wrapped by a master key; its context is the account and this id. */
+  /** Wrapped by a master key. The encryption context contains the user and this id. */
   secret: bytea().notNull(),
   /** The time step of the newest accepted code. Codes of this step and of earlier steps are rejected. */
   last_step: count(),
@@ -273,7 +266,6 @@ export const second_factors = pgTable('second_factors', {
 export const recovery_codes = pgTable('recovery_codes', {
   user_id: userId(),
   code_hash: bytea().notNull(),
-  /** The second factor to which the code belongs. */
   factor_id: count().notNull(),
   ...created,
   ...authenticated
@@ -293,7 +285,7 @@ export const sign_in_steps = pgTable('sign_in_steps', {
 export const oauth_clients = pgTable('oauth_clients', {
   id: varchar({ length: 64 }).primaryKey(),
   name: name(),
-  /** Compared byte by byte, except for the port of a loopback address. A leading `/` means a page of the service. */
+  /** Must match exactly, except for the port of a loopback address. A leading `/` means a page of this service. */
   redirect_uris: text().array().notNull(),
   is_first_party: boolean().notNull().default(false),
   disabled_at: moment(),
@@ -314,7 +306,7 @@ export const oauth_requests = pgTable('oauth_requests', {
   ...authenticated
 }, (table) => [index().on(table.session_hash), index().on(table.client_id), index().on(table.expires_at)])
 
-/** A user's grant to a client. Codes and tokens issued for the grant end with it. */
+/** A user's grant to a client. Its codes and tokens are valid only as long as the grant. */
 export const oauth_grants = pgTable('oauth_grants', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   user_id: userId(),
@@ -327,7 +319,7 @@ export const oauth_grants = pgTable('oauth_grants', {
 }, (table) =>
   [index().on(table.user_id), index().on(table.client_id), index().on(table.expires_at), index().on(table.revoked_at)])
 
-/** Authorization codes. A code is redeemed once; its row stays until it expires, so that reuse is detected. */
+/** A code can be redeemed once. Its row stays until the code expires, so that reuse is detected. */
 export const oauth_codes = pgTable('oauth_codes', {
   code_hash: bytea().primaryKey(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -339,7 +331,7 @@ export const oauth_codes = pgTable('oauth_codes', {
   ...authenticated
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
-/** An access token with its refresh token: they end together. A used row stays, so that reuse is detected. */
+/** Pairs of an access token and a refresh token, which end together. A used row stays, so that reuse is detected. */
 export const oauth_tokens = pgTable('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -354,7 +346,7 @@ export const oauth_tokens = pgTable('oauth_tokens', {
   ...authenticated
 }, (table) => [index().on(table.grant_id)])
 
-/** Security events of an account for its user: with IP address and browser, which organizations do not see. */
+/** Security events for the user. They contain IP address and browser, which organizations must not see. */
 export const personal_events = pgTable('personal_events', {
   id: count().primaryKey(),
   user_id: userId(),
@@ -367,11 +359,11 @@ export const personal_events = pgTable('personal_events', {
   ...authenticated
 }, (table) => [index().on(table.user_id, table.occurred_at, table.id), index().on(table.occurred_at)])
 
-/** Open invitations. A row does not tell whether the address has an account. */
+/** Open invitations. A row does not reveal whether the e-mail address has an account. */
 export const invitations = pgTable('invitations', {
   organization_id: organizationId(),
   id: ulid().notNull(),
-  /** As the inviter typed it. */
+  /** The address as the inviter typed it. */
   email: varchar({ length: 320 }).notNull(),
   /** `canonicalEmail` of `email`. */
   email_normalized: varchar({ length: 320 }).notNull(),
@@ -392,7 +384,7 @@ export const invitations = pgTable('invitations', {
   index().on(table.email_normalized), index().on(table.expires_at)
 ])
 
-/** The last invitation mail to an address. At most one mail a day is sent, even after the invitation was deleted. */
+/** The last invitation mail to an address. Limits mails to one a day, even if the invitation is created again. */
 export const invitation_mails = unauthenticated(
   'A removed or older row allows one more invitation mail to that address on that day'
 )('invitation_mails', {
@@ -410,7 +402,7 @@ export const members = pgTable('members', {
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
-/** No foreign key to the organization, which is deleted first (`organization_removals`): this ends its tokens. */
+/** No foreign key to the organization: a background job deletes its tokens later (`organization_removals`). */
 export const api_tokens = pgTable('api_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
@@ -419,7 +411,7 @@ export const api_tokens = pgTable('api_tokens', {
   token_hash: bytea().notNull().unique(),
   token_prefix: varchar({ length: 12 }).notNull(),
   abilities: text().array().$type<Ability[]>().notNull(),
-  /** Ids, not slugs, so that a rename does not change the restriction. Null: the whole organization. */
+  /** The levels to which the token is restricted. Ids, because slugs can change. Null: the whole organization. */
   slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
   expires_at: moment(),
   last_used_at: moment(),
@@ -427,7 +419,7 @@ export const api_tokens = pgTable('api_tokens', {
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  /** The person and the grant for whom the token was created, directly or by another token. It ends with either. */
+  /** The person and the grant for which the token was created, also by another token. The token ends with either. */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
@@ -449,12 +441,12 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   within('former_token_hashes_of_token', table, 'token_id', api_tokens).onDelete('cascade')
 ])
 
-/** The reasons for which API tokens end; many tokens are deleted in the background. */
+/** What can end and invalidate API tokens: a membership, a grant, or a level. */
 export const ENDINGS = ['member', 'grant', 'level'] as const
 
 /**
- * The work list for deleting many API tokens: of a membership or a grant (by the id of the user or grant), or of all
- * deleted levels (0). There is no foreign key: entries are created before the organization's rows are deleted (0029).
+ * Work list of invalid API tokens, which a background job deletes. `ended_id` is the id of the user or of the grant, or
+ * 0 for all deleted levels. No foreign key, so that closing an account does not lock the organization (0037).
  */
 export const token_removals = unauthenticated(
   'An added row makes the service delete the tokens of a member or a grant'
@@ -464,14 +456,14 @@ export const token_removals = unauthenticated(
   ended_id: count().notNull()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.ended, table.ended_id] })])
 
-/** No foreign key to the organization, which is deleted first (`organization_removals`). */
+/** No foreign key to the organization, because the organization is deleted first (`organization_removals`). */
 export const projects = pgTable('projects', {
   ...ofOrganization,
   ...described,
   secret_format: varchar({ length: 8, enum: SECRET_FORMATS }).notNull(),
   encryption_type: varchar({ length: 8, enum: MANAGED }).notNull(),
   history_policy: varchar({ length: 16, enum: HISTORY_POLICIES }).notNull(),
-  /** Version of the active key. Every current document of the project is encrypted under it. */
+  /** The version of the active key, which encrypts every current document of the project. */
   key_version: integer().notNull(),
   ...timestamps,
   ...authenticated
@@ -481,8 +473,8 @@ export const projects = pgTable('projects', {
 ])
 
 /**
- * The number of objects below a project, kept by the statements that change it. The counts have a table of their own,
- * because writes of documents lock the project's row in share mode.
+ * Numbers of objects in a project, updated by the statements that add or remove objects. A separate table, because
+ * writes of documents lock the row of the project in share mode, so they cannot update that row.
  */
 export const project_counts = unauthenticated(
   'Shown; set lower, the list of targets ends earlier'
@@ -539,7 +531,7 @@ export const team_projects = pgTable('team_projects', {
   index().on(table.organization_id, table.team_id, table.role)
 ])
 
-/** All keys of projects, also former ones. Columns that could help to guess a key are wrapped by a master key. */
+/** The active and former keys of projects. Columns that could help to guess a key are wrapped by a master key. */
 export const encryption_keys = unauthenticated(
   'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iterations, active version, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused'
 )('encryption_keys', {
@@ -548,13 +540,13 @@ export const encryption_keys = unauthenticated(
   project_id: ulid().notNull(),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
-  /** Server-managed: the wrapped key string; null once the server had to forget it (`forgetRotatedKeys`). */
+  /** Server-managed keys: the wrapped key string. Null after `forgetRotatedKeys`. */
   key_string: bytea(),
-  /** Server-managed: the wrapped derived data key, so that a read needs no PBKDF2. Deleted with the key string. */
+  /** Server-managed keys: the wrapped data key, derived from the key string. Stored, so that reads need no PBKDF2. */
   data_key: bytea(),
-  /** Client-managed: the wrapped proof for comparison. */
+  /** Client-managed keys: the wrapped key proof, for comparison. */
   key_check: bytea(),
-  /** Keyed hash that finds a proof among all proofs of the project without revealing it. */
+  /** Keyed hash of the key proof, to find the key of a given proof. */
   key_check_hash: bytea(),
   /** Wrapped. */
   salt: bytea().notNull(),
@@ -571,7 +563,7 @@ export const encryption_keys = unauthenticated(
     table.organization_id, table.project_id, table.key_check_hash
   ).where(sql`${table.key_check} is not null`),
   check('encryption_keys_check_hash', sql`(${table.key_check_hash} is null) = (${table.key_check} is null)`),
-  // The last client-managed key, however many keys followed.
+  // Finds the last client-managed key without reading later keys.
   index('encryption_keys_of_clients').on(
     table.organization_id, table.project_id, table.version
   ).where(sql`${table.managed} = 'client'`),
@@ -579,7 +571,7 @@ export const encryption_keys = unauthenticated(
     ELSE ${table.key_check} is null AND (${table.key_string} is null) = (${table.data_key} is null) AND (${table.key_string} is not null OR NOT ${table.is_active}) END`)
 ])
 
-/** The re-encryption of a project's history under the active key. The row lets it continue after a restart. */
+/** The progress of re-encrypting a project's history under the active key, to continue after a restart. */
 export const re_encryptions = unauthenticated(
   'Shown progress of a re-encryption; marked as finished, the rest of the history is not re-encrypted'
 )('re_encryptions', {
@@ -590,14 +582,13 @@ export const re_encryptions = unauthenticated(
   moved: integer().notNull().default(0),
   started_at: moment().notNull().default(sql`now()`),
   finished_at: moment(),
-  /** Versions that remained at the end, because they cannot be decrypted. */
+  /** Versions that were not re-encrypted, because they cannot be decrypted. */
   unreadable: integer().notNull().default(0)
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('re_encryptions', table),
   index('re_encryptions_under_way').on(table.organization_id, table.project_id).where(sql`${table.finished_at} is null`)
 ])
 
-/** The columns of a key that code outside its table's queries needs. */
 export const keyColumns = columnsOf(
   encryption_keys, 'id', 'organization_id', 'project_id', 'version', 'managed', 'key_string', 'data_key', 'key_check',
   'salt', 'iterations', 'is_active', 'created_at', 'rotated_at'
@@ -636,39 +627,36 @@ export const environments = pgTable('environments', {
 ])
 
 /**
- * The parent of a secret's versions. A purge gives the secret a new history. The versions of a removed history are
- * unreachable at once; a background job deletes them.
+ * The parent of a secret's versions. A purge gives the secret a new history. Versions of a removed history are
+ * inaccessible at once; a background job deletes them.
  */
 export const histories = unauthenticated(
   'A history that is marked as removed loses its versions'
 )('histories', {
   ...ofOrganization,
-  /** If set, no secret has this history any more. */
+  /** If set, no secret references this history any more. */
   removed_at: moment()
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
 ])
 
-/**
- * The encrypted document of a level. A deleted secret keeps its row without content as long as the level exists, which
- * shows that there was a document (0045).
- */
+/** The encrypted document of a level. After a delete, the row stays without content, as long as the level (0045). */
 export const secrets = pgTable('secrets', {
   ...ofOrganization,
   project_id: ulid().notNull(),
   target_id: ulid(),
   environment_id: ulid(),
   level: varchar({ length: 16, enum: LEVELS }).notNull(),
-  /** Id of the level (project, target or environment): at most one secret for each. */
+  /** Id of the project, target or environment. Each has at most one secret. */
   level_id: ulid().notNull(),
   /** Incremented by every write of the level. Part of the encryption context and of the ETag. */
   revision: count().notNull(),
   key_version: integer().notNull(),
-  /** The blob, sealed once more at rest; null after a delete. */
+  /** The encrypted document, sealed with the organization's storage key; null after a delete. */
   sealed: bytea(),
   size_bytes: integer().notNull(),
-  /** The version that the last write recorded; null after `no_backup`, and when that version was deleted. */
+  /** The version that the last write created; null if the write had `no_backup` or the version was deleted. */
   version: count(),
   history_id: ulid().notNull(),
   /** The number of versions in the history, and the sum of their `size_bytes`. */
@@ -689,7 +677,7 @@ export const secrets = pgTable('secrets', {
   index().on(table.organization_id, table.environment_id)
 ])
 
-/** Immutable snapshots, numbered per organization in commit order. */
+/** Snapshots of documents, numbered per organization in commit order. Only a re-encryption changes a row. */
 export const secret_versions = unauthenticated(
   'Content is sealed for its level, number, revision and key: another value does not open. Action, author, date, `size_bytes` and the restored version are not: another date moves a version into or out of the retention window and to another moment; another size changes the bytes that a delete subtracts'
 )('secret_versions', {
@@ -697,7 +685,7 @@ export const secret_versions = unauthenticated(
   id: count().notNull(),
   history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
-  /** Of the level after this write. A document with a lower revision than its newest version was rolled back. */
+  /** The revision of the secret after this write. If the secret has a lower revision, its row was rolled back. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),
@@ -709,7 +697,7 @@ export const secret_versions = unauthenticated(
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.id] }),
   within('secret_versions_in_history', table, 'history_id', histories).onDelete('cascade'),
-  // Index-only scans for a page of a history, and for versions under an older key.
+  // For index-only scans: a page of a history, and the versions under an older key.
   index('secret_versions_of_history').on(table.organization_id, table.history_id, table.id),
   index('secret_versions_by_key').on(
     table.organization_id, table.history_id, table.key_version, table.id, table.created_at
@@ -732,14 +720,14 @@ export const audit_events = unauthenticated(
   ip: varchar({ length: 64 }),
   user_agent: varchar({ length: 256 }),
   details: jsonb().$type<Record<string, string | number | boolean | null>>(),
-  /** The chain key that made the MAC. */
+  /** The id of the chain key that made the MAC. */
   chain_kid: varchar({ length: 32 }).notNull(),
-  /** Over all columns above and the MAC of the previous event. */
+  /** MAC over all columns above and the MAC of the previous event. */
   mac: bytea().notNull()
 }, (table) => {
   const { organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id } = table
-  // A list with filters reads ranges of one of these indexes, newest first. Without a filter by action, it reads one
-  // range for each action (`src/repositories/audit/events.ts`, decision 0057).
+  // A query with filters reads ranges of one of these indexes, newest first. Without a filter for the action, the query
+  // reads one range for each action (`src/repositories/audit/events.ts`, decision 0057).
   const newest = [action, occurred_at, seq] as const
   return [
     primaryKey({ columns: [organization_id, seq] }),
@@ -754,8 +742,8 @@ export const audit_events = unauthenticated(
 })
 
 /**
- * Events of users that wait for the locked counter of their organization. There is no foreign key, so that an insert
- * does not wait for a change of the organization.
+ * Events of users that have no number yet, because the organization's counter was locked or its chain key was missing.
+ * No foreign key, so that an insert does not wait for a change of the organization.
  */
 export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),
@@ -766,15 +754,15 @@ export const late_events = pgTable('late_events', {
 }, (table) => [primaryKey({ columns: [table.organization_id, table.id] })])
 
 /**
- * The keys of audit chains, except for the first key, which all chains share. Each key is wrapped by a master key and
- * bound to its position. Like the events, the keys outlive the organization.
+ * The keys of audit chains, except for the first key, which all chains share. Each key is wrapped by a master key, in a
+ * context with its organization, id and `from_seq`. Like the events, the keys outlive the organization.
  */
 export const chain_keys = unauthenticated(
   'Wrapped for organization, name and first event: with a changed or missing key, changes in that organization are refused'
 )('chain_keys', {
   organization_id: ulid().notNull(),
   kid: ulid().notNull(),
-  /** The sequence of the first event under the key; the previous event hands the chain over. */
+  /** The number of the first event under this key. The event before is `chain-key.rotate`. */
   from_seq: count().notNull(),
   wrapped: bytea().notNull(),
   ...created
@@ -799,7 +787,7 @@ export const coupons = unauthenticated('Billing: discounts, and how often each c
     ELSE ${table.percent_off} BETWEEN 1 AND 100 AND ${table.amount_off} is null AND ${table.currency} is null END`)
 ])
 
-/** The buyer of an organization's invoices, and its invoice counter. Every billing change locks this row first. */
+/** The buyer on an organization's invoices, and the next invoice number. Billing changes lock this row first. */
 export const billing_accounts = unauthenticated(
   'Billing: buyer, next invoice number, and coupon'
 )('billing_accounts', {
@@ -812,7 +800,7 @@ export const billing_accounts = unauthenticated(
   ...timestamps
 })
 
-/** The credit balance of an organization by currency; the next invoices use it. */
+/** The credit balance of an organization by currency, which reduces the next invoices. */
 export const credits = unauthenticated('Billing: reductions of the next invoices')('credits', {
   organization_id: organizationId(),
   currency: currency(),
@@ -822,7 +810,7 @@ export const credits = unauthenticated('Billing: reductions of the next invoices
   check('credits_amount', sql`${table.amount} >= 0`)
 ])
 
-/** The coupons that an organization has redeemed: each at most once, also after removing it. */
+/** Redeemed coupons. An organization can redeem a coupon once, even if it removes the coupon later. */
 export const coupon_redemptions = unauthenticated(
   'Billing: without its row, an organization redeems a coupon again'
 )('coupon_redemptions', {
@@ -840,13 +828,13 @@ export const subscriptions = unauthenticated('Billing: plan, price, period and e
   currency: currency(),
   /** The price of one period. */
   amount: count().notNull(),
-  /** Start of the first period. Periods are computed from here, so that the 31st returns after a short month. */
+  /** Start of the first period. Each period is computed from here, so a short month does not shift later periods. */
   anchor: moment().notNull(),
   /** Completed periods since the anchor. */
   periods: integer().notNull().default(0),
   period_start: moment().notNull(),
   period_end: moment().notNull(),
-  /** The invoice of the current period. A change of plan credits the unused part of its payment. */
+  /** The invoice of the current period. A change of plan turns the unused part of its payment into credit. */
   invoice_id: ulid().notNull(),
   cancel_at_period_end: boolean().notNull().default(false),
   ...timestamps
@@ -872,7 +860,7 @@ export const payment_methods = unauthenticated(
 
 // Invoices, charges and refunds outlive the organization, for the operator's accounting.
 
-/** Numbered without gaps per organization. Only the payment outcome of an invoice changes. */
+/** Invoices, numbered per organization without gaps. Later changes affect only the payment, and `unused`. */
 export const invoices = unauthenticated('Billing: amounts, parties, numbers and status')('invoices', {
   ...ofOrganization,
   number: integer().notNull(),
@@ -884,7 +872,7 @@ export const invoices = unauthenticated('Billing: amounts, parties, numbers and 
   discount: count().notNull(),
   credit: count().notNull(),
   total: count().notNull(),
-  /** The unused part of the former period after a change of plan. It is credited while the invoice is paid. */
+  /** After a change of plan: the amount of the unused part of the period, credited when the invoice is paid. */
   unused: count().notNull().default(0),
   /** Seller and buyer as they were when the invoice was created. */
   seller: jsonb().$type<Party>().notNull(),
@@ -903,9 +891,8 @@ export const invoices = unauthenticated('Billing: amounts, parties, numbers and 
 ])
 
 /**
- * An order to a payment provider. The row is written before the provider is called, and updated with its response.
- * While `submitted_at` is null, the order has to be sent: if `asked_at` is null too, the provider never received the
- * order; otherwise the outcome is unknown.
+ * An order to a payment provider. Inserted before the provider is called, and updated with the response. An order must
+ * be sent while `submitted_at` is null. If `asked_at` is set, its outcome is unknown.
  */
 const order = {
   ...ofOrganization,
@@ -913,7 +900,7 @@ const order = {
   provider_reference: varchar({ length: LABEL_LENGTH }),
   /** The status reported by the provider, which may differ from the operator's note. Null before the first response. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  /** The status noted by the operator. Together with the provider's status, it shows possible double payments. */
+  /** The status noted by the operator. A contradiction to the provider's status shows a possible double payment. */
   noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
@@ -925,7 +912,6 @@ const order = {
   ...created
 }
 
-/** A charge for an invoice. */
 export const charges = unauthenticated(
   'Billing: amounts and status; one marked as not submitted is sent to the provider again'
 )('charges', {
@@ -944,13 +930,13 @@ export const charges = unauthenticated(
   check('charges_refunded', sql`${table.amount} > 0 AND ${table.refunded} BETWEEN 0 AND ${table.amount}`)
 ])
 
-/** A refund of a charge, by the provider that received the payment. */
+/** A refund of a charge, by the provider of that charge. */
 export const refunds = unauthenticated(
   'Billing: amounts and status; one marked as not submitted is sent to the provider again'
 )('refunds', {
   ...order,
   charge_id: ulid().notNull(),
-  /** When the operator reviewed the noted and the reported status; null again when another status is reported. */
+  /** When the operator reviewed the noted and the reported status; null again after a report of another status. */
   checked_at: moment(),
   reason: varchar({ length: LABEL_LENGTH })
 }, (table) => [
@@ -962,7 +948,7 @@ export const refunds = unauthenticated(
   check('refunds_amount', sql`${table.amount} > 0`)
 ])
 
-/** API calls of an organization in a month; `month` is its first day. */
+/** API calls per organization and month; `month` is the first day of the month. */
 export const api_usage = unauthenticated('Billing: calls of a month, only shown')('api_usage', {
   organization_id: organizationId(),
   month: date({ mode: 'string' }).notNull(),

@@ -7,16 +7,15 @@ import { preparedSql, type Value } from '../postgres/prepared.ts'
 export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
 /**
- * The credential of a request: an API token with the hash, in hex, of the sent value, and with `user_id` and `role` if
- * a person made it; or an access token with the role of its member. `teams` are the roles through teams that authorized
- * the request.
+ * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.
+ * `user_id` and `role` are those of the person, if any. `teams` are the roles from teams that authorized the request.
  */
 export type Caller = ({ api_token: number, hash: string, user_id?: number, role?: Role } |
   { access_token: number, user_id: number, role: Role }) & { teams?: readonly RoleThroughTeam[] }
 
 export type CallerIn = Caller & { organization_id: string }
 
-/** The caller was revoked, expired or lost its role before the commit. Nothing was changed. */
+/** The credential was revoked or expired, or the person lost the role, before the commit. Nothing was changed. */
 export class CallerEnded extends Error {
   override readonly name = 'CallerEnded'
 
@@ -36,10 +35,7 @@ export class OrganizationInactive extends Error {
   }
 }
 
-/**
- * Another transaction has locked a row that a change needs. The change is rolled back and runs again after 20 ms,
- * because it must not wait while it has locked the counter.
- */
+/** Another transaction has locked a needed row. The change is retried, since waiting would keep the counter locked. */
 export class RowLocked extends Error {
   override readonly name = 'RowLocked'
 
@@ -48,7 +44,7 @@ export class RowLocked extends Error {
   }
 }
 
-/** `live`: credential and role still exist. `locked`: another transaction has locked them and may end them. */
+/** `live`: credential and role are valid. `locked`: another transaction has locked their rows and may revoke them. */
 export type Verdict = 'live' | 'ended' | 'locked'
 
 interface Parameters { callers: string }
@@ -58,7 +54,7 @@ const callersOf = ($: Value) => sql`caller AS (
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
-// The valid API tokens among the callers, each with the grant that it was made with.
+// The valid API tokens among the callers, each with its grant.
 const apiTokens = (lock: SQL) => sql`
     SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
       SELECT token_hash, grant_id, user_id FROM api_tokens
@@ -75,8 +71,8 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
   FROM (${apiTokens(sql``)}) AS its`)
 
-// Transactions that revoke a grant, refresh a token or close an account do not lock the counter. SKIP LOCKED leaves out
-// the rows that they have locked.
+// Transactions that revoke a grant, refresh a token or close an account lock rows of the credential, but not the
+// counter. SKIP LOCKED omits callers with such locked rows.
 const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
   WITH ${callersOf($)}, credential AS (${apiTokens(lock)}
     UNION ALL
@@ -112,9 +108,8 @@ const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOC
 const readPersonCallers = personCallers('persons_read', sql``)
 
 /**
- * Validates the callers of changes under the locks of the counters, and locks the token and grant of each person. So a
- * revoked token or a changed role takes effect before the change or after the commit, never during it. Null stands for
- * the operator and the service, which are always live.
+ * Validates the callers of changes whose counters are locked, and locks each person's token and grant until the commit.
+ * So a revocation commits before the validation or after the change. Null (operator or service) is always live.
  */
 export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
   const keys = callers.map((caller) => JSON.stringify(caller))
@@ -128,7 +123,7 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   ])
   const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
   const others = await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))
-  // A token that belonged to no person, and that a person has rotated since: the rows of the person are not locked.
+  // API tokens that belonged to no person, until a person rotated them. The rows of that person are not locked.
   const taken = own.filter(({ is_of_person }) => is_of_person)
   const locked = new Set([...others, ...taken].map(({ n }) => n))
   const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>

@@ -2,21 +2,18 @@ import { and, desc, inArray, notInArray, type SQL } from 'drizzle-orm'
 import type { PgColumn } from 'drizzle-orm/pg-core'
 import type { Db } from '../postgres/handle.ts'
 
-const AT_ONCE = 200
+const BATCH_SIZE = 200
 
-/** Maximum rows for one DELETE, so that it ends long before the statement timeout. */
+/** Maximum rows for one DELETE, which must end long before the statement timeout. */
 export const PIECE = 1_000
 
-/**
- * Deletes up to 200 expired rows of the key's table that no other transaction has locked. Called with each insert into
- * the table, so that deletions keep pace without a timer.
- */
+/** Deletes up to 200 expired, unlocked rows of the key's table. Called at each insert, instead of by a timer. */
 export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promise<void> {
-  const some = db.select({ key }).from(key.table).where(expired).limit(AT_ONCE).for('update', { skipLocked: true })
+  const some = db.select({ key }).from(key.table).where(expired).limit(BATCH_SIZE).for('update', { skipLocked: true })
   await db.delete(key.table).where(inArray(key, some))
 }
 
-/** Deletes all matching rows but the newest. Called with each insert, so that a user never has too many rows. */
+/** Deletes all matching rows but the newest. Called at each insert, to limit the number of rows of a user. */
 export async function keepNewest (
   db: Db, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
 ): Promise<void> {

@@ -7,23 +7,23 @@ import { matching } from '../rows/matching.ts'
 import { api_tokens, oauth_grants, token_removals } from '../tables.ts'
 import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from './token-removals.ts'
 
-/** API tokens of an organization that ended with a membership or grant: their number, and the first ids. */
+/** The number and first ids of an organization's API tokens that ended with a membership or grant. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
 
-/** API tokens that are about to end. Those up to the id `last` are locked. */
+/** API tokens to end. Tokens with ids up to `last` are locked; `areAll`: there are no others. */
 export interface EndingTokens { ended: EndedTokens[], last: number, areAll: boolean }
 
 interface RevokedGrant { id: number, user_id: number, client_id: string }
 
 const MAX_NAMED = 50
 
-/** Ids for an event: the first 50. */
+/** The first 50 ids, for an event. */
 export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAMED).join(' ')
 
 /**
  * Revokes the matching grants, as the last change of the user or client in the transaction. Their tokens become
- * invalid; the rows of many API tokens are deleted in the background. Revoked grants lose their MAC, so that clearing
- * the mark does not revive them. Returns the tokens for the event of the revocation (`endingOf`).
+ * invalid. Deletes the first 1,000 API tokens; a background job deletes the others. Sets the MAC to null, so that
+ * clearing `revoked_at` in the database does not revive a grant. Returns the ended API tokens (see `endingOf`).
  */
 export async function revokeGrants (db: Db, which: SQL): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
   const grants: RevokedGrant[] = []
@@ -32,19 +32,19 @@ export async function revokeGrants (db: Db, which: SQL): Promise<{ grants: Revok
     grants.push(...some)
     areAll = some.length < PIECE
   }
-  // Includes grants that are marked as revoked already: their tokens may not have been ended.
+  // Includes grants that were revoked before, because their API tokens may still exist.
   const all = db.select({ id: oauth_grants.id }).from(oauth_grants).where(which)
   return { grants, ended: await endTokensOf(db, inArray(api_tokens.grant_id, all)) }
 }
 
-/** The same for a batch of 1,000 grants; returns the number of revoked ones. */
+/** Like `revokeGrants`, but revokes at most 1,000 grants. Returns the number of revoked grants. */
 export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: number, ended: EndedTokens[] }> {
   const grants = await markRevoked(db, which)
   const ended = grants.length === 0 ? [] : await endTokensOf(db, isOneOf(api_tokens.grant_id, idsOf(grants)))
   return { revoked: grants.length, ended }
 }
 
-// In the order of ids, so that concurrent revocations do not deadlock.
+// Locks in the order of ids, so that concurrent revocations do not deadlock.
 async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
   const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
     .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
@@ -53,8 +53,8 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
-// A transaction that creates a token locks the grant in share mode. This transaction has locked the grant, so it sees
-// all tokens. Tokens in the work list for the background were reported before.
+// A transaction that creates a token locks the grant in share mode. The grant is locked here, so all its tokens are
+// visible. Omits tokens in the work list, which were reported before.
 async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
     organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
@@ -72,13 +72,13 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// The first matching API tokens, locked in the order of ids.
+// Locks the first 1,000 matching API tokens, in the order of ids.
 async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
   return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
 }
 
-// Locks some tokens, and counts all. The membership or grant is locked, so the tokens cannot create other tokens.
+// Locks the first 1,000 tokens and counts all. The membership or grant is locked, so tokens cannot create others.
 async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
   const locked = await lockSome(db, which)
   const areAll = locked.length < PIECE
@@ -110,8 +110,8 @@ async function deleteLocked (db: Db, which: SQL, { ended, last }: Pick<EndingTok
 }
 
 /**
- * Ends a person's API tokens whose rows name no grant of that person, because the rows were changed outside the
- * service: no revocation of a grant ends them.
+ * Deletes a person's API tokens that reference no grant of that person. Only a change outside the service can create
+ * such rows, and `revokeGrants` does not find them.
  */
 export async function endTokensWithoutGrant (db: Db, userId: number): Promise<EndedTokens[]> {
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
@@ -128,12 +128,12 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
 const tokensOf = (organizationId: string, userId: number) =>
   matching(api_tokens, { organization_id: organizationId, user_id: userId })
 
-/** Locks the API tokens of a member, and counts all. The caller has locked the organization and the membership. */
+/** Locks the first 1,000 API tokens of a member, and counts all. Needs locks on the organization and membership. */
 export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndingTokens> {
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
-/** Deletes the locked tokens, and the others in the background; they stay invalid (`endTokensOfBefore`). */
+/** Deletes the locked tokens; a background job deletes the others. None becomes valid again (`endTokensOfBefore`). */
 export async function deleteTokensOfMember (
   db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {
@@ -144,12 +144,12 @@ export async function deleteTokensOfMember (
 const ofMember = (organization_id: string, user_id: number): TokenRemoval =>
   ({ organization_id, ended: 'member', ended_id: user_id })
 
-/** Ends API tokens of an earlier membership. False when one statement cannot: the person cannot join yet. */
+/** Deletes API tokens of an earlier membership. Returns false if there are too many: the person cannot join yet. */
 export async function endTokensOfBefore (db: Db, organization_id: string, user_id: number): Promise<boolean> {
   const locked = await lockTokensOfMember(db, organization_id, user_id)
   await deleteTokensOfMember(db, organization_id, user_id, locked)
   if (!locked.areAll) return false
-  // Tokens of the new membership must not be removed.
+  // The background job must not delete tokens of the new membership.
   await deleteTokenRemoval(db, ofMember(organization_id, user_id))
   return true
 }

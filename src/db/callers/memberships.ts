@@ -8,13 +8,13 @@ import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
 
-/** The maximum number of organizations that a person can be in, and can own. */
+/** Maximum memberships of a person, and maximum organizations that a person owns. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
 
-/** Organizations that a person is in, and owns. A deleted organization counts as owned while its slug is reserved. */
+/** The number of memberships and of owned organizations, including deleted ones while their slugs are reserved. */
 export interface Memberships { joined: number, owned: number }
 
-/** Locks an account before it gets a membership, so that two transactions cannot both take the last place. */
+/** Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
   const [row] = await db.select({
@@ -26,13 +26,13 @@ export async function lockMemberships (db: Db, userId: number): Promise<Membersh
   return row!
 }
 
-/** The limit that another membership with this role would exceed; undefined below the limits. */
+/** The limit that another membership with this role would exceed; undefined if there is none. */
 export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
   if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
   return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
-/** The roles through teams to load with a member. */
+/** Roles from teams to load with a member. */
 export interface TeamQuery {
   /** The slug of a project: load the roles in this project. */
   project?: string | undefined
@@ -40,14 +40,14 @@ export interface TeamQuery {
   anywhere?: boolean
 }
 
-/** A role in a project through a team, as `teamRoles` selects it: with the project's slug, and MACs as hexadecimal. */
+/** A role that a team gives a member in a project. `project` is the slug; the MACs are hexadecimal. */
 export type TeamRoleFound = [
   team_id: string, project_id: string, role: Role, project: string,
   member_mac: string | null, project_mac: string | null
 ]
 
 /**
- * An expression for a member's roles in one project through teams, as JSON; null without roles.
+ * An SQL expression: the roles that teams give a member in one project, as a JSON array; null without roles.
  *
  * @param member the membership: an alias or a table that has `organization_id` and `user_id`
  * @param which the condition for the project
@@ -60,7 +60,7 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   CROSS JOIN ${lookUp('tp', team_projects,
     sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
 
-/** A member's distinct roles in all projects through teams, as JSON; null without roles. Checks no MAC. */
+/** An SQL expression: a JSON array of the distinct roles from all teams of a member, or null. Verifies no MAC. */
 export const rolesInTeams = (member: SQL): SQL => sql`(
   SELECT jsonb_agg(requested.role) FROM unnest(${sql.raw(`ARRAY['${ROLES.join("', '")}']`)}) AS requested (role)
   WHERE EXISTS (
@@ -69,7 +69,7 @@ export const rolesInTeams = (member: SQL): SQL => sql`(
       sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = requested.role`)}
     WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
 
-/** Roles whose MAC verifies. Other roles are reported and ignored. */
+/** Omits and reports roles whose MACs do not verify. */
 export function authenticTeamRoles (
   db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
 ) {
@@ -90,7 +90,7 @@ const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_proj
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
     AS queries (query_index int, organization_id char(26), user_id bigint, slug varchar, id char(26))`)
 
-/** The authentic roles of a member through teams in one project, by its slug or id. */
+/** The authentic roles that teams give a member in a project, which is identified by slug or id. */
 export const findTeamRoles = batchLoad({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
   find: async (db, batch) => {

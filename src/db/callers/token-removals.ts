@@ -13,13 +13,13 @@ type OrColumn<T> = { [K in keyof T]: T[K] | AnyPgColumn }
 export const isTokenRemoval = ({ organization_id, ended, ended_id }: OrColumn<TokenRemoval>): SQL =>
   matching(token_removals, { organization_id, ended, ended_id })
 
-/** Adds entries for API tokens that are invalid already, so that a background job deletes the tokens. */
+/** Adds entries for invalid API tokens, which a background job then deletes. */
 export async function createTokenRemovals (db: Db, removals: TokenRemoval | SQL): Promise<void> {
   const insert = db.insert(token_removals)
   await (is(removals, SQL) ? insert.select(removals) : insert.values(removals)).onConflictDoNothing()
 }
 
-/** Deletes an entry whose tokens are all deleted; with `besides` only if that condition holds too. */
+/** Deletes an entry whose tokens are all deleted; with `besides`, only if that condition holds. */
 export async function deleteTokenRemoval (db: Db, removal: TokenRemoval, besides?: SQL): Promise<void> {
   await db.delete(token_removals).where(and(isTokenRemoval(removal), besides))
 }

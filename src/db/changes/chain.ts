@@ -14,18 +14,18 @@ import { preparedSql } from '../postgres/prepared.ts'
 import { chain_keys } from '../tables.ts'
 import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
-// Everything that changes an organization locks the organization's counter row: a change as its first lock, long
-// operations and transactions about a person as their last.
+// Transactions that change an organization lock its counter row: long operations and changes of a person last, all
+// others first.
 
 // Milliseconds between two checks of a caller whose rows are locked.
 const POLL_INTERVAL_MS = 20
 
-/** PostgreSQL's `synchronous_commit`: `off`, or the setting of the server. */
+/** `off` sets PostgreSQL's `synchronous_commit` to off; `on` keeps the setting of the server. */
 export type SynchronousCommit = 'on' | 'off'
 
 export const chainOf = (db: Db): EventChain => authorityOf(db).chain
 
-/** The locked counter row of an organization. A change alters this object, and `appendEvents` writes it back. */
+/** The locked counter row of an organization. A change modifies this object, and `appendEvents` stores it. */
 export interface Counter {
   readonly organization_id: string
   next_version: number
@@ -35,22 +35,22 @@ export interface Counter {
   readonly is_closed: boolean
   readonly status: OrganizationStatus
   readonly plan: Plan
-  /** Whether the key of its chain is at hand: without it no event can be recorded. */
+  /** Whether the chain key is loaded. Without the key, no event can be recorded. */
   readonly hasKey: boolean
-  /** The callers that were valid under the lock, as JSON. */
+  /** The callers that were validated under this lock, as JSON. */
   readonly live: Set<string>
 }
 
 const counters = new WeakMap<Db, Counter>()
 
-/** The counter that a transaction has locked; undefined before that. */
+/** The counter that the transaction has locked with `openChange`, if any. */
 export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
-// If the process stops, PostgreSQL ends the transaction after a second. A wait for another lock ends before
-// deadlock_timeout (1 s). Counters are locked in one order.
+// If the process hangs, PostgreSQL ends the transaction after a second. A wait for another lock ends before
+// deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
     { next_version: string, stored_bytes: string, plan: Plan | null, clock: number },
@@ -66,7 +66,7 @@ const locking = (name: string, skip: SQL) => preparedSql<
   ) AS locked`)
 const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
 
-/** Locks the counter rows of organizations, all or those that are free. A removed organization has no counter. */
+/** Locks counter rows. `all` waits until other transactions release the rows; `free` omits locked rows. */
 export async function lockCounters (
   db: Db, ids: Iterable<string>, which: keyof typeof LOCK, synchronous_commit: SynchronousCommit = 'on'
 ): Promise<Map<string, Counter>> {
@@ -90,7 +90,7 @@ export async function lockCounters (
   }]))
 }
 
-/** Throws CallerEnded for a deleted organization, and OrganizationInactive for one whose callers change nothing. */
+/** Throws CallerEnded if the organization was deleted, and OrganizationInactive if it is not active. */
 export function requireOpen (counter: Counter | undefined): asserts counter is Counter {
   if (counter === undefined || counter.is_closed) throw new CallerEnded()
   if (counter.status !== 'active') throw new OrganizationInactive(counter.status)
@@ -98,9 +98,8 @@ export function requireOpen (counter: Counter | undefined): asserts counter is C
 
 /**
  * Locks the organization's counter row, unless the transaction has locked it, and validates the caller under the lock.
- * The service and the operator have no caller. Throws CallerEnded when the caller has ended, or the organization was
- * deleted; OrganizationInactive; RowLocked when another transaction locks the rows of the caller for longer than
- * `patience`.
+ * The service and the operator have no caller. Throws CallerEnded if the credential is invalid or the organization was
+ * deleted; OrganizationInactive; RowLocked if another transaction locks the caller's rows for longer than `patience`.
  *
  * @param patience milliseconds to wait for these rows: long operations wait, since a retry would repeat all their work
  */
@@ -117,7 +116,7 @@ export async function openChange (
   requireOpen(counter)
   const key = JSON.stringify(caller)
   if (counter.live.has(key)) return counter
-  // A change that had the counter before does not hold it up.
+  // Does not wait if the counter was locked before this call, because other changes wait for the counter.
   const late = waitNow() + (known === undefined ? patience : 0)
   for (;;) {
     const [verdict] = await validateCallers(db, [{ ...caller, organization_id }])
@@ -137,7 +136,7 @@ const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string 
   CROSS JOIN ${lookUp('chain_keys', chain_keys,
     sql`organization_id = wanted.organization_id AND kid = wanted.kid`)}`)
 
-// Opens the chain keys that counters name, once in a process. A key that is missing or does not open stays closed.
+// Loads the chain keys of counters that are not loaded yet. Omits a key that is missing or cannot be unwrapped.
 async function openKeys (db: Db, rows: readonly { organization_id: string, chain_kid: string | null }[]) {
   const chain = chainOf(db)
   const wanted = rows.filter(({ organization_id, chain_kid }) => !chain.hasKey(organization_id, chain_kid))
@@ -148,7 +147,7 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   }
 }
 
-// The statement waited for the lock, and in this time the plan was added and the organization got it.
+// While the statement waited for the lock, the organization got a plan that its snapshot does not contain.
 function planOfNextSnapshot (): never {
   throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
 }
@@ -167,7 +166,10 @@ const append = preparedSql<object, { counters: string, events: string }>('append
   )
   ${insertEvents($('events'))}`)
 
-/** Records events and saves the locked counters of their organizations. Sends the statement before it returns. */
+/**
+ * Inserts events and updates the locked counters, in one statement, which is sent synchronously. Throws TamperedRow if
+ * a chain key is not loaded.
+ */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {
@@ -188,7 +190,7 @@ export async function appendEvents (
     return Object.assign(event, { mac: mac.toString('hex') })
   })
   const counters = [...moved].map(({ organization_id, next_version, stored_bytes, head }) => {
-    // Before the commit: an anchor that is written too early names an earlier end of the chain.
+    // Harmless before the commit: an anchor that is written too early only covers an earlier end of the chain.
     chain.recorded(organization_id, head)
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes }
@@ -210,7 +212,7 @@ const insertLate = preparedSql<object, { late: string }>('late_events', ($) => s
   SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
     AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
 
-/** Stores events with their times; `recordLate` numbers them later. Until then each row has a MAC of its own. */
+/** Stores events with their times, until `recordLate` numbers them. Each row has its own MAC. */
 export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
   const late = events.map((event) => {
     const { organization_id } = event

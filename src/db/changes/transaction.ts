@@ -16,39 +16,38 @@ const PAUSE = 20
 export interface Answering {
   /** Runs first in the transaction. Throws when the request was answered before. */
   begin (db: Db): Promise<void>
-  /** Whether both have the same key of the same caller. */
+  /** Whether both requests have the same caller and the same key. */
   repeats (other: Answering | null | undefined): boolean
-  /** Runs last: waits for the response and stores it. An error rolls everything back. */
+  /** Runs last: waits for the response and stores it. An error rolls back the transaction. */
   keep (db: Db): Promise<void>
-  /** Whether a transaction has begun that stores the response. */
+  /** Whether the transaction that stores the response has begun. */
   hasBegun: boolean
-  /** The transaction, once there is one. */
+  /** Settles with the transaction; undefined before it begins. */
   settled: Promise<unknown> | undefined
 }
 
-/** The purpose of a transaction. An `Actor` implements it. */
+/** Options of a transaction. An `Actor` can be passed. */
 export interface Asking {
   organization_id?: string | undefined
   /** The credential of the request, which must be valid when the change commits. */
   caller?: Caller | null | undefined
   answering?: Answering | null | undefined
-  /** Milliseconds that the request has waited for the database before. */
+  /** Milliseconds that the request has already waited for the database. */
   waited?: number | undefined
-  /** The bytes of the change, which count in the queue. */
+  /** The size of the change in bytes, for the limits of the queue. */
   bytes?: number
 }
 
 /**
- * Runs a transaction. A transaction that changes an organization (`organization_id`) waits in the organization's queue,
- * and locks its counter row before anything else; `fn` then sees the committed state, which no other change alters
- * until the commit. Long operations leave `organization_id` out and lock the counter last.
+ * Runs `fn` in a transaction. With `organization_id`, the transaction waits in the organization's queue and locks the
+ * counter row first, so no other change of the organization commits while `fn` runs. Long operations omit
+ * `organization_id` and lock the counter last.
  *
- * With `answering` the result is returned before the commit, so that the response is stored in the same transaction;
- * the response is sent after the transaction has `settled`. One deadline covers the time that the request has waited
- * before, the queue and all attempts.
+ * With `answering`, returns the result before the commit; the transaction then waits for the response and stores it.
+ * Send the response after `answering.settled`. One deadline covers `waited`, the queue and all attempts.
  *
- * Throws errors that may be logged: CallerEnded when the caller may not make the change any more, DatabaseUnavailable
- * after the deadline.
+ * Throws CallerEnded if the credential is no longer valid, and DatabaseUnavailable after the deadline. Errors contain
+ * no values of statements, so they may be logged.
  */
 export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking: Asking = {}): Promise<T> {
   const { organization_id, waited = 0, bytes = 0 } = asking
@@ -79,7 +78,7 @@ export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spe
     return fn(tx)
   }))
 
-/** Waits a moment for a locked row. Throws DatabaseUnavailable when the deadline is over. */
+/** Waits 20 ms before a retry. Throws DatabaseUnavailable if the deadline would pass. */
 export async function pauseUntil (until: number): Promise<void> {
   if (waitNow() + PAUSE >= until) {
     throw new DatabaseUnavailable('A row that the change needs was locked for too long', LOCK_TIMEOUT)
@@ -87,7 +86,7 @@ export async function pauseUntil (until: number): Promise<void> {
   await pauseFor(PAUSE)
 }
 
-// Resolves when the transaction is over. `resolve` gets the result: with `answering` before the commit.
+// Resolves at the end of the transaction. Calls `resolve` with the result: with `answering`, before the commit.
 async function begin<T> (
   db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
 ): Promise<void> {

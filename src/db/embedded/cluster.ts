@@ -3,8 +3,8 @@ import path from 'node:path'
 import { extract } from 'tar'
 
 /**
- * Unpacks the template that the build made (`scripts/template.mjs`) into a new directory. Everything is on disk before
- * the directory gets its name, so a kill or a power cut leaves either a whole cluster or none.
+ * Unpacks the template of the build (`scripts/template.mjs`) into a new directory. Everything is synced to disk before
+ * the directory gets its name, so a kill or a power failure leaves either a complete cluster or none.
  *
  * @param options.durable false skips fsync
  * @param options.onProgress called for every file and directory

@@ -3,13 +3,13 @@ import net from 'node:net'
 import path from 'node:path'
 import { listen, openDirectory } from './lock.ts'
 
-// The owner of the embedded database copies its files for other processes, through a socket in the directory. A copy is
-// made between two statements, so it equals the state after a power failure. The socket also takes messages.
+// The process that has the embedded database open copies its files on request, through a Unix socket in the directory.
+// Files are copied between two statements, so a copy equals the state after a power failure.
 
 const NAME = 'copies'
 // Maximum length of a request: a path, or one line of JSON.
 const MAX_REQUEST_LENGTH = 8192
-// The server sends an empty line at once and each second until it responds. This also detects disconnected clients.
+// Until it responds, the server sends an empty line at once and each second, which detects disconnected clients.
 const HEARTBEAT = '\n'
 const HEARTBEAT_MS = 1_000
 const SILENCE_TIMEOUT_MS = 10_000
@@ -18,9 +18,9 @@ const NO_RESPONSE = ''
 // A message is JSON; a path never begins with a brace.
 const MESSAGE_START = '{'
 
-/** Serves copies and messages one after the other; returns a function that stops the server. */
+/** Serves copy requests and messages one at a time. Returns a function that stops the server. */
 export async function serveCopies (
-  dir: string, copy: (to: string, whileWanted: AbortSignal) => Promise<void>, hear: (message: string) => Promise<void>
+  dir: string, copy: (to: string, signal: AbortSignal) => Promise<void>, onMessage: (message: string) => Promise<void>
 ): Promise<() => void> {
   let last: Promise<unknown> = Promise.resolve()
   const server = net.createServer({ allowHalfOpen: true }, (socket) => {
@@ -43,7 +43,7 @@ export async function serveCopies (
       heartbeats = setInterval(sendHeartbeat, HEARTBEAT_MS).unref()
       last = last.then(async () => {
         if (disconnected.signal.aborted) return
-        await (request.startsWith(MESSAGE_START) ? hear(request) : copy(request, disconnected.signal))
+        await (request.startsWith(MESSAGE_START) ? onMessage(request) : copy(request, disconnected.signal))
       }).then(() => DONE, (error: unknown) => (error as Error).message).then((answer) => {
         clearInterval(heartbeats)
         socket.end(answer)
@@ -51,7 +51,7 @@ export async function serveCopies (
     })
   }).unref()
   const { base, close } = openDirectory(dir)
-  // The socket of the previous process.
+  // Remove the socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
   await listen(server, `${base}/${NAME}`)
   server.on('error', () => {})
@@ -61,7 +61,7 @@ export async function serveCopies (
   }
 }
 
-/** Requests a copy of the database in `dir` to a new directory. Returns false if no process has it open. */
+/** Requests a copy of the database in `dir` to a new directory. Returns false if no process has the database open. */
 export async function requestCopy (dir: string, to: string): Promise<boolean> {
   const answer = await ask(dir, path.resolve(to))
   if (answer !== NO_RESPONSE && answer !== DONE) throw new Error(`The embedded database cannot be copied: ${answer}`)
@@ -74,7 +74,7 @@ export async function sendToOwner (dir: string, what: object): Promise<void> {
   if (answer !== DONE) throw new Error(answer === NO_RESPONSE ? 'no process has the embedded database open any more' : answer)
 }
 
-// Returns the response, or the reason why there is none.
+// Returns the response, NO_RESPONSE if no process listens, or an error message after a timeout.
 async function ask (dir: string, request: string): Promise<string> {
   const { base, close } = openDirectory(dir)
   try {

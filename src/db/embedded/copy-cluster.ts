@@ -1,19 +1,18 @@
 import fs from 'node:fs'
 import path from 'node:path'
 
-// Free space that PostgreSQL and the process that opens the copy need: WAL segments have 16 MiB.
+// Free space for PostgreSQL and for the process that opens the copy. A WAL segment has 16 MiB.
 const SPARE = 64 * 1024 * 1024
 const BLOCK = 4096
 
 export interface Copying {
   onProgress: () => void
-  /** Whether the client that requested the copy has disconnected. */
   isCancelled: () => boolean
   /** Free bytes at a path; by default, those of its file system. */
   freeBytesBeside?: (place: string) => number
 }
 
-/** Copies an idle cluster to a new directory. Throws if the copy would fill the disk, since the service stops then. */
+/** Copies an idle cluster to a new directory. Throws without enough disk space: a full disk would stop the service. */
 export function copyCluster (
   from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {

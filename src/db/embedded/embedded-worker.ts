@@ -1,4 +1,4 @@
-// The embedded PostgreSQL, which blocks its thread during a query. It exchanges wire protocol bytes with the driver.
+// Runs the embedded PostgreSQL, which blocks its thread during a query. Exchanges wire protocol bytes with the driver.
 import fs from 'node:fs'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PGlite } from '@electric-sql/pglite'
@@ -26,44 +26,44 @@ class WatchedFS extends NodeFS {
       if (durable) operations.fsync = ({ nfd }: { nfd: number }) => { fs.fsyncSync(nfd); return 0 }
       for (const name of ['open', 'read', 'write', 'fsync']) {
         const operation = operations[name]
-        if (operation !== undefined) operations[name] = (...args) => { moved(); return operation(...args) }
+        if (operation !== undefined) operations[name] = (...args) => { countOperation(); return operation(...args) }
       }
       const write = operations.write as Write | undefined
-      if (write !== undefined) operations.write = tellingOfNoRoom(write) as Operation
+      if (write !== undefined) operations.write = reportingFullDisk(write) as Operation
     }
     return { emscriptenOpts: { ...emscriptenOpts, preRun: [emscriptenOpts.preRun ?? [], change].flat() } }
   }
 }
 
 // Emscripten's errno for ENOSPC and EDQUOT.
-const NO_ROOM = [51, 19]
+const DISK_FULL = [51, 19]
 
 // PostgreSQL usually stops responding after a failed write, so the worker reports the full disk itself.
-function tellingOfNoRoom (write: Write): Write {
+function reportingFullDisk (write: Write): Write {
   return (stream, bytes, offset, length, position) => {
     try {
       const written = write(stream, bytes, offset, length, position)
       if (written < length) port.postMessage({ full: true })
       return written
     } catch (error) {
-      if (NO_ROOM.includes((error as { errno: number }).errno)) port.postMessage({ full: true })
+      if (DISK_FULL.includes((error as { errno: number }).errno)) port.postMessage({ full: true })
       throw error
     }
   }
 }
 
-function moved () {
+function countOperation () {
   Atomics.add(progress, 0, 1)
 }
 
 const startParams = [
-  // '-F' means no fsync; the default method, fdatasync, is an empty stub in this build.
+  // '-F' disables fsync. The default sync method, fdatasync, does nothing in this build.
   ...PGlite.defaultStartParams.filter(param => param !== '-F' || !durable), '-c', 'wal_sync_method=fsync',
   // One session needs no more memory, and WebAssembly never releases memory.
   '-c', 'shared_buffers=16MB', '-c', 'max_connections=5'
 ]
 
-// A statement that ended with its worker leaves temporary files, which this single-user server never removes.
+// If the worker ends during a statement, temporary files remain, which single-user PostgreSQL never removes.
 fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
 const pg = await PGlite.create({ fs: new WatchedFS(dir), startParams, pgliteWasmModule: program })
 // PGlite ignores connection parameters.
@@ -76,7 +76,7 @@ port.postMessage({ ready: true })
 
 async function run (task: Task) {
   if (task.bytes) {
-    // The last part of a response also carries `done`, which saves a message.
+    // Sends a part when the next one arrives, so that the last part and `done` are one message.
     let last: Uint8Array | undefined
     await pg.execProtocolRawStream(task.bytes, {
       // NodeFS writes directly to disk.
@@ -88,7 +88,7 @@ async function run (task: Task) {
     })
     port.postMessage({ bytes: last, done: true })
   } else if (task.copy !== undefined) {
-    port.postMessage({ copied: copied(task.copy) })
+    port.postMessage({ copied: tryCopy(task.copy) })
   } else {
     await pg.close()
     port.postMessage({ closed: true })
@@ -97,9 +97,9 @@ async function run (task: Task) {
 }
 
 // Returns an error message, or an empty string.
-function copied (to: string): string {
+function tryCopy (to: string): string {
   try {
-    copyCluster(dir, to, { onProgress: moved, isCancelled: () => Atomics.load(cancelled, 0) === 1 })
+    copyCluster(dir, to, { onProgress: countOperation, isCancelled: () => Atomics.load(cancelled, 0) === 1 })
     return ''
   } catch (error) {
     return (error as Error).message

@@ -11,23 +11,23 @@ import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 
-// A PostgreSQL server ends a statement after three seconds; the embedded one has no statement timeout.
+// The watchdog ends a statement after this silence, because the embedded PostgreSQL has no statement timeout.
 const SILENCE_TIMEOUT_MS = 8_000
 const PROGRESS_TIMEOUT_MS = 60_000
 const CHECK_INTERVAL_MS = 500
 const CLOSE_TIMEOUT_MS = 5_000
-// V8's budget (an int) before it recompiles a function. With the default, V8 recompiles for seconds during the start
-// and keeps 40 to 80 MB of memory. Loops of large functions consume the budget quickly, so hot code is still optimized.
+// V8's budget: how long a WebAssembly function runs before V8 optimizes the function. With the default, V8 recompiles
+// for seconds during the start and keeps 40 to 80 MB of memory. Hot loops of large functions still exceed this budget.
 const TIERING_BUDGET = 2_000_000_000
 
-/** The template that a first start unpacks. The build creates it. */
+/** The template that the first start unpacks. The build creates it. */
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
 
 export interface EmbeddedOptions {
   dir: string
   /** False skips fsync, as in most tests. A power failure can then lose data. */
   durable?: boolean | undefined
-  /** Called when the database cannot be opened; only a restart helps. */
+  /** Called when the database fails and only a restart helps. */
   onFatal?: ((error: Error) => void) | undefined
   /** Called with progress messages while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
@@ -92,7 +92,7 @@ export async function openEmbedded ({
     return streamOf(one, watchdog, fail => { stalled = fail })
   }
 
-  /** Starts a thread and waits until it reports `until`, for as long as it makes progress. */
+  /** Starts a thread and waits for the message `until`. Fails if the thread makes no progress. */
   async function started (name: string, what: string, workerData: WorkerInput, until: 'ready' | 'exit') {
     const thread = worker = new Worker(threadOf(name), { workerData, execArgv: [] })
     ended = new Promise(resolve => thread.once('exit', resolve))
@@ -117,12 +117,12 @@ export async function openEmbedded ({
     }
   }
 
-  /** During `work`, statements may take long as long as they make progress. Throws DiskFull when the disk is full. */
+  /** Runs `work`, whose statements may take long while they make progress. Throws DiskFull if the disk becomes full. */
   async function patiently<T> (what: string, work: () => Promise<T>) {
     const done = watchdog.patiently(what)
     const one = worker
     let isFull = false
-    // Without this, the failure would be noticed only after PROGRESS_TIMEOUT_MS.
+    // Otherwise the failure would be noticed only after PROGRESS_TIMEOUT_MS.
     const look = ({ full }: Answer) => {
       if (full === undefined) return
       isFull = true
@@ -140,14 +140,14 @@ export async function openEmbedded ({
   }
 
   // Copies run one at a time (`serveCopies`).
-  async function copy (to: string, whileWanted: AbortSignal) {
+  async function copy (to: string, signal: AbortSignal) {
     const one = worker
     if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
     const cancel = () => { Atomics.store(cancelled, 0, 1) }
-    Atomics.store(cancelled, 0, whileWanted.aborted ? 1 : 0)
-    whileWanted.addEventListener('abort', cancel)
-    // The client disconnects after its copy, too: the listener would then cancel the next copy.
-    const done = () => whileWanted.removeEventListener('abort', cancel)
+    Atomics.store(cancelled, 0, signal.aborted ? 1 : 0)
+    signal.addEventListener('abort', cancel)
+    // The client also disconnects after its copy. The listener would then cancel the next copy.
+    const done = () => signal.removeEventListener('abort', cancel)
     await patiently('is copied', async () => {
       const response = heard(one, 'copied')
       one.postMessage({ copy: to })
@@ -169,7 +169,6 @@ export async function openEmbedded ({
 
 const clusterOf = (dir: string) => path.resolve(dir, 'cluster')
 
-/** Whether there is an embedded database in a directory. */
 export const hasCluster = (dir: string): boolean => fs.existsSync(path.join(clusterOf(dir), 'PG_VERSION'))
 
 let program: Promise<Program> | undefined
@@ -181,7 +180,7 @@ function compiled () {
   return program
 }
 
-// The wire protocol over the worker's message port.
+// A socket for postgres.js: the wire protocol over the worker's message port.
 function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => void) => void) {
   let working = 0
   const stream = new Duplex({
@@ -213,7 +212,7 @@ function streamOf (worker: Worker, watchdog: Watchdog, onStall: (fail: () => voi
   return Object.assign(stream, { readyState: 'open' })
 }
 
-// After a clean shutdown, the next start needs no recovery.
+// Shuts PostgreSQL down, so that the next start needs no recovery.
 async function shut (worker: Worker) {
   if (worker.threadId !== -1) {
     worker.postMessage({ close: true })
@@ -226,9 +225,9 @@ async function shut (worker: Worker) {
   await worker.terminate()
 }
 
-// Resolves with the message that has this word, or when the thread ends (`exit`).
+// Resolves with the first message that has this property, or at the end of the thread (`exit`).
 function heard (
-  worker: Worker, word: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
+  worker: Worker, property: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
 ) {
   return new Promise<Answer>((resolve, reject) => {
     const settle = (answer: Answer | Error) => {
@@ -236,8 +235,8 @@ function heard (
       if (answer instanceof Error) reject(answer)
       else resolve(answer)
     }
-    const message = (answer: Answer) => { if (word !== 'exit' && answer[word] !== undefined) settle(answer) }
-    const exit = (code: number) => settle(word === 'exit' && code === 0 ? {} : new Error('its worker thread has ended'))
+    const message = (answer: Answer) => { if (property !== 'exit' && answer[property] !== undefined) settle(answer) }
+    const exit = (code: number) => settle(property === 'exit' && code === 0 ? {} : new Error('its worker thread has ended'))
     giveUp(reason => settle(new Error(reason)))
     worker.on('message', message).on('error', settle).on('exit', exit)
   })

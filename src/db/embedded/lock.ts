@@ -6,10 +6,10 @@ export class DirectoryLocked extends Error {}
 
 /**
  * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
- * directory, so the kernel knows whether the owner is alive, also between containers that share a volume.
+ * directory. So the kernel knows whether the owner is alive, also between containers that share a volume.
  *
  * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
- * cannot create the same number, and a process that then finds another live socket gives up.
+ * cannot create the same number. A process that then finds another live socket gives up.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
   const { base, close } = openDirectory(dir)
@@ -28,7 +28,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     const starting = `${base}/starting.${process.pid}`
     fs.rmSync(starting, { force: true })
     await listen(server, starting)
-    // Listen before the rename, so that other processes never see a socket that does not listen yet.
+    // The link is created after listening, so that other processes never see a lock that does not listen yet.
     const mine = `lock.${number}`
     try {
       fs.linkSync(starting, `${base}/${mine}`)
@@ -53,7 +53,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   }
 }
 
-/** Opens a directory. On Linux `base` is a short path to it: paths of Unix sockets are limited to about 100 bytes. */
+/** Opens a directory. On Linux, `base` is a short path, since paths of Unix sockets are limited to about 100 bytes. */
 export function openDirectory (dir: string): { base: string, close: () => void } {
   const handle = fs.openSync(dir, 'r')
   let isOpen = true
@@ -65,13 +65,13 @@ export function openDirectory (dir: string): { base: string, close: () => void }
   return { base: process.platform === 'linux' ? `/proc/self/fd/${handle}` : dir, close }
 }
 
-/** Listens on a Unix socket. Rejects with the error of the first attempt. */
+/** Listens on a Unix socket; rejects on failure. */
 export const listen = (server: net.Server, socketPath: string): Promise<void> =>
   new Promise((resolve, reject) => { server.once('error', reject).listen(socketPath, resolve) })
 
 /**
- * Removes the directories with this name prefix whose owners have ended, except those with other content than
- * `content`: a copy of a locked directory contains its lock files, too. The next call retries failures.
+ * Removes the directories with this name prefix whose owners have ended. Skips a directory with other files than
+ * `content` and lock files: it can be a user's copy, including the lock files. The next call retries failures.
  */
 export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {
@@ -102,7 +102,7 @@ async function refuseLiving (base: string, dir: string, mine?: string) {
   }
 }
 
-// The owner's process id; undefined if no process listens. A connection without a response in time counts as locked.
+// The owner's process id, or 'unknown' if the owner does not respond in time; undefined if no process listens.
 function holder (socketPath: string) {
   return new Promise<string | undefined>(resolve => {
     const socket = net.connect(socketPath)

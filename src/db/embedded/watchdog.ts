@@ -1,7 +1,7 @@
 interface WatchdogOptions {
   /** Milliseconds without a message after which work is aborted. */
   silence: number
-  /** The same limit for `patiently`, where a change of `progress` counts as well. */
+  /** The limit during `patiently`, where a change of `progress` counts like a message. */
   patience: number
   /** A counter that the other thread increments while it works. */
   progress (): number
@@ -16,7 +16,7 @@ const REPORT_INTERVAL_MS = 10_000
 
 export type Watchdog = ReturnType<typeof createWatchdog>
 
-/** Detects when another thread hangs, which sends messages or changes `progress` while it works. */
+/** Detects that another thread hangs. While it works, that thread must send messages or change `progress`. */
 export function createWatchdog (
   { silence, patience, progress, onWait, onStall, now = () => performance.now() }: WatchdogOptions
 ) {
@@ -26,7 +26,7 @@ export function createWatchdog (
   let patient: { what: string, since: number, said: number } | undefined
 
   return {
-    /** Work begins; it is watched until `end`. */
+    /** Starts to watch the work, until `end`. */
     begin () {
       if (working++ === 0) sign = now()
     },

@@ -12,11 +12,10 @@ interface Queued<Q, A> {
   result: Promise<A>
   resolve: (result: A | Promise<A>) => void
   reject: (error: unknown) => void
-  /** The time of the query, by `waitNow`. */
+  /** When the query was queued, by `waitNow`. */
   queuedAt: number
 }
 
-/** The queue of a loader, and its number of free slots. */
 interface Pending<Q, A> {
   queue: Map<string, Queued<Q, A>>
   freeSlots: number
@@ -26,16 +25,16 @@ interface Pending<Q, A> {
 export interface LookUp<Q, R, A> {
   /** The key of a query. Queries with equal keys share one result. */
   keyOf: (query: Q) => string
-  /** The rows for each of the queries, in their order. */
+  /** Loads the rows of all queries: an array for each query, in the same order. */
   find: (db: Db, queries: Q[]) => Promise<R[][]>
   /** The result of a query from its rows. An error rejects this query alone. */
   read: (db: Db, rows: R[], query: Q) => A
 }
 
 /**
- * A loader that answers many queries with one statement: all queries of one turn of the event loop, and all queries
- * made while its slots are in use. Nothing is cached, so a revoked token is refused at once. In a transaction each
- * query is a statement of its own. A query that waits for longer than two seconds is refused (DatabaseUnavailable).
+ * Creates a loader that combines queries into one statement: queries of the same turn of the event loop, and queries
+ * that arrive while all slots are in use. Caches nothing, so that a revoked token is refused at once. In a transaction,
+ * each query is a separate statement. Rejects a query with DatabaseUnavailable after two seconds in the queue.
  */
 export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, query: Q) => Promise<A> {
   const all = new WeakMap<Db, Pending<Q, A>>()
@@ -108,7 +107,6 @@ export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db
   }
 }
 
-/** Groups rows by the number of their query, from 0. */
 export function groupByQuery<R extends { query_index: number }> (rows: readonly R[], queries: number): R[][] {
   const all = Array.from({ length: queries }, (): R[] => [])
   for (const row of rows) all[row.query_index]!.push(row)

@@ -21,7 +21,7 @@ export class OutOfTime extends DatabaseUnavailable {
   override name = 'OutOfTime'
 }
 
-/** An error for operations that timed out before they were sent. */
+/** The error of an operation that was not sent to the database. */
 export const neverSent = (message: string) => new DatabaseUnavailable(message, undefined, true)
 
 /** An error of the database, without the values of the statement. */
@@ -62,7 +62,7 @@ export function databaseError (error: unknown): Error & { code?: string | undefi
   }
   if (cause instanceof Failure) return cause
   const { code, severity, constraint_name: constraint } = cause
-  // ERROR undoes the statement. FATAL ends the connection, and the outcome is unknown.
+  // After ERROR, the statement had no effect. FATAL ends the connection, and the outcome is unknown.
   const isUndone = severity === 'ERROR'
   if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
     return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code, isUndone)
@@ -84,15 +84,14 @@ export const isUniqueViolation = (error: unknown) => codeOf(error) === '23505'
 /** Whether a referenced row is missing, or a removed row is still referenced. */
 export const isForeignKeyViolation = (error: unknown) => codeOf(error) === '23503'
 
-/** Whether a lock was not available within the lock timeout. */
 export const isLockTimeout = (error: unknown) => codeOf(error) === LOCK_TIMEOUT
 export const LOCK_TIMEOUT = '55P03'
 
-/** Whether the database is unavailable for all requests. A lock timeout does not count: it concerns one row only. */
+/** Whether the database is unavailable for all requests, not just one row (lock timeout) or one request (deadline). */
 export const isAway = (error: unknown): boolean =>
   databaseError(error) instanceof DatabaseUnavailable && !isLockTimeout(error) && !(error instanceof OutOfTime)
 
-/** Whether a transaction failed by a deadlock or a serialization failure, and can be retried. */
+/** Whether a deadlock or a serialization failure ended the transaction, which can be retried. */
 export const isLostTransaction = (error: unknown) => /^(40P01|40001)$/.test(codeOf(error) ?? '')
 
 // A cancelled statement and a timeout inside a transaction concern one request only.

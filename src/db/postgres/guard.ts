@@ -6,7 +6,7 @@ import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */
 export const DEADLINE = 4_000
-// Minimum duration in milliseconds after which an unfinished transaction counts as an outage of the database.
+// A transaction that times out counts as a database outage if it had at least this many milliseconds.
 const LEAST_OF_OUTAGE = 3_000
 /** The maximum wait for a connection in milliseconds, and the maximum number of waiting requests. */
 export const MAX_WAIT = 2_000
@@ -15,7 +15,7 @@ export const MAX_WAITING = 200
 const PAUSE = { min: 250, max: 1_000 }
 
 /**
- * Publishes every statement before it is sent and after its response, without values, and the phases `begin` and
+ * Publishes each statement, without values, before it is sent and after its response, and the phases `begin` and
  * `begun` of transactions. For debuggers and crash tests; the service does not subscribe.
  */
 const statements = channel('strongroom:statement')
@@ -26,12 +26,12 @@ const tell = (phase: 'before' | 'after' | 'begin' | 'begun', text: unknown, prep
 /** The deadline, by `waitNow`, of a request that has already waited this many milliseconds for the database. */
 export const endOfWait = (waited = 0): number => waitNow() + DEADLINE - waited
 
-/** Waits for database work until the deadline (OutOfTime). A sent statement continues; its outcome is unknown. */
+/** Throws OutOfTime if `work` does not end by `until`. A sent statement continues; its outcome is unknown. */
 export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within(until, work, () => {}, OutOfTime)
 
 let spentOfNext = 0
 
-/** Begins a transaction of whose deadline this many milliseconds have already passed. */
+/** Calls `begin`, and shortens the deadline of the transaction that it starts by this many milliseconds. */
 export function spending<T> (milliseconds: number, begin: () => T): T {
   spentOfNext = milliseconds
   try {
@@ -44,11 +44,9 @@ export function spending<T> (milliseconds: number, begin: () => T): T {
 type Result = Record<string, unknown>[] | unknown[][]
 type Run = (shape: 'rows' | 'values') => Promise<Result>
 
-/** Usage and queue of a client, maintained by its guard. */
 export interface Pool {
   /** The maximum number of operations handed to the driver at once. */
   readonly slots: number
-  /** The maximum number of operations waiting for a slot. */
   readonly maxWaiting: number
   free: number
   readonly waiting: (() => void)[]
@@ -69,17 +67,17 @@ export interface Bounds {
   /** Milliseconds to wait for a free slot. */
   patience?: number
   /**
-   * For long transactions on the only connection: their run time does not count towards the waits of other requests.
-   * Afterwards the other requests have the connection for as long as the transaction took, between 0.25 and 1 second.
+   * For long transactions on the only connection: other requests do not time out meanwhile. The next long transaction
+   * waits as long as this one took (0.25 to 1 s), so that other requests get the connection.
    */
   isAlone?: boolean
-  /** Whether statements are prepared by their text, which must not vary with the length of a list (`isOneOf`). */
+  /** Whether statements are prepared. Then their texts must not depend on the length of a list (`isOneOf`). */
   prepare: boolean
 }
 
 /**
- * Wraps the driver's client for Drizzle and limits everything that can take long. The driver's own queue has no limit
- * and no timeout, so it gets at most `slots` operations; the others wait here.
+ * Wraps the driver's client for Drizzle, with deadlines and a limited queue. The driver's own queue has no limit and no
+ * timeout, so the driver gets at most `slots` operations at once.
  */
 export function guard (
   client: Sql, { pool, onError = () => {}, deadline = DEADLINE, patience = MAX_WAIT, isAlone = false, prepare }: Bounds
@@ -95,7 +93,7 @@ export function guard (
     const work: Promise<Result> = shape === 'values' ? query.values().execute() : query.execute()
     work.catch(onError).then(leave)
     const result = await within(until, work, () => {
-      // Null: the query was not sent yet. A sent query is ended by statement_timeout or silence_timeout.
+      // A query with state `null` was not sent yet. statement_timeout or silence_timeout ends a sent query.
       if ((query as { state?: unknown }).state === null) query.cancel()
     }).finally(end)
     tell('after', call[0], prepare)
@@ -108,7 +106,7 @@ export function guard (
     const called = waitNow()
     const done = beginPiece('transaction')
     const leave = await enterPool(pool, Math.min(patience, left))
-    // The deadline counts real time from here on, without the wait for the previous long transaction.
+    // With `isAlone`, the deadline is in real time, and starts after the wait for the previous long transaction.
     const until = isAlone ? performance.now() + left : called + left
     const end: { over?: Error, fire: (error: Error) => void } = { fire: () => {} }
     const fired = new Promise<never>((_resolve, reject) => { end.fire = reject })
@@ -149,7 +147,7 @@ export function guard (
   return { options: client.options, unsafe, begin } as unknown as Sql
 }
 
-// After its deadline a transaction must not use its connection any more, because another request may have it.
+// After its deadline, a transaction must not use its connection, which another request may have.
 function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: { prepare: boolean }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
@@ -169,7 +167,7 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
   return { unsafe, savepoint } as unknown as TransactionSql
 }
 
-// Drizzle either awaits a statement or calls `.values()` on it; the statement is sent by either.
+// Drizzle awaits a statement, or calls `.values()` on it. Either sends the statement.
 function pending (run: Run) {
   return {
     values: () => run('values'),
@@ -177,7 +175,7 @@ function pending (run: Run) {
   }
 }
 
-// Waits for a free slot; returns a function that frees it. Throws when the queue is full, or after `patience` ms.
+// Waits for a free slot; returns a function that frees the slot. Throws if the queue is full, or after `patience` ms.
 async function enterPool (pool: Pool, patience: number): Promise<() => void> {
   const { waiting } = pool
   const leave = () => {

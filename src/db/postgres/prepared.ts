@@ -12,14 +12,14 @@ interface Inside {
 }
 
 /**
- * A statement that is built once and prepared on each connection, where it runs in half the time. Works on handles and
- * transactions. `build` uses placeholders, `sql.placeholder('name')`; the driver ignores the `name` of the statement.
+ * A Drizzle query that is built once and prepared on each connection, which halves its run time. Works on handles and
+ * in transactions. `build` marks values with `sql.placeholder('name')`. The driver ignores `name`.
  */
 export function prepared<A extends object, R> (
   name: string,
   build: (db: Db) => { prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> } }
 ) {
-  // Text and columns are cached and the client comes from the handle, so that a transaction does not rebuild them.
+  // The built statement is cached, without its client, so that transactions do not build it again.
   let kept: Statement | undefined
   return async (db: Db, values: A): Promise<R> => {
     if (!kept) {
@@ -36,7 +36,7 @@ export function prepared<A extends object, R> (
   }
 }
 
-// Drizzle passes a placeholder's null to the column's encoder: timestamps throw, and jsonb encodes it as JSON null.
+// For null values, Drizzle calls the column's encoder: timestamps throw, and jsonb gets JSON null.
 function nullable (param: unknown) {
   if (!is(param, Param)) return param
   const { encoder } = param
@@ -46,15 +46,15 @@ function nullable (param: unknown) {
 }
 
 /**
- * The same for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. In its rows
- * bytea is a Buffer and jsonb is parsed, but **timestamps**, bigint and numeric **are text**. A Date is sent as ISO
- * text; a list has to be sent as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
+ * Like `prepared`, for an SQL template: `preparedSql<Row, Values>('name', value => sql\`… ${value('id')} …\`)`. In the
+ * rows, bytea is a Buffer and jsonb is parsed, but **timestamps**, bigint and numeric **are text**. A Date is sent as
+ * ISO text. Send a list as JSON (`jsonb_array_elements_text(${value('ids')}::jsonb)`).
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
   let text = ''
   let params: ((given: Record<string, unknown>) => unknown)[] | undefined
-  // Sent before this function returns, so that consecutive calls keep their order.
+  // Sends the statement synchronously, so that consecutive calls keep their order.
   return async (db: Db, values: A): Promise<Row[]> => {
     const { session, dialect } = db as unknown as Inside
     if (params === undefined) {

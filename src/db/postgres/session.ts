@@ -1,12 +1,12 @@
-/** Settings that each connection sets, so that settings of a role or database have no effect. */
+/** Each connection sets these, to override settings of the role or the database. */
 export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC' }
 
 /**
  * Planner settings that prefer indexes. A sequential scan of a small table with many dead rows is slow: writes took
- * three times as long after 20 seconds. A table without a suitable index is still scanned, at an artificially high
- * cost, for which JIT and parallel workers must stay off.
+ * three times as long after 20 seconds. A table without a suitable index is still scanned. Its artificially high cost
+ * would enable JIT and parallel workers, so these are off.
  */
 export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: '0' }
 
-/** For lists: scan an index in its order, instead of reading and sorting the whole table. */
+/** For lists: read rows in index order, instead of reading and sorting all rows. */
 export const WALKING = { enable_bitmapscan: 'off' }

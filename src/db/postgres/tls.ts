@@ -70,7 +70,7 @@ function optionsFor (mode: Mode, root: string | null, hosts: readonly string[]):
     ? () => undefined
     : (name, certificate) => {
         if (hosts.includes(name) && isIP(name) === 0) return checkServerIdentity(name, certificate)
-        // The driver passes no name for an IP address, and Node.js would verify `localhost`.
+        // The driver passes no name for an IP address, so Node.js would verify the name `localhost`.
         const refusals = hosts.filter((host) => isIP(host) !== 0).map((host) => checkServerIdentity(host, certificate))
         return refusals.includes(undefined) ? undefined : refusals[0] ?? checkServerIdentity(name, certificate)
       }

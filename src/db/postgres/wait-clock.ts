@@ -1,8 +1,7 @@
-// The clock for all waits on the database. It stops while a long operation, a minute at most, uses the only connection,
-// so that queued requests do not time out because of that operation.
+// The clock for database timeouts. It stops while a long transaction uses the only connection, for a minute at most, so
+// that queued requests do not time out meanwhile.
 
-// Minimum milliseconds before a paused timer checks again.
-const LOOK_AGAIN = 25
+const MIN_RECHECK_MS = 25
 
 let stoodStill = 0
 let pausedAt: number | undefined
@@ -13,7 +12,6 @@ export function waitNow (): number {
   return (pausedAt ?? performance.now()) - stoodStill
 }
 
-/** Whether the clock is stopped. */
 export const areWaitsPaused = (): boolean => pausedAt !== undefined
 
 /** Stops the clock until the returned function is called. */
@@ -29,16 +27,16 @@ export function pauseWaits (): () => void {
   }
 }
 
-/** Resolves after so many milliseconds of the clock. */
+/** Resolves after this many milliseconds by `waitNow`. */
 export const pauseFor = (milliseconds: number): Promise<void> =>
   new Promise((resolve) => { atWaitTime(waitNow() + milliseconds, resolve) })
 
-/** Calls `work` when the clock has reached `until`; the returned function cancels that. */
+/** Calls `work` when `waitNow` reaches `until`. The returned function cancels the call. */
 export function atWaitTime (until: number, work: () => void): () => void {
   let timer = setTimeout(look, until - waitNow())
   function look () {
     const left = until - waitNow()
-    if (left > 0) timer = setTimeout(look, Math.max(left, LOOK_AGAIN))
+    if (left > 0) timer = setTimeout(look, Math.max(left, MIN_RECHECK_MS))
     else work()
   }
   return () => { clearTimeout(timer) }

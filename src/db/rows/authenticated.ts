@@ -6,20 +6,19 @@ import {
   second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
 } from '../tables.ts'
 
-// Rows that define users, access or levels, and late events, carry a MAC over the columns declared below. For each
-// exempt column the declaration says what an attacker with write access to the database gains by changing it; a table
-// without a MAC says so where it is defined (`unauthenticated`). SECURITY.md lists all of these. The order of the
-// columns is part of the MAC: after a release, changing a list invalidates the MACs of all rows of the table (0047).
+// Rows of these tables have a MAC over their `fields`. Each `exempt` column has a note: what an attacker with write
+// access to the database gains by changing the column; a table without a MAC has the same note where it is defined
+// (`unauthenticated`). SECURITY.md lists the notes. A MAC depends on the list and order of the fields, so a change after
+// a release invalidates all stored MACs of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>
 
 interface Declaration<T extends PgTable, F extends Name<T>> {
   table: T
-  /** The columns that identify a row, within its organization where it has one. */
   key: readonly F[]
   fields: readonly F[]
-  /** Columns of which the MAC covers only whether they have a value: their content is sealed. */
+  /** Fields with sealed content. The MAC covers only whether there is content. */
   presence: readonly F[]
   exempt: Record<Exclude<Name<T>, F | 'mac'>, string>
 }

@@ -4,21 +4,20 @@ import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type Authen
 import { CLOCK, type EventChain } from '../events.ts'
 import type { Db } from '../postgres/handle.ts'
 
-/** Makes and verifies the MACs of rows and events, with the keys that the master key unwraps. */
+/** Computes and verifies the MACs of rows and events. */
 export interface RowAuthority {
-  /** Identifies the keys of rows and events in canaries. */
+  /** Fingerprint of the row key and of the first chain key. Stored in each canary. */
   readonly fingerprint: Buffer
   readonly chain: EventChain
   mac (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>): Buffer
   verifies (table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, mac: Buffer | null): boolean
   /** An HMAC over a purpose and values, for `lookupHash`. */
   hash (purpose: LookupPurpose, values: readonly [name: string, value: unknown][]): Buffer
-  /** Reports a row whose MAC did not verify, and its organization or user. Runs in the background and never throws. */
+  /** Logs and audits a row whose MAC did not verify. Runs in the background and never throws. */
   report (violation: Violation): void
   reports (): number
-  /** Sets the log for reports, which are recorded in the audit as well. */
   logTo (log: ViolationLog): void
-  /** Resolves when all reports are written. */
+  /** Resolves when all reports are in the audit. */
   settled (): Promise<void>
 }
 
@@ -27,7 +26,7 @@ export interface ViolationLog { warn (details: object, message: string): void }
 /** A row whose MAC does not verify. */
 export interface Violation { table: AuthenticatedTable, row: Readonly<Record<string, unknown>>, about: About }
 
-/** The organization or user of a row that does not contain these ids itself. */
+/** The organization or user of a row, if the row does not contain the id itself. */
 export interface About { organization_id?: string, user_id?: number }
 
 /** A row was changed, added or removed outside the service. The API answers `integrity_error`. */
@@ -39,7 +38,7 @@ export class TamperedRow extends Error {
   }
 }
 
-/** Ends the request because the MAC of a required row does not verify. */
+/** Throws TamperedRow for a missing or manipulated row. */
 export function tampered (): never {
   throw new TamperedRow()
 }
@@ -59,24 +58,23 @@ export function authorityOf (db: Db): RowAuthority {
   return authority
 }
 
-/** The MAC for a row to be written. */
 export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: AuthenticatedRow<N>): Buffer =>
   authorityOf(db).mac(table, row)
 
-/** The purpose of a stored hash. Hashes of two purposes are never equal. */
+/** Two purposes give different hashes of the same value. */
 type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
 
-/** An HMAC of a guessable value, so that the database alone does not reveal whether a guess is right. */
+/** An HMAC of guessable values, so that a reader of the database cannot test guesses. */
 export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>
   authorityOf(db).hash(purpose, Object.entries(values))
 
 export type Authenticated<N extends AuthenticatedTable> = AuthenticatedRow<N> & { mac: Buffer | null }
 
-/** A row for verification. Sealed content may be replaced by whether it exists. */
+/** A row to verify. `sealed` may be the content, or a boolean: whether there is content. */
 type Checked<N extends AuthenticatedTable> = { [K in keyof Authenticated<N>]:
   Authenticated<N>[K] | (K extends 'sealed' ? boolean : never) }
 
-/** Whether the MAC of a row verifies. A row that does not verify is reported, and must be treated as missing. */
+/** Whether the MAC of a row verifies. If not, the row is reported, and the caller must treat it as missing. */
 export function isAuthentic<N extends AuthenticatedTable> (
   db: Db, table: N, row: Checked<N>, about: About = {}
 ): boolean {
@@ -85,12 +83,12 @@ export function isAuthentic<N extends AuthenticatedTable> (
   return false
 }
 
-/** Throws TamperedRow unless the MAC of the row verifies, for levels: one that silently disappears would be worse. */
+/** Throws TamperedRow unless the MAC verifies. For levels, because a level must not silently disappear. */
 export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
   if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
 }
 
-/** Whether the MAC of the row is correct. */
+/** Like `isAuthentic`, but reports nothing. */
 export const verifies = <N extends AuthenticatedTable>(db: Db, table: N, row: Checked<N>): boolean =>
   authorityOf(db).verifies(table, row, row.mac)
 
@@ -108,12 +106,12 @@ export async function readClock (db: Db): Promise<void> {
   authorityOf(db).chain.recordClockSample(row!.clock, sentAt)
 }
 
-// Retries after a concurrent change, which shows in the MAC: no two states of a row have the same MAC.
+// Attempts if another transaction changes the row between the read and the update, which compares the old MAC.
 const ATTEMPTS = 3
 
 /**
- * Changes one authenticated row, and `more` columns that are not authenticated. Returns undefined without changes when
- * there is no such row or its MAC does not verify, so that a change never makes a manipulated row authentic.
+ * Changes one authenticated row, and `more` columns that are not authenticated. Only a verified row gets a new MAC.
+ * Returns undefined if the row does not exist, does not verify, or was changed concurrently in each attempt.
  */
 export async function updateAuthentic<N extends AuthenticatedTable> (
   db: Db, name: N, where: SQL | undefined,

@@ -1,8 +1,8 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn, PgTable } from 'drizzle-orm/pg-core'
 
-// Lists as parameters, in statements whose texts do not depend on the number of values. A list contains the id of the
-// organization and is joined by the whole key. With the id as a constant and outdated statistics, PostgreSQL would read
+// A list is one JSON parameter, so the statement text does not depend on its length. Joins use the whole key, with the
+// organization's id as a column of the list. If the id were a constant and statistics outdated, PostgreSQL would read
 // all rows of the organization for each list entry.
 
 const valuesOf = (type: string, values: readonly (string | number)[]): SQL =>
@@ -19,23 +19,23 @@ export const isOneOfOrganization = (
   sql`(${table.organization_id}, ${table.id}) IN (SELECT ${organizationId}::char(26), its.id
     FROM (${valuesOf(table.id.getSQLType(), ids)}) AS its (id) OFFSET 0)`
 
-// Base64, because the driver does not accept lists of bytes.
+// Base64, because JSON has no type for bytes.
 const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
   Object.fromEntries(Object.entries(row).map(([name, value]) =>
     [name, Buffer.isBuffer(value) ? value.toString('base64') : value]))))
 
-/** Rows as a table to join, each with the `organization_id` and `columns` (`sql\`id bigint, sealed text\``). */
+/** The rows as a table to join: `organization_id`, and `columns` (`sql\`id bigint, sealed text\``). */
 export const rowsOf = (organizationId: string, rows: readonly object[], columns: SQL): SQL =>
-  // `OFFSET 0` is an optimization fence: without it PostgreSQL treats the organization as a constant.
+  // `OFFSET 0` is an optimization fence, so that PostgreSQL does not treat the organization's id as a constant.
   sql`(SELECT ${organizationId}::char(26) AS organization_id, its.*
     FROM jsonb_to_recordset(${rowsJson(rows)}::jsonb) AS its (${columns}) OFFSET 0)`
 
 /**
- * Joins the one row with this key to each row of a list (a LATERAL subquery). As a plain join PostgreSQL would plan it
- * for a list of a hundred rows, and scan tables of up to some ten thousand rows for a single lookup.
+ * A LATERAL subquery that joins the row with this key to each row of a list. In a plain join, PostgreSQL expects a list
+ * of 100 rows, and scans tables of up to some 10,000 rows even for a single look-up.
  */
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
 
-/** Whether a key column has one of the values. A join or IN would read every row up to the last value (merge join). */
+/** Whether a key column has one of the values. A join could become a merge join, which reads rows without matches. */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

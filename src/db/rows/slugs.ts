@@ -14,7 +14,7 @@ const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('s
     WHERE l.organization_id = ${$('organization_id')}::char(26)
       AND l.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`), sql` UNION ALL `))
 
-/** The slugs of levels by their ids; ids of deleted levels are left out. Throws TamperedRow. */
+/** Maps ids of levels to slugs. Omits deleted levels. Throws TamperedRow if a MAC does not verify. */
 export async function findSlugs (
   db: Db, organization_id: string, ids: readonly (string | null)[]
 ): Promise<Map<string, string>> {
