@@ -1,11 +1,11 @@
 /** Requests and responses between the supervisor and a worker process. */
 export interface Channel {
   /**
-   * Resolves with the response. Rejects with the error message of the other process, when the timeout is over, or at
-   * once when the other process is not connected.
+   * Resolves with the response. Rejects with the error message of the other process, after the timeout, or at once if
+   * the other process is not connected.
    */
   request<T> (method: string, body?: object, timeoutMs?: number): Promise<T>
-  /** Handles a message of the other process. Returns false for a message of another kind. */
+  /** Handles a message of the other process. Returns false if the message is neither a request nor a response. */
   receive (message: unknown): boolean
 }
 
