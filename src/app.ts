@@ -82,15 +82,12 @@ export interface AppDependencies {
   keyring: Keyring
   /** Parameters of key derivations; tests may use cheaper parameters. */
   costs?: Costs
-  /** The stream for log lines; by default, standard output. */
   logStream?: LogStream
   /** Whether a shutdown has begun: `/readyz` fails, and each connection is closed after its response. */
   isLeaving?: () => boolean
   /** Whether new requests get 503. */
   isStopping?: () => boolean
-  /**
-   * If a body arrives later than this many milliseconds after the guard's checks, the guard checks the caller again.
-   */
+  /** If a body arrives more than this many milliseconds after the guard's checks, the guard repeats the checks. */
   judgedFor?: number
   /** The payment provider; by default, payments are manual. */
   provider?: Provider
@@ -132,8 +129,7 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
-    // Prevents Fastify from loading its own compilers. The cast is needed because the types accept only those
-    // compilers.
+    // Prevents Fastify from loading its own compilers. The cast is needed because its types accept no other compilers.
     schemaController: {
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },

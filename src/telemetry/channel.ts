@@ -1,8 +1,7 @@
 /** Requests and responses between the supervisor and a worker process. */
 export interface Channel {
   /**
-   * Resolves with the response. Rejects with the error message of the other process, after the timeout, or at once if
-   * the other process is not connected.
+   * Resolves with the response. Rejects with the error of the other process, after the timeout, or if not connected.
    */
   request<T> (method: string, body?: object, timeoutMs?: number): Promise<T>
   /** Handles a message of the other process. Returns false if the message is neither a request nor a response. */
@@ -12,10 +11,7 @@ export interface Channel {
 interface Request { request: number, method: string, body?: unknown }
 interface Response { response: number, result?: unknown, error?: string }
 
-/**
- * One end of a channel. `send` returns false if the other process is not connected; `handlers` are the functions that
- * the other process may call.
- */
+/** One end of a channel. `send` returns false if the other process is not connected. `handlers` answer its requests. */
 export function createChannel (
   send: (message: Request | Response) => boolean, handlers: Record<string, (body: never) => unknown> = {}
 ): Channel {

@@ -1,7 +1,7 @@
 import type { Counter, Histogram } from 'prom-client'
 
 /**
- * The labels of a series. Values come from fixed sets (routes, codes, internal names), to limit the number of series.
+ * The labels of a series. Their values come from fixed sets, such as routes or codes, to limit the number of series.
  */
 export type Labels = Readonly<Record<string, string | number>>
 
@@ -54,7 +54,6 @@ export async function createMetrics (): Promise<Metrics> {
   }
 }
 
-/** A gauge with these values, without a registry. */
 export const gauge = (name: string, help: string, values: Family['values']): Family =>
   ({ name, help, type: 'gauge', aggregator: 'sum', values })
 

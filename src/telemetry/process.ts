@@ -4,9 +4,7 @@ import type { Metrics } from './metrics.ts'
 const RESOLUTION_MS = 20
 const QUANTILES = [0.5, 0.99, 1]
 
-/**
- * Measures the event loop, CPU time and memory of this process. Returns a function that stops the event loop monitor.
- */
+/** Measures the event loop, CPU time and memory. Returns a function that stops the event loop monitor. */
 export function measureProcess (metrics: Metrics): () => void {
   const delay = monitorEventLoopDelay({ resolution: RESOLUTION_MS })
   delay.enable()

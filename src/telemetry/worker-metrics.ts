@@ -13,8 +13,7 @@ const READ = 'readMetrics'
 const READ_TIMEOUT_MS = 1_000
 const COLLECT_TIMEOUT_MS = 2_000
 
-// Labels each series with its worker. A sum over workers would decrease when a worker is replaced, and Prometheus would
-// take the decrease for a counter reset.
+// Labels series by worker: a sum over workers would decrease, like a counter reset, when a worker is replaced.
 const labelled = (families: readonly Family[], worker: string): Family[] => families.map((family) => ({
   ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
 }))

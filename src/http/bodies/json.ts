@@ -107,10 +107,7 @@ function refuseBadText (value: unknown, path: string): void {
   }
 }
 
-/**
- * Scans chunks of JSON text in one pass for brackets, strings and commas, to check the limits and duplicate names. The
- * parser validates the syntax.
- */
+/** Checks the limits and duplicate names in chunks of JSON text, in one pass. The parser validates the syntax. */
 class Scanner {
   readonly #bounds: Bounds
   readonly #pieces: Pieces | undefined

@@ -73,9 +73,7 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
   }
 }
 
-/**
- * Creates slots with a limit in total and per owner. `take` returns undefined if none is free; releasing is idempotent.
- */
+/** Slots with a limit in total and per owner. `take` returns undefined if no slot is free. Releasing is idempotent. */
 export function createSlots (most: number, mostOfOne: number) {
   const held = new Map<string, number>()
   let all = 0

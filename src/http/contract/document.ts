@@ -4,8 +4,7 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import { mayBeLeftOut } from '../bodies/body.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 
-// The document of @fastify/swagger repeats every schema inline. This module moves repeated parts to named components,
-// as readers and code generators expect.
+// @fastify/swagger repeats every schema inline. This module moves repeated parts to named components.
 
 type Json = Record<string, unknown>
 type Named<T = Json> = Record<string, T>
@@ -22,7 +21,6 @@ export interface Operation extends Json {
 }
 type Paths = Named<Named<Operation>>
 
-/** The parts of an OpenAPI 3.1 document that this module changes. */
 export interface Document extends Json {
   info: { description: string }
   tags: { name: string }[]

@@ -17,9 +17,8 @@ Generate clients from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${b
 support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * Returns a function that adapts the document for Swagger UI: the description of each operation explains its scopes and
- * its own errors. Call `explainer` before the routes are registered, because it reads their declarations in an
- * `onRoute` hook.
+ * Returns a function that adds the scopes and the errors of each operation to its description, for Swagger UI. Call
+ * this before the routes are registered, because an `onRoute` hook collects their declarations.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()

@@ -91,9 +91,7 @@ export async function installOpenApi (app: FastifyInstance) {
   })
 }
 
-/**
- * Serves the document and, if enabled, Swagger UI at `/docs`, with a content security policy against inline scripts.
- */
+/** Serves the document and, if enabled, Swagger UI at `/docs`. The content security policy forbids inline scripts. */
 export async function installDocs (app: FastifyInstance) {
   const explain = explainer(app, basePath(app))
   await app.register(async (docs) => {

@@ -25,9 +25,7 @@ declare module 'fastify' {
     finds?: (request: FastifyRequest) => Promise<unknown>
     /** The request also concerns the whole organization: 404 for restricted tokens. */
     whole?: true
-    /**
-     * Throws 422 for rules that the schemas cannot express. Runs before the look-up of the level, also for a replay.
-     */
+    /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */
     judge?: (request: FastifyRequest) => void
     /**
      * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
@@ -109,9 +107,7 @@ export function locateAhead (
 /** Stops prefetching for an invalid credential. */
 export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
 
-/**
- * Looks up the current state of a request's level and stores it for `levelOf`. `brings` defaults to that of the route.
- */
+/** Reads the current level of a request and stores it for `levelOf`. The default of `brings` is that of the route. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
   return request.at
@@ -129,9 +125,7 @@ export function namesIn (request: FastifyRequest): LevelNames {
   return typeof at === 'function' ? at(request) : request.params as LevelNames
 }
 
-/**
- * Returns the level. 404 if it is missing or restricted; 403 if the team roles in its project do not grant the scopes.
- */
+/** Returns the level. 404 if the level is missing or restricted; 403 if the team roles do not grant the scopes. */
 export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
   if (level === undefined) return fail('not_found')
   requireHeld(request, rolesIn(request.byTeams?.teams ?? [], level))
@@ -199,10 +193,7 @@ export function requireInside (request: FastifyRequest, place: Place) {
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
-/**
- * `requireInside` for a resource found by its id (`finds`). Also 404 if its project's team roles do not grant the
- * scopes.
- */
+/** Like `requireInside`, for `finds`. Also 404 if the team roles in the project do not grant the scopes. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
     const { scopes } = request.byTeams
@@ -237,9 +228,7 @@ const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProj
     change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
 }
 
-/**
- * `inProject` for the level of the request. The level is read under the lock, so no other transaction can change it.
- */
+/** Like `inProject`, with the level of the request, which no other transaction can change meanwhile. */
 export async function inLevel<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
   run: RunInProject = inTransaction(app, request)

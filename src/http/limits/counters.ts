@@ -227,8 +227,7 @@ export function joinCommonCounters (
     taken.done()
   }
 
-  // Check `pastUntil` first: `own` may count in another process, which does not know the keys that exceeded their
-  // limits.
+  // `own` may count in another process, which does not know the keys that exceeded their shared limit.
   function countAlone ({ counting, done }: Pending) {
     const [group, key, , limit] = counting
     const end = own.pastUntil(group, key)

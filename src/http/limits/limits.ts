@@ -78,16 +78,12 @@ export interface Consume {
 const withPlan = (configured: number, fromPlan: number) =>
   fromPlan > DEFAULT_PLAN_LIMIT ? Math.max(configured, fromPlan) : configured
 
-/**
- * The effective limit of an organization, in requests per minute; null: unlimited. `fromPlan` is its `api_per_minute`.
- */
+/** The requests per minute that an organization may send; null: unlimited. `fromPlan` is its `api_per_minute`. */
 export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan: number): number | null {
   return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
 }
 
-/**
- * Creates one limiter per group: the plugin's own limits would count each route separately (fastify-rate-limit #463).
- */
+/** Creates a limiter per group. The plugin's own limits count each route separately (fastify-rate-limit #463). */
 export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')

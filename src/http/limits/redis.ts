@@ -22,11 +22,11 @@ const NO_RESPONSE = 'no answer'
 // Counted if a query has no requests, to test whether Redis accepts writes. A full Redis would still answer a PING.
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
-// Counts requests atomically, so that no key is left without an expiry. Redis determines the end of a window by its
-// clock, so that the end is the same for all instances. The response starts with the time of Redis, because the clock
-// of an instance may differ. A window is restarted if its key is not a hash, its count is invalid, or its end is too
-// late: another program wrote the key, or a clock was set back. HSET comes before PEXPIREAT: a full Redis refuses only
-// the first write of a script.
+// Counts requests atomically, so that no key is left without an expiry. The clock of Redis determines the end of a
+// window, so that the end is the same for all instances. The response starts with the time of Redis, because an
+// instance's clock may differ. A window starts again if its key is not a hash, its count is invalid, or its end is too
+// late: another program wrote the key, or a clock was set. HSET is first: after a first write, a full Redis does not
+// refuse HSET.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -153,7 +153,6 @@ const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MA
 const isResponse = (response: unknown, keys: number): response is number[] =>
   Array.isArray(response) && response.length === 1 + 2 * keys && response.every(Number.isSafeInteger)
 
-// The error code to log, such as ECONNREFUSED, WRONGPASS, READONLY or OOM. The rest of the message may contain the sent
-// command.
+// The error code to log, such as ECONNREFUSED, READONLY or OOM. The rest of the message may contain the sent command.
 const reasonOf = ({ code, message }: Error & { code?: string }): string | undefined =>
   code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]

@@ -125,8 +125,7 @@ export type ObserveRequest = (
 
 /**
  * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
- * got the whole response. A complete request is processed even after a disconnect; its line waits for the outcome, so
- * that every effect is logged.
+ * got the whole response. A complete request is processed even then; its line waits for the outcome, to log its effect.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,

@@ -108,10 +108,7 @@ async function measureBacklog (app: FastifyInstance, database: Database): Promis
   }
 }
 
-/**
- * `GET /metrics`, authenticated by METRICS_TOKEN. The route has no rate limit; instead, concurrent scrapes share one
- * response.
- */
+/** `GET /metrics`, authenticated by METRICS_TOKEN. Instead of a rate limit, concurrent scrapes share one response. */
 export function installMetrics (
   app: FastifyInstance, token: string, database: Database, readAll: () => Promise<Measured>
 ): void {

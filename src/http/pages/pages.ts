@@ -139,8 +139,5 @@ export function formOf (request: FastifyRequest): Form {
 /** All values of a field, such as a group of checkboxes. */
 export const valuesOf = (request: FastifyRequest, name: string): string[] => [fieldsOf(request)[name] ?? []].flat()
 
-/**
- * Percent-encodes `#`, spaces and all but visible ASCII in a query, so that headers and hidden fields keep it
- * unchanged.
- */
+/** Percent-encodes `#` and all but visible ASCII in a query, so that headers and hidden fields keep it unchanged. */
 export const visible = (query: string): string => query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)

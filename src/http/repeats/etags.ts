@@ -94,9 +94,7 @@ export async function requireCurrent (db: Db, request: FastifyRequest, id: strin
   requirePrecondition(headers, tagOf(item))
 }
 
-/**
- * Whether an If-None-Match or If-Match header lists the ETag or is `*` (RFC 9110, 13.1). False for an invalid header.
- */
+/** Whether If-None-Match or If-Match lists the ETag or is `*` (RFC 9110, 13.1). False for an invalid header. */
 export function listsEtag (header: string | undefined, etag: string | undefined, isStrong = false): boolean {
   if (header === undefined || etag === undefined || !CONDITION.test(header)) return false
   return header === '*' ||

@@ -34,10 +34,7 @@ declare module 'fastify' {
 export interface Withheld {
   /** The response without the secret, to be stored. */
   keep: (answer: never) => object
-  /**
-   * Rebuilds the response with the current secret (409 if it no longer exists). `event` is recorded before the
-   * response.
-   */
+  /** Rebuilds the response with the current secret (409 if it no longer exists). `event` is recorded first. */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
@@ -53,7 +50,6 @@ const HEADER = Type.Optional(Type.String({
     `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 
-/** Response headers that are stored and replayed. */
 const STORED_HEADERS = ['etag', 'warning']
 
 /**
@@ -188,9 +184,7 @@ export class KeptOnce implements Answering {
     this.#afterwards.push({ work, undone })
   }
 
-  /**
-   * Called before the response is sent. Waits until the response is stored; throws if the transaction was rolled back.
-   */
+  /** Call this before the response is sent. Waits until the response is stored; throws after a rollback. */
   async answer (reply: FastifyReply, payload: unknown) {
     const settle = this.#settle
     this.#settle = undefined
@@ -281,9 +275,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/**
- * Sends a stored response again. If a secret was not stored, loads it and records the read; 409 if it no longer exists.
- */
+/** Sends a stored response again. Loads a withheld secret and records the read; 409 if the secret no longer exists. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {
@@ -298,12 +290,9 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
   return JSON.stringify(answer)
 }
 
-/** The response and the audit events of a change. */
 export interface Change { status: number, body: object | null, events: AuditEvent[] }
 
-/**
- * In one transaction, counts `limitOfEffect`, runs the change and records its audit events. Then sends the response.
- */
+/** In one transaction, counts `limitOfEffect`, runs the change and records its events. Then sends the response. */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {

@@ -56,7 +56,6 @@ function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
     : `${realm}, error="invalid_token", error_description="The token is not valid"`
 }
 
-/** Sends an error of the catalogue in the common error format. */
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
   request.errorCode = code
   return reply
@@ -77,7 +76,6 @@ const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code
 const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
   [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 
-/** Converts a thrown error to an error of the catalogue. */
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')

@@ -28,10 +28,7 @@ export function serializerOf (declared: unknown): Serializer {
   return serializer
 }
 
-/**
- * Converts `anyOf` of string constants to `enum`, which is easier to read and serializes faster; undefined for other
- * schemas.
- */
+/** Converts `anyOf` of string constants to `enum`, which serializes faster. Undefined for other schemas. */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf
   if (!Array.isArray(choices)) return undefined

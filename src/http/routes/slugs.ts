@@ -30,7 +30,7 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
 }
 
 /**
- * Runs an insert or update; 422 if the slug is taken. No other unique value can conflict: the service generates them.
+ * Runs an insert or update; 422 if the slug is taken. All other unique values are generated, so they cannot conflict.
  */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {

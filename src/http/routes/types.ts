@@ -24,9 +24,7 @@ interface TypeBoxProvider extends FastifyTypeProvider {
 /** A Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/**
- * Scopes that a caller has only through teams, and the team roles in the project (null until the project is looked up).
- */
+/** Scopes that a caller has only through teams, and the team roles in the project (null before its look-up). */
 interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
 
 /** A background job; call `wake` after adding work. */
@@ -39,9 +37,8 @@ declare module 'fastify' {
     /** Scopes that the handler may require in addition or instead, depending on the request. */
     mayNeed?: readonly Scope[]
     /**
-     * For lists of projects: the guard accepts callers who have the scope only by a team's role, and the handler lists
-     * only the projects in which such a role grants the scope. Not for repeatable routes, because a replay skips the
-     * handler.
+     * For lists of projects: the guard accepts callers who have the scope only by a team's role. The handler must list
+     * only the projects in which a role grants the scope. Not for repeatable routes: a replay skips the handler.
      */
     boundsItself?: true
     /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
