@@ -87,13 +87,13 @@ export interface AppDependencies {
   isLeaving?: () => boolean
   /** Whether new requests get 503. */
   isStopping?: () => boolean
-  /** If a body arrives more than this many milliseconds after the guard's checks, the guard repeats the checks. */
+  /** Milliseconds after the guard's checks; if a body arrives later, the guard checks the caller again. */
   judgedFor?: number
   /** The payment provider; by default, payments are manual. */
   provider?: Provider
   /** Timeout of the payment provider in milliseconds. */
   patienceOfProvider?: number | undefined
-  /** Rate-limit counters; with Redis, the fallback. By default, counters of this process. */
+  /** Rate-limit counters; with Redis, the fallback counters. By default, in the memory of this process. */
   counters?: OwnCounters | undefined
   /** The registry for metrics of this process, if METRICS_TOKEN is set; by default, a new one. */
   metrics?: Metrics | undefined

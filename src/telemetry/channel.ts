@@ -1,7 +1,7 @@
 /** Requests and responses between the supervisor and a worker process. */
 export interface Channel {
   /**
-   * Resolves with the response. Rejects with the error of the other process, after the timeout, or if not connected.
+   * Rejects with the error message of the other process, after the timeout, or if the other process is not connected.
    */
   request<T> (method: string, body?: object, timeoutMs?: number): Promise<T>
   /** Handles a message of the other process. Returns false if the message is neither a request nor a response. */

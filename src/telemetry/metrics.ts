@@ -1,8 +1,6 @@
 import type { Counter, Histogram } from 'prom-client'
 
-/**
- * The labels of a series. Their values come from fixed sets, such as routes or codes, to limit the number of series.
- */
+/** The labels of a series. Values come from fixed sets, such as routes or codes, to limit the number of series. */
 export type Labels = Readonly<Record<string, string | number>>
 
 /** A metric in the JSON format of prom-client, which processes also send to each other. */

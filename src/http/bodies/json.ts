@@ -12,7 +12,7 @@ const MAX_PATH = 200
 
 // Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-// Maximum characters of one list element, and of the body without the elements: a few milliseconds of parsing.
+// Maximum characters that are parsed at once: of one list element, and of the body without the elements.
 const MAX_PIECE = 3 * 1024 * 1024
 
 /** The limits of a body with this schema. Throws for an unbounded schema. */

@@ -77,7 +77,7 @@ const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// Maximum characters of a collection on one line. Lists of scalars, and examples, are on one line at any length.
+// Maximum characters of a collection on one line. Lists of scalars and examples have no maximum.
 const LINE = 600
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
@@ -189,7 +189,7 @@ function describe (paths: Paths): Paths {
     if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     const ways = (operation.security ?? []).map((way) => Object.values(way).join(' '))
-    // The scope that every request needs. If it depends on the request, only `security` lists the alternatives.
+    // The scope that every request needs. If the scope depends on the request, only `security` lists the alternatives.
     if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
     return operation
   })
@@ -240,7 +240,7 @@ function nameOf (status: string, { content }: Json): string {
   return schema === undefined ? `Answer${status}` : `${schema}Response`
 }
 
-// Collects components of one kind. Throws if two components have the same name: numbers would not be stable names.
+// Collects components of one kind. Throws if two different components have the same name.
 function collect (kind: 'parameters' | 'responses') {
   const all: Named = {}
   return {

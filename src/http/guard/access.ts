@@ -68,7 +68,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
-  // The guard has not counted the address of a known device. Count it if the device tries another account.
+  // For a known device, the guard does not count the address. Count the address if the device tries another account.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -94,7 +94,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   // Needed for reads with a slow body. Changes lock their caller until they commit (`recordEvent`).
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    // The routes of the documentation are registered before `judgedAt` is: it is undefined, and the comparison false.
+    // The routes of the documentation are older than the guard: `judgedAt` is undefined, so the comparison is false.
     if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
@@ -162,7 +162,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = `org:${organization.id}`
     request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
   }
-  // No resource has a reserved word as its slug, so treat the request like one without a route.
+  // No resource has a reserved word as its slug, so handle the path as one without a route.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)
 }
@@ -216,7 +216,7 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// Per address that exceeded its limit: one token look-up at a time and a short queue; beyond it, 429 without a look-up.
+// For addresses that exceeded their limit: one token look-up at a time and a short queue. Others get 429 without one.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 const atOnce: Gate = (work) => work()
 
@@ -322,7 +322,7 @@ function teamsAskedFor (request: FastifyRequest): TeamQuery {
 
 const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project
 
-// The team roles that may grant a scope: in the project of the request, or in any project until it is known.
+// The team roles that may grant a scope: in the project of the request, or in any project until the project is known.
 function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
   const { at } = request
   const isInPath = projectInPath(request) !== undefined

@@ -107,7 +107,7 @@ export function locateAhead (
 /** Stops prefetching for an invalid credential. */
 export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
 
-/** Reads the current level of a request and stores it for `levelOf`. The default of `brings` is that of the route. */
+/** Reads the current level of a request and stores it for `levelOf`. By default, loads what the route `brings`. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
   return request.at
@@ -163,7 +163,7 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project; empty if not needed. For a project in the path, the guard has loaded them.
+// The caller's team roles in a project; empty if no team role is needed. The guard loads the roles for a path.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {

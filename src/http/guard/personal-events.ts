@@ -7,9 +7,9 @@ import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createPersonalEvent, type PersonalEvent } from '../../repositories/people/personal-events.ts'
 import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
-// Events of a person, such as a sign-in. The person sees the events on /account, with address and browser. The person's
-// organizations see them in their audit log, without address and browser. Organizations that have only invited the
-// person do not see them.
+// Events of a person, such as a sign-in. The person sees these events on /account, with address and browser. The
+// person's organizations see them in the audit log, without address and browser. Organizations that only invited the
+// person see no event.
 
 type Details = Record<string, string | number | boolean | null>
 

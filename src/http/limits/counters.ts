@@ -22,7 +22,7 @@ export interface Counters {
   isPast (group: string, key: string): boolean
 }
 
-/** Counters of one process. Start from the shared counts when the shared counters do not respond. */
+/** Counters of one process, which count alone while the shared counters do not respond. */
 export interface OwnCounters extends Counters {
   /** The end of the current window if the key has exceeded its limit in it; otherwise 0. */
   pastUntil (group: string, key: string): number
@@ -95,7 +95,7 @@ export function createCounters (): OwnCounters {
   }
 }
 
-/** A message of a member: requests to count (`of`), or a request to remove (`back`). The result has the same number. */
+/** A message of a member: requests to count (`of`), or a request to remove (`back`). The result repeats `counting`. */
 export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
 export interface Result { counted: number, are: Counted[] }

@@ -7,9 +7,7 @@ const MEMBERS = ['key_check', 'key_check_salt', 'key_check_iterations'] as const
 
 interface Sent { key_check?: string, key_check_salt?: string, key_check_iterations?: number }
 
-/**
- * Reads the key check of a client-managed key, with its derivation parameters; 422 if a field is missing or invalid.
- */
+/** Reads the key check of a client-managed key and its parameters; 422 for a missing or invalid field. */
 export function readKeyCheck (body: Sent) {
   for (const member of MEMBERS) if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
   const check = decodeBase64(body.key_check!)

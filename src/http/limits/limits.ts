@@ -6,7 +6,7 @@ import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
-// The default `api_per_minute` of plans (S-14.2). A plan raises the configured limit only if its value is above this.
+// The default `api_per_minute` of plans (S-14.2). Only a higher value in a plan can raise the configured limit.
 const DEFAULT_PLAN_LIMIT = 100
 
 /**

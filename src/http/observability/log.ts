@@ -13,7 +13,7 @@ export interface LogStream { write (line: string): unknown }
 
 // If nobody reads the output, further lines are dropped, so that memory use is limited.
 const MAX_UNREAD_BYTES = 16 * 1024 * 1024
-// A batch is written when it reaches this size, or this long after its first line.
+// A batch is written at this size, or this long after the first line of the batch.
 const BATCH_BYTES = 32_768
 const BATCH_DELAY_MS = 50
 // Bytes that a pipe writes atomically (PIPE_BUF of Linux).
@@ -42,7 +42,7 @@ export function standardLog (isShared = false): LogStream {
     lines = ''
     bytes = 0
   }
-  // Before the listeners of the destination, which write its buffer.
+  // Runs before the listeners of pino, which write its buffer.
   for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
   return {
     write (line) {
@@ -125,7 +125,7 @@ export type ObserveRequest = (
 
 /**
  * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
- * got the whole response. A complete request is processed even then; its line waits for the outcome, to log its effect.
+ * got the whole response. The line of a complete request waits for the outcome, so that every effect is logged.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,

@@ -29,8 +29,8 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Implements and documents ETags and preconditions. Changes that do not support preconditions reject them with 422,
- * because ignoring them could overwrite a concurrent change. 412 would make clients read the resource and try again.
+ * Implements and documents ETags and preconditions. Changes without support for preconditions reject them with 422: an
+ * ignored precondition could overwrite a concurrent change, and after 412 clients would try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)

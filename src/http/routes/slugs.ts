@@ -8,7 +8,7 @@ import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from 
 
 /**
  * The slug of a new resource: the given slug, or a slug from the name, with a number or a random suffix if a sibling
- * has it already. Call this under the parent's lock. Organizations have no parent (`among` is undefined): of two
+ * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined): of two
  * concurrent requests with the same name the second gets `slug_taken`.
  */
 export async function chooseSlug (
@@ -29,9 +29,7 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
-/**
- * Runs an insert or update; 422 if the slug is taken. All other unique values are generated, so they cannot conflict.
- */
+/** Runs an insert or update; 422 if the slug is taken. No other unique value can conflict: all others are generated. */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()

@@ -71,7 +71,7 @@ declare module 'fastify' {
     /** For transactions whose duration grows with a project, such as rotations. */
     longTransactions: Db
     databaseKind: Database['kind']
-    /** Records the event of a read. Await it before the response is sent. */
+    /** Records the audit event of a read. Wait for the result before the response is sent. */
     recordRead: RecordRead
     /** Records a failed sign-in, for the user and for each actor. True if an event is not numbered yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
