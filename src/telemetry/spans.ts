@@ -2,7 +2,6 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 
 export type Work = 'guard' | 'statement' | 'transaction' | 'seal' | 'open' | 'derive' | 'password'
 
-/** Ends a span. */
 export type End = () => void
 
 /** Collects spans. `text` is the SQL text of a statement, without parameter values. */

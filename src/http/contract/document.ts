@@ -77,7 +77,7 @@ const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// Maximum characters of a collection on one line. Lists of scalars and examples have no maximum.
+// Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
 const LINE = 600
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */

@@ -216,7 +216,7 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// For addresses that exceeded their limit: one token look-up at a time and a short queue. Others get 429 without one.
+// For each address that exceeded its limit: one token look-up at a time and 20 in the queue; then 429 without look-up.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 const atOnce: Gate = (work) => work()
 

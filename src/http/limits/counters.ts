@@ -181,7 +181,6 @@ export function joinCommonCounters (
       if (isAlone) done()
       else ask([], [counting, end], done)
     },
-    /** Handles a message to this member. */
     receive (message: unknown) {
       const { counted, are, past = [] } = message as Partial<Result & Notice>
       for (const [counting, end] of past) own.learn(counting, counting[3] + 1, end)

@@ -20,7 +20,6 @@ declare module 'fastify' {
     isUnconditional?: boolean
   }
   interface FastifyRequest {
-    /** The ETag of the response. */
     etag: string | null
   }
 }

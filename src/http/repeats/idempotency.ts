@@ -256,8 +256,9 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
   : value
 
 // Hashes the parts of a request one after the other, each together with the previous hash, so that no step is long. The
-// parts are the request line, each field and each list element. Their array lengths prevent equal parts of different
-// requests: three for the request line and the head of a list, two for another field, one for a list element.
+// parts are the request line, each field and each list element. Each kind of part has its own array length, so that
+// different requests have different parts: three for the request line and the head of a list, two for another field,
+// one for a list element.
 async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])

@@ -76,7 +76,6 @@ declare module 'fastify' {
     /** Records a failed sign-in, for the user and for each actor. True if an event is not numbered yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
-    /** Costs of key and password derivations. */
     costs: Costs
     config: Config
     /** The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address. */
@@ -101,7 +100,6 @@ declare module 'fastify' {
     /** Renews subscriptions and calls the payment provider in the background. */
     billing: Worker
     calls: ReturnType<typeof countCalls>
-    /** Settings of invoices. */
     invoicing: Config['invoices'] & { warnOfSeller: () => void, provider: { name: string } }
   }
   interface FastifyRequest {
@@ -113,7 +111,6 @@ declare module 'fastify' {
     hasLateEvents: boolean
     /** Whether the request ended API tokens, which the background cleanup may have to delete. */
     hasEnded: boolean
-    /** Whether the effect of the request is counted. */
     isEffectCounted: boolean
     /** The access through teams; null if the caller's own role is enough. */
     byTeams: ByTeams | null
