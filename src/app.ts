@@ -93,29 +93,28 @@ export interface AppDependencies {
   config: Config
   database: Database
   keyring: Keyring
-  /** Parameters of key derivations; tests may use cheaper ones than production. */
+  /** Parameters of key derivations; tests may use cheaper parameters. */
   costs?: Costs
-  /** The stream for log lines; by default, standard output. */
   logStream?: LogStream
-  /** Whether a shutdown has begun: readiness fails, and connections close after a response. */
+  /** Whether a shutdown has begun: `/readyz` fails, and each connection is closed after its response. */
   isLeaving?: () => boolean
-  /** Whether new requests are refused. */
+  /** Whether new requests get 503. */
   isStopping?: () => boolean
-  /** Milliseconds for which the guard's decision is valid; a later body is authorized again. */
+  /** Milliseconds after the guard's checks; if a body arrives later, the guard checks the caller again. */
   judgedFor?: number
-  /** The payment provider; by default, the operator moves money manually. */
+  /** The payment provider; by default, payments are manual. */
   provider?: Provider
   /** Timeout of the payment provider in milliseconds. */
   patienceOfProvider?: number | undefined
-  /** Rate limit counters, also the fallback for Redis; by default, counters of this process. */
+  /** Rate-limit counters; with Redis, the fallback counters. By default, in the memory of this process. */
   counters?: OwnCounters | undefined
   /** The registry for metrics of this process, if METRICS_TOKEN is set; by default, a new one. */
   metrics?: Metrics | undefined
-  /** The metrics of all processes of the service; by default, of this one only. */
+  /** Reads the metrics of all processes of the service; by default, of this process only. */
   readMetrics?: (() => Promise<Measured>) | undefined
 }
 
-/** Builds the Fastify instance. It does not listen yet. */
+/** Builds the Fastify instance without listening. */
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
@@ -143,14 +142,14 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
-    // Prevents Fastify from loading its own compilers. Its types accept only those, hence the cast.
+    // Prevents Fastify from loading its own compilers. The cast is needed because its types accept no other compilers.
     schemaController: {
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
-    // The guard refuses requests without `Host`, so that they count towards the rate limit.
+    // The guard, not Node.js, refuses requests without `Host`, so that the rate limit counts them.
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
-    // For an invalid path Fastify runs no hooks.
+    // Fastify runs no hooks for an invalid path, so the log line and the headers are set up here.
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
@@ -170,7 +169,7 @@ export async function buildApp (
     if (answered !== undefined) requestLog.answered(socket, id, answered)
   }
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
-  // Node.js silently drops headers above its limit. Accept one more, to detect too many headers.
+  // Node.js silently drops headers above its limit. Accept one more header, to detect that there are too many.
   app.server.maxHeadersCount = MAX_HEADERS + 1
   const { db, reads, lists, pages, longTransactions } = database
   decorate(app, { db, reads, lists, pages, longTransactions, databaseKind: database.kind, keyring, costs, config })
@@ -217,7 +216,7 @@ export async function buildApp (
     if (isLast) done(new ApiError('service_unavailable'))
     else if (request.url.length > MAX_URL_LENGTH) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
-    // CORS preflights are answered before the guard runs.
+    // Check here, because CORS preflights are answered before the guard runs.
     else if (request.method === 'OPTIONS') done(requestFormatError(request))
     else done()
   })
@@ -237,7 +236,7 @@ export async function buildApp (
   }
   await installOpenApi(app, Object.fromEntries(Object.entries(DOMAINS).map(([tag, [text]]) => [tag, text])))
   installMethods(app)
-  // Before the guard, which rejects routes without access rules: Swagger UI registers such routes.
+  // Before the guard, whose `onRoute` hook would throw for routes of Swagger UI: they do not declare `access`.
   await installDocs(app)
   installPathParams(app)
   installAliases(app)
@@ -273,7 +272,7 @@ function decorate (app: FastifyInstance, members: Partial<FastifyInstance>) {
   for (const [name, value] of Object.entries(members)) app.decorate<unknown>(name, value)
 }
 
-// Removes the path of PUBLIC_URL, which a proxy may or may not strip.
+// Removes the base path of PUBLIC_URL from a request's URL, unless a proxy has already removed it.
 function withoutBase (publicUrl: string | undefined) {
   const base = publicUrl === undefined ? '/' : new URL(publicUrl).pathname
   return ({ url = '/' }: { url?: string }): string =>

@@ -1,21 +1,17 @@
 /** Requests and responses between the supervisor and a worker process. */
 export interface Channel {
   /**
-   * Resolves with the response. Rejects with the error message of the other process, when the timeout is over, or at
-   * once when the other process is not connected.
+   * Rejects with the error message of the other process, after the timeout, or if the other process is not connected.
    */
   request<T> (method: string, body?: object, timeoutMs?: number): Promise<T>
-  /** Handles a message of the other process. Returns false for a message of another kind. */
+  /** Handles a message of the other process. Returns false if the message is neither a request nor a response. */
   receive (message: unknown): boolean
 }
 
 interface Request { request: number, method: string, body?: unknown }
 interface Response { response: number, result?: unknown, error?: string }
 
-/**
- * One end of a channel. `send` returns false if the other process is not connected; `handlers` are the functions that
- * the other process may call.
- */
+/** One end of a channel. `send` returns false if the other process is not connected. `handlers` answer its requests. */
 export function createChannel (
   send: (message: Request | Response) => boolean, handlers: Record<string, (body: never) => unknown> = {}
 ): Channel {

@@ -1,22 +1,22 @@
 import type { Counter, Histogram } from 'prom-client'
 
-/** Identifies a series of a metric. Values come from closed lists: routes, codes, internal names. */
+/** The labels of a series. Values come from fixed sets, such as routes or codes, to limit the number of series. */
 export type Labels = Readonly<Record<string, string | number>>
 
-/** A metric as prom-client exports it, and as processes send it to each other. */
+/** A metric in the JSON format of prom-client, which processes also send to each other. */
 export interface Family {
   name: string
   help: string
   type: string
   aggregator: string
-  /** The name differs from that of the family for the parts of a histogram. */
+  /** `metricName` is the name of a part of a histogram, such as `…_bucket`. */
   values: readonly { labels: Labels, value: number, metricName?: string | undefined }[]
 }
 
-/** The value of a metric at a scrape: one, several with labels, or undefined for none. */
+/** Reads a metric at a scrape: one value, several values with labels, or undefined for no value. */
 export type Read = () => number | undefined | Iterable<readonly [labels: Labels, value: number]>
 
-/** The metrics of one process. Each name is used once. */
+/** The metrics of one process. Each name can be registered only once. */
 export interface Metrics {
   counter<L extends string> (name: string, help: string, labels?: readonly L[]): Counter<L>
   histogram<L extends string> (
@@ -27,7 +27,7 @@ export interface Metrics {
   read (): Promise<Family[]>
 }
 
-/** An empty registry. Only a service with metrics loads prom-client, which would slow down every other start. */
+/** Creates an empty registry. Loads prom-client only here, because loading it slows down the start. */
 export async function createMetrics (): Promise<Metrics> {
   const { Counter, Gauge, Histogram, Registry } = await import('prom-client')
   const registry = new Registry()
@@ -52,7 +52,6 @@ export async function createMetrics (): Promise<Metrics> {
   }
 }
 
-/** A gauge whose values are known. */
 export const gauge = (name: string, help: string, values: Family['values']): Family =>
   ({ name, help, type: 'gauge', aggregator: 'sum', values })
 
@@ -60,6 +59,6 @@ export const gauge = (name: string, help: string, values: Family['values']): Fam
 export async function render (processes: readonly (readonly Family[])[]): Promise<string> {
   const { AggregatorRegistry } = await import('prom-client')
   const text = await AggregatorRegistry.aggregate([...processes]).metrics()
-  // It puts blank lines between metrics.
+  // prom-client puts blank lines between metrics.
   return text.replaceAll('\n\n', '\n')
 }

@@ -4,13 +4,13 @@ import type { Metrics } from './metrics.ts'
 const RESOLUTION_MS = 20
 const QUANTILES = [0.5, 0.99, 1]
 
-/** Measures the event loop, CPU time and memory of this process. Returns a function that ends that. */
+/** Measures the event loop, CPU time and memory. Returns a function that stops the event loop monitor. */
 export function measureProcess (metrics: Metrics): () => void {
   const delay = monitorEventLoopDelay({ resolution: RESOLUTION_MS })
   delay.enable()
   metrics.watch('gauge', 'strongroom_event_loop_delay_seconds',
     'How late the event loop was, since the last scrape', () => {
-      // The interval of the measurement is part of each value.
+      // Each measured delay includes the sampling interval.
       const late = (quantile: number) => Math.max(0, delay.percentile(quantile * 100) / 1e9 - RESOLUTION_MS / 1000)
       const values = delay.count === 0 ? [] : QUANTILES.map((quantile) => [{ quantile }, late(quantile)] as const)
       delay.reset()

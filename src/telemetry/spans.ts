@@ -1,12 +1,10 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
-/** The kinds of spans. */
 export type Work = 'guard' | 'statement' | 'transaction' | 'seal' | 'open' | 'derive' | 'password'
 
-/** Ends a span. */
 export type End = () => void
 
-/** Collects spans; `text` is that of a statement, without values. */
+/** Collects spans. `text` is the SQL text of a statement, without parameter values. */
 export interface Trace { begin (work: Work, text?: string): End }
 
 const current = new AsyncLocalStorage<Trace>()
@@ -14,15 +12,15 @@ const current = new AsyncLocalStorage<Trace>()
 let isTraced = false
 const nothing: End = () => {}
 
-/** Spans that begin after this call belong to the trace, until it ends. */
+/** Runs `next` in the async context of the trace, to which `beginPiece` then adds spans. */
 export function within (trace: Trace, next: () => void): void {
   isTraced = true
   current.run(trace, next)
 }
 
 /**
- * Begins a span and returns a function that ends it. Both do nothing without a trace. Work for several requests belongs
- * to the request that began it.
+ * Begins a span in the current trace and returns a function that ends the span; does nothing without a trace. If
+ * several requests are batched, the span belongs to the request that started the batch.
  */
 export function beginPiece (work: Work, text?: string): End {
   return isTraced ? current.getStore()?.begin(work, text) ?? nothing : nothing

@@ -6,7 +6,7 @@ import type { End, Trace } from './spans.ts'
 /** `endpoint` is the base URL, without `/v1/traces`; `ratio` is the share of requests that are traced. */
 export interface TracesConfig { endpoint: string, headers: Record<string, string>, serviceName: string, ratio: number }
 
-/** The attributes of a finished request: the pattern of the route (null without a route) and the code of an error. */
+/** A finished request. `route` is a pattern, null without a route; `status` is null if no response was sent. */
 interface Outcome {
   method: string
   route: string | null
@@ -15,21 +15,21 @@ interface Outcome {
   requestId: string
 }
 
-/** The trace of a request. `end` ends it; further spans are ignored. */
+/** The trace of a request. `end` ends the trace; later spans are ignored. */
 export interface RequestTrace extends Trace { end (outcome: Outcome): void }
 
 /** Traces requests and exports the traces in the background. */
 export interface Tracer {
   /** Undefined when the request is not sampled. */
   start (traceparent: string | string[] | undefined): RequestTrace | undefined
-  /** Exports the remaining traces, within one second. */
+  /** Exports the remaining traces; gives up after one second. */
   stop (): Promise<void>
 }
 
-// A project rotation has thousands of spans; the first ones are sufficient.
+// Per request. A project rotation has thousands of spans; the first spans are sufficient.
 const MAX_SPANS = 100
 const QUEUE = { maxQueueSize: 4096, maxExportBatchSize: 512, scheduledDelayMillis: 1_000 }
-// For a batch, including retries.
+// Per batch, including retries.
 const EXPORT_TIMEOUT_MS = 3_000
 const STOP_TIMEOUT_MS = 1_000
 const MAX_CACHED_NAMES = 2_000
@@ -44,13 +44,13 @@ const SPAN_NAMES = {
 } as const
 
 /**
- * Exports traces over OTLP. The attributes of spans are listed explicitly, as in the log, and contain no values of
- * statements. `warn` logs when the export begins to fail, and when it succeeds again.
+ * Creates a tracer that exports over OTLP. Spans have only the attributes listed here, and no parameter values. Calls
+ * `warn` when exports begin to fail, and when they succeed again.
  */
 export async function createTracer (
   { endpoint, headers, serviceName, ratio }: TracesConfig, metrics: Metrics | undefined, warn: (line: string) => void
 ): Promise<Tracer> {
-  // Loaded only if tracing is on, because it takes longer than the rest of a start.
+  // Loaded only if tracing is on, because loading these modules takes longer than the rest of the start.
   const [api, sdk, { OTLPTraceExporter }, { resourceFromAttributes }] = await Promise.all([
     import('@opentelemetry/api'), import('@opentelemetry/sdk-trace'),
     import('@opentelemetry/exporter-trace-otlp-http'), import('@opentelemetry/resources')
@@ -103,7 +103,7 @@ export async function createTracer (
 
   return {
     start (traceparent) {
-      // Do not sample by the trace id: the client chooses it, and could have every request traced.
+      // Do not sample by the trace id: a client could choose ids for which every request is traced.
       if (Math.random() >= ratio) return undefined
       const parent = parseTraceparent(traceparent)
       if (parent?.traceFlags === TraceFlags.NONE) return undefined
@@ -120,7 +120,7 @@ export async function createTracer (
   }
 }
 
-/** Counts the exported and the failed spans, and logs when exports begin or cease to fail. */
+/** Wraps an exporter: counts exported and failed spans, and logs when exports begin or cease to fail. */
 function watched (
   exporter: SpanExporter, metrics: Metrics | undefined, warn: (line: string) => void
 ): SpanExporter {
@@ -134,7 +134,7 @@ function watched (
       exporter.export(batch, (result) => {
         const isTaken = result.code === 0
         spans?.inc({ taken: isTaken ? 'yes' : 'no' }, batch.length)
-        // Not the error of the receiver, which may quote what it received.
+        // Do not log the receiver's error, which may quote span data.
         if (isTaken !== isWorking) warn(isTaken ? 'traces are taken again' : 'the receiver does not take traces')
         isWorking = isTaken
         done(result)
@@ -145,7 +145,7 @@ function watched (
   }
 }
 
-/** The span context of a `traceparent` header (W3C Trace Context); undefined if it is invalid, at any length. */
+/** Parses a `traceparent` header (W3C Trace Context); undefined if it is invalid. */
 export function parseTraceparent (header: string | string[] | undefined): SpanContext | undefined {
   if (typeof header !== 'string' || header.length !== 55) return undefined
   const [, traceId, spanId, flags] = /^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$/.exec(header) ?? []
@@ -153,10 +153,10 @@ export function parseTraceparent (header: string | string[] | undefined): SpanCo
   return { traceId, spanId: spanId!, traceFlags: parseInt(flags!, 16) & 1, isRemote: true }
 }
 
-// Cached: the service sends only a few hundred different statements.
+// Span names by SQL text: the service sends only a few hundred different statements.
 const names = new Map<string, string>()
 
-// The first word and the first table of a statement, which contain no values.
+// The command and the first table of a statement, such as `SELECT projects`.
 function nameOfStatement (text: string): string {
   let name = names.get(text)
   if (name === undefined) {

@@ -1,20 +1,19 @@
 import type { Channel } from './channel.ts'
 import { gauge, type Family, type Metrics } from './metrics.ts'
 
-// The supervisor collects the metrics of all processes for the worker that is scraped. prom-client's cluster support
-// sums the counters of all workers, and fails when a worker does not respond.
+// The worker that is scraped requests the metrics of all processes from the supervisor. The cluster support of
+// prom-client would sum the counters of all workers, and fails when a worker does not respond.
 
-/** The metrics of each process. */
 export type Measured = readonly (readonly Family[])[]
 
 const COLLECT = 'collectMetrics'
 const READ = 'readMetrics'
 
-// The supervisor answers with the metrics of the other workers while a worker does not respond.
+// The supervisor's timeout is shorter, so that it responds in time even if a worker does not.
 const READ_TIMEOUT_MS = 1_000
 const COLLECT_TIMEOUT_MS = 2_000
 
-// A sum over workers would decrease when a worker is replaced, and Prometheus would count the other workers again.
+// Labels series by worker: a sum over workers would decrease, like a counter reset, when a worker is replaced.
 const labelled = (families: readonly Family[], worker: string): Family[] => families.map((family) => ({
   ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
 }))
@@ -38,7 +37,7 @@ export function createCommonMetrics (own: Metrics) {
 
   return {
     handlers: { [COLLECT]: collect },
-    /** Adds a worker. The returned function removes it, unless another worker has taken its name. */
+    /** Adds a worker. The returned function removes the worker, unless a newer worker has the same name. */
     join (name: string, channel: Channel) {
       workers.set(name, channel)
       return () => { if (workers.get(name) === channel) workers.delete(name) }
@@ -49,6 +48,6 @@ export function createCommonMetrics (own: Metrics) {
 /** A worker's side. */
 export const metricsHandlers = (own: Metrics) => ({ [READ]: () => own.read() })
 
-/** The metrics of all processes; those of this worker alone while the supervisor does not respond. */
+/** The metrics of all processes; only of this worker if the supervisor does not respond. */
 export const collectMetrics = (own: Metrics, { request }: Channel): Promise<Measured> =>
   request<Measured>(COLLECT, {}, COLLECT_TIMEOUT_MS).catch(async () => [await own.read()])

@@ -48,13 +48,13 @@ export function requireJson ({ headers }: FastifyRequest) {
   if (!JSON_TYPE.test(headers['content-type'] ?? '')) fail('unsupported_media_type')
 }
 
-/** Whether a body of this schema is optional: it has no required field. */
+/** A body is optional if its schema has no required field. */
 export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
   !(Array.isArray(required) && required.length > 0)
 
 /**
- * The parsed body. Some clients send `null` instead of no body: it counts as absent if the body is optional. Otherwise
- * it is rejected here, because the validator treats an absent body as `{}`.
+ * The parsed body. `null`, which some clients send instead of no body, counts as absent if the body is optional.
+ * Otherwise `null` is rejected here, because the validator would replace it by `{}`.
  */
 export function bodyIn ({ routeOptions: { schema } }: FastifyRequest, value: unknown): unknown {
   if (value === null && mayBeLeftOut(schema?.body as TSchema)) return undefined

@@ -12,7 +12,7 @@ const MAX_PATH = 200
 
 // Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-// Characters of a list element, and of the rest of the body: parsing them takes a few milliseconds.
+// Maximum characters that are parsed at once: of one list element, and of the body without the elements.
 const MAX_PIECE = 3 * 1024 * 1024
 
 /** The limits of a body with this schema. Throws for an unbounded schema. */
@@ -44,8 +44,8 @@ export function readJson (bytes: Buffer, bounds: Bounds): unknown {
 }
 
 /**
- * The same for a stream of up to `limit` bytes. Elements of top-level lists are parsed one by one as they arrive, with
- * `pause` between the steps, so that no step blocks the event loop for long.
+ * Like `readJson`, for a stream of up to `limit` bytes. Parses lists in the top-level object element by element while
+ * they arrive, and calls `pause` between the steps, so that no step blocks the event loop for long.
  */
 export async function readLargeJson (
   source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
@@ -107,10 +107,7 @@ function refuseBadText (value: unknown, path: string): void {
   }
 }
 
-/**
- * Scans chunks of JSON text in one pass for brackets, strings and commas, to check the limits and duplicate names. It
- * does not validate the syntax; the parser does.
- */
+/** Checks the limits and duplicate names in chunks of JSON text, in one pass. The parser validates the syntax. */
 class Scanner {
   readonly #bounds: Bounds
   readonly #pieces: Pieces | undefined
@@ -199,7 +196,7 @@ class Scanner {
     this.#name = undefined
     this.#isNameNext = false
     this.#count()
-    // `\u0061` is the name `a`.
+    // Decode escape sequences: `\u0061` and `a` are the same name.
     const name = written.includes('\\') ? parseSyntax(`"${written}"`) as string : written
     const names = this.#open.at(-1)
     if (names?.has(name)) fail('malformed_json')
@@ -218,8 +215,8 @@ function indexOr (text: string, what: string, from: number): number {
 }
 
 /**
- * Splits a body into the elements of its top-level lists and the rest, in which an index replaces each element. The
- * body is valid JSON if all these parts are.
+ * Splits a body into the elements of the lists in the top-level object and the remaining text, in which an index
+ * replaces each element. The body is valid JSON if all these parts are valid.
  */
 class Pieces {
   #rest = ''

@@ -7,7 +7,7 @@ import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
-// The limit of large bodies: a multiple of the normal body limit, but not more bytes than the maximum.
+// A large body may have this multiple of the normal body limit, but not more than `MAX_BYTES`.
 const BODY_LIMIT_FACTOR = 16
 const MAX_BYTES = 64 * 1024 * 1024
 // Large bodies in memory at once. One organization cannot use all slots.
@@ -25,9 +25,9 @@ interface LargeBody {
 }
 
 /**
- * Route options for a large body, which is read and validated in steps; call it in a separate plugin. A body above the
- * normal limit needs a slot (503 if none is free), from the access checks until the response is sent, or until the
- * client disconnects before the body is complete.
+ * Route options for a large body, which is read and validated in steps. Changes the parser and validator of `app`, so
+ * call this in a separate plugin. A body above the normal limit occupies a slot (503 if none is free) from the access
+ * checks until the response is sent, or until the client disconnects before the body is complete.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
@@ -42,7 +42,7 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
-      // Leaving a loop over the stream itself would destroy the connection before the error response is sent.
+      // Without this option, an error in the loop would destroy the connection before the error response is sent.
       const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
       // From here on the body stays in memory until the response, even if the client disconnects.
       const slot = held.get(request)
@@ -73,7 +73,7 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
   }
 }
 
-/** Slots with a total limit and a limit per owner; undefined if none is free. Releasing a slot is idempotent. */
+/** Slots with a limit in total and per owner. `take` returns undefined if no slot is free. Releasing is idempotent. */
 export function createSlots (most: number, mostOfOne: number) {
   const held = new Map<string, number>()
   let all = 0
@@ -108,7 +108,7 @@ export async function * inTurns<T> (
   }
 }
 
-// Validates the body without the elements of the list, then each element.
+// Validates the body without the elements of the list, and then each element.
 function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema> {
   const { items, ...more } = schema.properties[list] as TArray
   const outside = judging({

@@ -1,19 +1,19 @@
 import type { FastifyRequest } from 'fastify'
 import { ApiError } from '../../rules/errors.ts'
 
-/** All values of a header. For some headers, `headers` of Node.js has only the first. */
+/** All values of a header. For some headers, `request.headers` has only the first value. */
 export const headerValues = ({ raw: { rawHeaders } }: FastifyRequest, name: string): string[] =>
   rawHeaders.filter((_value, i) => i % 2 === 1 && rawHeaders[i - 1]!.toLowerCase() === name)
 
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
 
-// RFC 9112, 3.2: a request of HTTP/1.1 has one Host, and no request has more.
+// RFC 9112, 3.2: a request of HTTP/1.1 has exactly one Host header, other requests at most one.
 function hasHost (request: FastifyRequest): boolean {
   const hosts = headerValues(request, 'host').length
   return hosts === 1 || (hosts === 0 && request.raw.httpVersion !== '1.1')
 }
 
-// No resource has a NUL character in its name, and PostgreSQL rejects them.
+// 404: no resource has a NUL character in its name, and PostgreSQL rejects NUL characters.
 const hasNul = ({ url }: FastifyRequest) => url.split('?', 1)[0]!.includes('%00')
 
 /** The error of a malformed request, independent of caller and route; undefined for a well-formed request. */

@@ -42,8 +42,8 @@ function messageOf (problem: ValueError): string {
 }
 
 // Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. The validation
-// rejects other text. An empty parameter, as in `?force=`, counts as absent, but an empty time is rejected: otherwise a
-// script with an empty variable would read the present.
+// rejects other text. An empty parameter, as in `?force=`, counts as absent. An empty time is rejected: a script with
+// an empty variable would otherwise read the current state.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined

@@ -4,8 +4,7 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import { mayBeLeftOut } from '../bodies/body.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 
-// The document of @fastify/swagger repeats every schema inline. This module moves repeated parts to named components,
-// as readers and code generators expect.
+// @fastify/swagger repeats every schema inline. This module moves repeated parts to named components.
 
 type Json = Record<string, unknown>
 type Named<T = Json> = Record<string, T>
@@ -22,7 +21,6 @@ export interface Operation extends Json {
 }
 type Paths = Named<Named<Operation>>
 
-/** The parts of an OpenAPI 3.1 document that are arranged. */
 export interface Document extends Json {
   info: { description: string }
   tags: { name: string }[]
@@ -31,8 +29,8 @@ export interface Document extends Json {
 }
 
 /**
- * Arranges a document: titled schemas, responses and parameters become named components, the errors of a status become
- * one union, and examples move to where tools expect them.
+ * Arranges a document: schemas with a title, responses and parameters become named components, paths are grouped by
+ * tag, and examples move to where tools expect them.
  */
 export function arrange (document: Document): Document {
   const { value, schemas } = hoistTitled(describe(withExamples(document.paths) as Paths))
@@ -79,10 +77,10 @@ const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// Maximum characters of a collection that is written on one line. Lists of scalars and examples always are.
+// Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
 const LINE = 600
 
-/** Renders YAML that YAML 1.1 and 1.2 parsers read alike: strings that look like dates are quoted. */
+/** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
 export function renderYaml (document: object): string {
   const yaml = new YamlDocument(document, { aliasDuplicateObjects: false })
   visit(yaml, {
@@ -118,7 +116,7 @@ function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
   return { value: hoist(value), schemas }
 }
 
-// Converts `anyOf` of constants to `enum`, and `anyOf` with null to a list of two types.
+// Converts `anyOf` of constants to `enum`, and `anyOf` with null to two values of `type`.
 function simplify (schema: Json): Json {
   const { anyOf, ...rest } = schema
   const words = oneOfWords(schema)
@@ -137,7 +135,7 @@ function sized (schema: Json): Json {
   return isLarge ? { ...schema, format: 'int64' } : schema
 }
 
-// Moves the first example of a schema to its media type or parameter, and removes the others.
+// Moves the first example of a schema to its media type or parameter, and removes the other examples.
 const withExamples = (value: unknown): unknown => replaceObjects(value, (object) => {
   const { schema, examples: _examples, 'x-published': published, ...rest } = object as Json & { schema?: Json }
   if (published !== undefined) return withExamples(published)
@@ -169,8 +167,8 @@ const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
 
 const isGood = (status: string) => Number(status) < 400
 
-// Adds response headers, response descriptions, and whether a body is optional. Headers of all responses are only
-// listed for success and 429, to keep the document short.
+// Adds response headers, response descriptions, and whether a body is optional. X-Request-Id and the rate-limit headers
+// are only listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -191,14 +189,14 @@ function describe (paths: Paths): Paths {
     if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     const ways = (operation.security ?? []).map((way) => Object.values(way).join(' '))
-    // The scope that an operation always needs. If it depends on the request, `security` lists the alternatives.
+    // The scope that every request needs. If the scope depends on the request, only `security` lists the alternatives.
     if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
     return operation
   })
 }
 
 // Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
-// `x-here` is the description of a named schema in this place only.
+// `x-here` is the description for one use of a named schema.
 const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ default: byDefault, ...object }) => {
   const copy = mapMembers(object, sayDefaults)
   if (byDefault === undefined || typeof byDefault === 'object') return copy
@@ -223,7 +221,7 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// The component name of a parameter: its place and name, or `x-named` if the name has several meanings.
+// The component name of a parameter: its location and name. `x-named` replaces a name that has several meanings.
 function namedParameter ({ schema, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
   return { component: `${String(rest.in)}_${String(named)}`, parameter: { ...rest, schema: own } as Json }
@@ -233,8 +231,8 @@ const PLACES = ['path', 'query', 'header']
 const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
   PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
 
-// The component name of a response, by its schema or status: `ProjectAnswerResponse`, `Err404`. Short, because each
-// occurs about a hundred times.
+// The component name of a response, by its schema or status: `ProjectAnswerResponse`, `Err404`. Short, because the
+// document contains each name about a hundred times.
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)
@@ -242,7 +240,7 @@ function nameOf (status: string, { content }: Json): string {
   return schema === undefined ? `Answer${status}` : `${schema}Response`
 }
 
-// Collects components of one kind. Conflicting names throw: numbered names would change when a component is added.
+// Collects components of one kind. Throws if two different components have the same name.
 function collect (kind: 'parameters' | 'responses') {
   const all: Named = {}
   return {

@@ -17,8 +17,8 @@ Generate clients from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${b
 support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * The document for Swagger UI: the description of each operation explains its scopes and its own errors. Call it before
- * the routes are registered, because it reads their declarations in an `onRoute` hook.
+ * Returns a function that adds the scopes and the errors of each operation to its description, for Swagger UI. Call
+ * this before the routes are registered, because an `onRoute` hook collects their declarations.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
@@ -58,7 +58,7 @@ function failuresOf (errors: readonly ErrorCode[]): string {
 }
 
 /**
- * Swagger UI plugin: collapses the group of deprecated operations by default. Its functions are sent to the browser as
+ * Swagger UI plugin: collapses the group of deprecated operations by default. The functions are sent to the browser as
  * source text, so they cannot use variables of this module.
  */
 export const CLOSED = {

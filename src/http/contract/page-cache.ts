@@ -3,10 +3,10 @@ import type { FastifyInstance } from 'fastify'
 import { sha256 } from '../../crypto/primitives.ts'
 import { listsEtag } from '../repeats/etags.ts'
 
-// All files of the documentation take 4 MiB. Requests with other spellings of paths can evict entries.
+// All files of the documentation take 4 MiB. Each spelling of a path has an entry, so entries can be evicted.
 const MAX_CACHE_BYTES = 8 * 1024 * 1024
 
-/** Caches the responses of a plugin in memory, with a strong ETag. Only for pages that never change in a process. */
+/** Caches the responses of a plugin in memory, with a strong ETag. Only for pages that do not change in a process. */
 export function keepPages (app: FastifyInstance) {
   const pages = new LRUCache<string, { body: Buffer, type: string, etag: string }>({
     maxSize: MAX_CACHE_BYTES, sizeCalculation: ({ body }) => body.length + 1000
@@ -28,7 +28,7 @@ export function keepPages (app: FastifyInstance) {
     const body = await bytesOf(payload)
     const etag = `"${sha256(body).toString('base64url')}"`
     pages.set(request.url, { body, type: String(reply.getHeader('content-type')), etag })
-    // `Last-Modified` of a file is only its build time.
+    // Remove `Last-Modified`, which is only the build time of the file.
     for (const header of ['last-modified', 'accept-ranges']) reply.removeHeader(header)
     reply.headers({ etag, 'content-length': body.length })
     return body

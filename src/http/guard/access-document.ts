@@ -35,13 +35,13 @@ export function documentAccess (route: RouteOptions): void {
     if (!route.config?.whenInactive) codes.push('organization_inactive')
   }
   if (route.url.includes(':organization')) codes.push('not_found')
-  // The look-up of the level authenticates its row.
+  // The look-up of the level verifies MACs.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
   const own = new Set(errors.filter((code) => !OF_ALL.has(code)).map(codeOf))
   const { body, querystring, response } = route.schema ?? {}
   if (body || querystring) codes.push('validation_failed')
   if (body) codes.push('malformed_json', 'unsupported_media_type')
-  // An operation without a body ignores a body, up to the limit of its size.
+  // Without a body schema a body is ignored, but its size is limited.
   if (!isReader(route)) codes.push('payload_too_large')
   const replaced = limitOfEffect && replacedBy(limitOfEffect)
   const { mayNeed } = route.config ?? {}

@@ -31,8 +31,8 @@ const RECHECK_AFTER_MS = 200
 
 /**
  * Enforces and documents each route's `access`, `limit` and `errors`. Throws at start if a route does not declare
- * `access`. Order of the checks (S-2.4): token (401), organization visible (404), its rate limit (429), its status
- * (403), a second factor (403), scope (403).
+ * `access`. Order of the checks (S-2.4): token (401), organization visible (404), rate limit (429), status of the
+ * organization (403), second factor (403), scope (403).
  */
 export async function installAccess (app: FastifyInstance, recheckAfter = RECHECK_AFTER_MS, counters?: Counters) {
   const consume = await installLimits(app, counters)
@@ -48,7 +48,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     const replaced = limitOfEffect && replacedBy(limitOfEffect)
     if (replaced === undefined) return
     if (replaced !== limit) throw new Error(`${limitOfEffect} is not counted instead of ${limit}`)
-    // After the hook that commits the response of a request with an `Idempotency-Key`.
+    // Runs after the `onSend` hook that commits the response of a request with an `Idempotency-Key`.
     route.onSend = [...hooksOf(route.onSend), (request, _reply, payload, done) => {
       countOnce(consume, request).then(() => done(null, payload), done)
     }]
@@ -59,16 +59,16 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     const { limitOfEffect, audit } = request.routeOptions.config
     if (limitOfEffect === undefined) throw new Error('the route does not declare config.limitOfEffect')
     if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is checked')
-    // A retried transaction has one effect.
+    // A retried transaction counts only once.
     if (request.isEffectCounted) return
     request.isEffectCounted = true
-    // The audit event identifies the action, so that its two paths share one count.
+    // The audit event identifies the action, so that both paths of an action (`also`) share one count.
     const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
     const key = `org:${principalOf(request).organization.id}${action}`
     request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
-  // The guard counts a known device instead of its address. If the device tries another account, its address counts.
+  // For a known device, the guard does not count the address. Count the address if the device tries another account.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -77,7 +77,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 
   const recordUse = useRecorder(app)
   app.addHook('onRequest', (request, reply, done) => {
-    // Health checks are neither authenticated nor limited.
+    // Public routes without a limit, such as health checks, are not guarded.
     const { access, limit } = request.routeOptions.config
     if (access === 'public' && limit === 'none') return done(requestFormatError(request))
     const end = beginPiece('guard')
@@ -91,10 +91,10 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     })
   })
 
-  // Changes lock their caller until they commit (`recordEvent`). This check protects reads with a slow body.
+  // Needed for reads with a slow body. Changes lock their caller until they commit (`recordEvent`).
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    // Requests for the documentation have no `judgedAt`, because its routes are older than the guard.
+    // The routes of the documentation are older than the guard: `judgedAt` is undefined, so the comparison is false.
     if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
@@ -108,14 +108,14 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request
   if (countedEffect === null) return
-  // If a response cannot be sent, an error response follows and calls this again.
+  // If a response cannot be sent, Fastify runs `onSend` again for the error response.
   request.countedEffect = null
   if (counted !== null) await consume.giveBack(counted)
 }
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
   const { access, limit = 'api' } = request.routeOptions.config
-  // Read the address early: the socket caches it, and cannot tell it after the client has disconnected.
+  // Read the address early: the socket caches the address, and has none after a disconnect.
   const from = addressKey(request.ip)
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
@@ -162,7 +162,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = `org:${organization.id}`
     request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
   }
-  // A reserved word in place of a slug is never a resource, so the method is not allowed.
+  // No resource has a reserved word as its slug, so handle the path as one without a route.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)
 }
@@ -216,7 +216,7 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// For addresses that exceeded their limit: one token look-up at a time and a short queue; then 429 without a look-up.
+// For each address that exceeded its limit: one token look-up at a time and 20 in the queue; then 429 without look-up.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 const atOnce: Gate = (work) => work()
 
@@ -253,8 +253,8 @@ async function authenticate (
   return waitFor(request, looked)
 }
 
-// An application has the intersection of the granted scopes and the scopes of the role, until the grant expires. A
-// token created with the grant cannot expire later.
+// An application has the granted scopes that the user's role also has. `expires_at` is the end of the grant, which an
+// API token that is created with the grant must not outlive.
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
@@ -291,9 +291,9 @@ const hasReservedWord = (params: Record<string, string>) =>
   Object.entries(params).some(([name, word]) => name !== 'organization' && isWordOfRoute(name, word))
 
 /**
- * Ends the request with 403 unless the caller has a scope, which the route must declare, in the organization or by a
- * team's role in the project of the request. If the path does not name the project, a scope in any project is enough
- * here, and the look-up of the project decides later (`requireHeld`, `requireFoundInside`).
+ * Ends the request with 403 if the caller has the scope neither by the own role nor by a team's role in the project of
+ * the request. Throws if the route does not declare the scope. If the path does not name the project, a team's role in
+ * any project is enough here; the look-up of the project checks the scope again (`requireHeld`, `requireFoundInside`).
  */
 export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
@@ -304,7 +304,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   if (holds(principal, scope)) return
   const teams = teamsThatCount(request, principal)
   if (!holdsBy(principal, teams, scope)) {
-    // Roles in other projects are looked up without authentication, so responses must not show them.
+    // The MACs of team roles in other projects are not verified, so the response must not show these roles.
     const shown = projectInPath(request) === undefined ? [] : teams
     fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, shown) })
   }
@@ -312,7 +312,7 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
 }
 
-// The team roles to look up with the caller: in the project of the path, or in any if the path does not name it.
+// The team roles to look up with the caller: in the project of the path, or in any project if the path names none.
 function teamsAskedFor (request: FastifyRequest): TeamQuery {
   const { at, finds, boundsItself } = request.routeOptions.config
   const project = projectInPath(request)
@@ -322,7 +322,7 @@ function teamsAskedFor (request: FastifyRequest): TeamQuery {
 
 const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project
 
-// The team roles that may grant a scope, as far as the project of the request is known.
+// The team roles that may grant a scope: in the project of the request, or in any project until the project is known.
 function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
   const { at } = request
   const isInPath = projectInPath(request) !== undefined

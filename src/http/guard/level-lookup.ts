@@ -16,29 +16,29 @@ import { waitFor } from '../routes/request-deadline.ts'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * The level of a request: the deepest level in its path, or the level that a function reads from the body. It is
-     * looked up before the handler; `levelOf` returns it. 404 for a missing level and outside of the token's
-     * restrictions; `organization` is outside of every restriction.
+     * The level of a request: the deepest level in the path, or a function that reads the names from the body. The
+     * level is looked up before the handler runs; `levelOf` returns it. 404 if the level does not exist or the token's
+     * restrictions exclude it. With `organization`, 404 for every restricted token.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
-    /** For routes whose resource has an id: loads it before the handler. Must call `requireFoundInside`. */
+    /** For a resource with an id: loads the resource before the handler runs. Must call `requireFoundInside`. */
     finds?: (request: FastifyRequest) => Promise<unknown>
-    /** In addition to its level, the request concerns the whole organization: 404 for restricted tokens. */
+    /** The request also concerns the whole organization: 404 for restricted tokens. */
     whole?: true
-    /** Validates (422) rules that the schemas cannot express, before the level is looked up; also of a repeat. */
+    /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */
     judge?: (request: FastifyRequest) => void
     /**
-     * The handler uses `writeLevel`, which looks up the level under the lock of the organization. The level is then
-     * looked up before the handler only if it is needed there: for roles through teams and for an `Idempotency-Key`.
+     * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
+     * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
      */
     isFoundByWrite?: true
-    /** What to load with the level; default: only its place. */
+    /** What to load with the level; default: `place`. */
     brings?: Brings | ((request: FastifyRequest) => Brings)
   }
   interface FastifyRequest {
-    /** The level that the request is about, as it was when the handler began. */
+    /** The level of the request, as it was before the handler ran. */
     at: LevelState | null
-    /** A prefetch of the level that started with the look-up of the caller; used at most once. */
+    /** The prefetch of the level, which runs in parallel with the look-up of the caller; used at most once. */
     ahead: Ahead | null
     /** The cache key of the prefetch; empty if the route has none. */
     expectation: string
@@ -83,16 +83,16 @@ export const namesLevel = (at: FastifyContextConfig['at']): at is Exclude<typeof
 const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
 
 /**
- * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. The organization
- * is that of the last successful look-up for this credential and path, so there is no prefetch for unknown or rejected
- * credentials. The result is only used after the caller is authorized for the same organization.
+ * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. Uses the
+ * organization of the last successful look-up with this credential and path, so unknown or rejected credentials cause
+ * no prefetch. The result is used only after the caller is authorized for the same organization.
  */
 export function locateAhead (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
 ) {
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
-  // The body is not parsed yet.
+  // The names in a body are not known yet, because the body is not parsed.
   if (!namesLevel(at) || typeof at !== 'string' || request.method !== 'GET') return
   const brings = includedBy(request)
   request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
@@ -107,7 +107,7 @@ export function locateAhead (
 /** Stops prefetching for an invalid credential. */
 export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
 
-/** Looks up the current level of a request and stores it for `levelOf`. Default: what the route `brings`. */
+/** Reads the current level of a request and stores it for `levelOf`. By default, loads what the route `brings`. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
   request.at = await find(app.reads, request, brings)
   return request.at
@@ -125,7 +125,7 @@ export function namesIn (request: FastifyRequest): LevelNames {
   return typeof at === 'function' ? at(request) : request.params as LevelNames
 }
 
-/** Returns the level. 404 if it is missing or restricted; 403 if the team roles belong to another project. */
+/** Returns the level. 404 if the level is missing or restricted; 403 if the team roles do not grant the scopes. */
 export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
   if (level === undefined) return fail('not_found')
   requireHeld(request, rolesIn(request.byTeams?.teams ?? [], level))
@@ -163,7 +163,7 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project (loaded by the guard for a path); empty if the caller's own role is enough.
+// The caller's team roles in a project; empty if no team role is needed. The guard loads the roles for a path.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
@@ -174,8 +174,8 @@ async function teamsIn (
   return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
 }
 
-// 403 unless the team roles in this project grant the scopes that the guard accepted for any project. The response does
-// not depend on whether the project exists.
+// Ends the request with 403 if the team roles in this project do not grant the scopes that the guard accepted for any
+// project. The response does not depend on whether the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { scopes } = request.byTeams
@@ -187,13 +187,13 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   request.byTeams = { scopes, teams }
 }
 
-/** Ends the request with 404 for a place outside of the token's restrictions. Call it after checking team roles. */
+/** Ends the request with 404 if the token's restrictions exclude the place. Call this after checking team roles. */
 export function requireInside (request: FastifyRequest, place: Place) {
   if (request.byTeams?.teams === null) throw new Error('the roles through teams were not checked')
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
-/** The same for a resource found by its id (`finds`); also 404 if the team roles in its project do not grant access. */
+/** Like `requireInside`, for `finds`. Also 404 if the team roles in the project do not grant the scopes. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
     const { scopes } = request.byTeams
@@ -206,8 +206,8 @@ export async function requireFoundInside (app: FastifyInstance, request: Fastify
 }
 
 /**
- * Runs a change in a transaction that locks the project against writes, rotations and deletions. 404 if the project is
- * gone, 412 if a precondition of the request fails.
+ * Runs a change in a transaction that locks the project against writes, rotations and deletions. 404 if the project no
+ * longer exists, 412 if a precondition of the request fails.
  */
 export async function inProject<T> (
   app: FastifyInstance, request: FastifyRequest, projectId: string, change: (db: Db, project: KeyState) => Promise<T>,
@@ -228,7 +228,7 @@ const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProj
     change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
 }
 
-/** The same with the level of the request, which no other transaction can change meanwhile. */
+/** Like `inProject`, with the level of the request, which no other transaction can change meanwhile. */
 export async function inLevel<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
   run: RunInProject = inTransaction(app, request)

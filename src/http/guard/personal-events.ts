@@ -7,9 +7,9 @@ import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createPersonalEvent, type PersonalEvent } from '../../repositories/people/personal-events.ts'
 import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
-// Events of a person, such as a sign-in. The person sees them on /account, with address and browser. The person's
-// organizations see them in their audit log, without address and browser; organizations that only invite the person see
-// none.
+// Events of a person, such as a sign-in. The person sees these events on /account, with address and browser. The
+// person's organizations see them in the audit log, without address and browser. Organizations that only invited the
+// person see no event.
 
 type Details = Record<string, string | number | boolean | null>
 
@@ -17,8 +17,9 @@ type Details = Record<string, string | number | boolean | null>
 export interface Person { id: number, name: string }
 
 /**
- * Records an event of a user in the caller's transaction: for the user and in each organization of the user. A blocked
- * organization does not block the event. `ended`: API tokens that ended with it; each organization sees only its own.
+ * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
+ * organization cannot record the event now, it is recorded later. `ended`: API tokens that end with the event; each
+ * organization sees only its own tokens.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},
@@ -61,12 +62,12 @@ export async function recordEndOfToken (
   if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
 }
 
-/** Wrong attempts in a row: all are recorded up to this number, then every fifth, to bound the number of events. */
+/** Consecutive wrong attempts: all are recorded up to this number, then every fifth, to limit the number of events. */
 const EACH = 5
 
 /**
  * Records a wrong password or code, for the user and in their organizations. Runs the same statements for an unknown
- * address, so that the duration does not reveal whether an account exists (CR-41).
+ * e-mail address, so that the duration does not reveal whether an account exists (CR-41).
  */
 export async function recordRefusal (
   app: FastifyInstance, request: FastifyRequest, user: Person | undefined, action: EventName, attempts: number

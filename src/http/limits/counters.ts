@@ -4,9 +4,9 @@ import type { Metrics } from '../../telemetry/metrics.ts'
 // Per group. The least recently used keys are evicted first.
 const MAX_KEYS = 20_000
 
-/** A request to count; `length` of the window in milliseconds, `limit` in requests. */
+/** A request to count. `length` is the duration of the window in milliseconds; `limit` is in requests per window. */
 export type Counting = [group: string, key: string, length: number, limit: number]
-/** The number of requests in the window, including this one, and when the window ends (Unix time in milliseconds). */
+/** The requests in the window, including the counted request, and the end of the window (Unix time in milliseconds). */
 export type Counted = [count: number, end: number]
 type Done = (...counted: Counted) => void
 
@@ -14,23 +14,23 @@ type Done = (...counted: Counted) => void
 export interface Counters {
   count (counting: Counting, done: Done): void
   /**
-   * Removes a counted request from the window with this `end`, but not from a later window. Afterwards one more request
-   * is allowed, however many were refused.
+   * Removes a counted request from the window that ends at `end`; does nothing if that window is over. If the count
+   * exceeds the limit, it becomes `limit - 1`, so that one more request is allowed.
    */
   giveBack (counting: Counting, end: number, done: () => void): void
-  /** Whether the last request of this key exceeded its limit, and the window has not ended. Counts nothing. */
+  /** Whether the key has exceeded its limit in the current window. Counts nothing. */
   isPast (group: string, key: string): boolean
 }
 
-/** Counters of one process, which continue from shared counts while the shared counters do not answer. */
+/** Counters of one process, which count alone while the shared counters do not respond. */
 export interface OwnCounters extends Counters {
-  /** When the window ends in which this key exceeded its limit; 0 if it did not. */
+  /** The end of the current window if the key has exceeded its limit in it; otherwise 0. */
   pastUntil (group: string, key: string): number
-  /** Takes over a shared count. */
+  /** Stores a shared count, unless the own count is higher. */
   learn (counting: Counting, ...counted: Counted): void
 }
 
-/** Measures whether this process counts alone. Call the result at each change. */
+/** Adds metrics that show whether this process counts alone. Call the returned function at each change. */
 export function measureAlone (
   metrics: Metrics | undefined, without: 'redis' | 'supervisor'
 ): (isAlone: boolean) => void {
@@ -44,18 +44,17 @@ export function measureAlone (
   }
 }
 
-/** Milliseconds. Clocks that differ by less count as equal, so that a window has one end to the millisecond. */
+/** Milliseconds. Smaller clock differences are ignored, so that all requests of a window get exactly the same end. */
 export const CLOCK_TOLERANCE = 1_000
 
 interface Window { count: number, end: number, length: number, limit: number }
 
-// If the remaining time is more than the length, the clock was set back since the window began.
+// If the remaining time is longer than the window, the clock was set back since the window began.
 const isOpen = ({ end, length }: Window) => {
   const remaining = end - Date.now()
   return remaining > 0 && remaining <= length + CLOCK_TOLERANCE
 }
 
-/** Counters of this process alone. */
 export function createCounters (): OwnCounters {
   const groups = new Map<string, LRUCache<string, Window>>()
   const windowsOf = (group: string) => {
@@ -74,7 +73,7 @@ export function createCounters (): OwnCounters {
   const learn = ([group, key, length, limit]: Counting, ...[count, end]: Counted) => {
     const found = find(group, key)
     if (found === undefined) windowsOf(group).set(key, { count, end, length, limit })
-    // A lower count lacks the requests that this process counted alone.
+    // A lower shared count does not include the requests that this process counted alone.
     else if (count > found.count) Object.assign(found, { count, end, limit })
   }
 
@@ -96,19 +95,19 @@ export function createCounters (): OwnCounters {
   }
 }
 
-/** A message of a member: requests to count, or one to give back. The result has the same number. */
+/** A message of a member: requests to count (`of`), or a request to remove (`back`). The result repeats `counting`. */
 export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
 export interface Result { counted: number, are: Counted[] }
-/** Tells the other members which keys have just exceeded their limits, and when their windows end. */
+/** Tells the other members which keys have just exceeded their limits, and when the windows of these keys end. */
 interface Notice { past: GivenBack[] }
 
-/** Counts the requests of all members together. */
+/** Counts the requests of all members (worker processes) together. */
 export function createCommonCounters () {
   const counters = createCounters()
   const members = new Set<(message: Result | Notice) => void>()
   return {
-    /** Adds a member, which `send` sends messages to; `receive` takes its messages. */
+    /** Adds a member. `send` sends a message to the member; call `receive` with each message of the member. */
     join (send: (message: Result | Notice) => void) {
       members.add(send)
       return {
@@ -133,20 +132,21 @@ export function createCommonCounters () {
   }
 }
 
-// The supervisor answers in less than a millisecond, and in a few on a busy machine.
+// The supervisor responds in less than a millisecond, or in a few milliseconds on a busy machine.
 const TIMEOUT_MS = 1_000
-// Between the queries of a member that counts alone.
+// Between two queries of a member that counts alone.
 const RETRY_INTERVAL_MS = 1_000
 
 interface Pending { counting: Counting, done: Done }
 
 /**
- * The counters of a member. The requests of one turn of the event loop are one message. If it cannot be sent, or its
- * result is late, the member counts alone, from the last shared counts, until a result arrives in time again.
+ * The counters of a member. One message contains all requests of one turn of the event loop. If the message cannot be
+ * sent, or its result is late, the member counts alone, starting from the last shared counts, until a result arrives in
+ * time.
  *
  * @param send false if the message cannot be sent
- * @param onChange called when the member begins to count alone (true), and when that ends (false)
- * @param options milliseconds that a request waits for its result; counters that count while the member is alone
+ * @param onChange called when the member begins to count alone (true), and when it stops (false)
+ * @param options `timeout`: milliseconds to wait for a result; `own`: the counters of a member that counts alone
  */
 export function joinCommonCounters (
   send: (message: Query) => boolean, onChange: (isAlone: boolean) => void,
@@ -160,9 +160,9 @@ export function joinCommonCounters (
 
   return {
     ...own,
-    /** Ends the wait for a result. */
+    /** Stops waiting for the result of a query, and counts its requests alone. */
     giveUp,
-    /** Sends a query without requests, to find out whether the shared counters answer. */
+    /** Sends a query without requests, to find out whether the shared counters respond. */
     ask: () => ask([]),
     count (counting: Counting, done: Done) {
       if (isAlone) {
@@ -181,7 +181,6 @@ export function joinCommonCounters (
       if (isAlone) done()
       else ask([], [counting, end], done)
     },
-    /** Takes a message to this member. */
     receive (message: unknown) {
       const { counted, are, past = [] } = message as Partial<Result & Notice>
       for (const [counting, end] of past) own.learn(counting, counting[3] + 1, end)
@@ -192,7 +191,7 @@ export function joinCommonCounters (
   function ask (pending: Pending[], back?: GivenBack, done = () => {}) {
     askedAt = performance.now()
     const number = ++last
-    // If this process was blocked, a result that has arrived meanwhile is read before the timeout takes effect.
+    // `setImmediate`: after the event loop was blocked, a result that has already arrived is read before the timeout.
     const timer = setTimeout(() => { setImmediate(giveUp, number) }, timeout).unref()
     open.set(number, { pending, timer, done })
     const query = { counting: number, of: pending.map(({ counting }) => counting) }
@@ -206,7 +205,7 @@ export function joinCommonCounters (
     return taken
   }
 
-  // A late result does not end counting alone, or every request would wait for the timeout again.
+  // A late result does not end counting alone. Otherwise each request would wait for the timeout again.
   function settle (number: number, are: Counted[]) {
     const taken = take(number)
     if (taken === undefined) return
@@ -227,7 +226,7 @@ export function joinCommonCounters (
     taken.done()
   }
 
-  // `own` may count in another process, which does not know the keys that have exceeded their limits.
+  // `own` may count in another process, which does not know the keys that exceeded their shared limit.
   function countAlone ({ counting, done }: Pending) {
     const [group, key, , limit] = counting
     const end = own.pastUntil(group, key)

@@ -7,7 +7,7 @@ const MEMBERS = ['key_check', 'key_check_salt', 'key_check_iterations'] as const
 
 interface Sent { key_check?: string, key_check_salt?: string, key_check_iterations?: number }
 
-/** The proof of a client-managed key and the parameters of its derivation; 422 for a missing or invalid field. */
+/** Reads the key check of a client-managed key and its parameters; 422 for a missing or invalid field. */
 export function readKeyCheck (body: Sent) {
   for (const member of MEMBERS) if (body[member] === undefined) refuse(member, 'Required with storage_mode client')
   const check = decodeBase64(body.key_check!)
@@ -19,7 +19,7 @@ export function readKeyCheck (body: Sent) {
   return { check, salt, iterations: body.key_check_iterations! }
 }
 
-/** 422 with this message if the body has one of the three fields. */
+/** Ends the request with 422 and the message `sentence` if the body has a field of a key check. */
 export function refuseKeyCheck (body: Sent, sentence: string) {
   for (const member of MEMBERS) if (body[member] !== undefined) refuse(member, sentence)
 }

@@ -6,41 +6,40 @@ import { createCounters, type Counters, type Counting } from './counters.ts'
 
 const MINUTE = 60_000
 
-// The default `api_per_minute` of plans (S-14.2). A plan overrides the configured limit only if it is higher than this.
+// The default `api_per_minute` of plans (S-14.2). Only a higher value in a plan can raise the configured limit.
 const DEFAULT_PLAN_LIMIT = 100
 
 /**
- * The rate-limit groups (S-14.2). A request counts in the group of its route and in the group of its effect. With
- * `insteadOf` it counts in only one: in the group of the effect if the effect begins, else in the group of the route.
+ * The rate-limit groups (S-14.2). A request counts in the group of its route (`limit`), and when its effect begins,
+ * also in the group of the effect (`limitOfEffect`). With `insteadOf`, it then counts only in the group of the effect.
  */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },
   oauth_token: { setting: 'oauth', window: MINUTE },
   oauth_revoke: { setting: 'oauth', window: MINUTE },
-  /** Sign-in attempts of an address: twice the limit of the token endpoint. */
+  /** Sign-in attempts per address or known device: twice the limit of the token endpoint. */
   sign_in: { setting: 'oauth', times: 2, window: MINUTE },
   /** The documentation; one page view takes about ten requests. */
   docs: { setting: 'api', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE, insteadOf: 'api' },
-  /** Changes of custody. Refused changes count too, because each lets the caller test a guess of the key. */
+  /** Changes of custody. Refused changes count too, because each tests whether a guessed key is right. */
   key_custody: { setting: 'longOperations', window: 60 * MINUTE },
   client_key_rotation: { setting: 'longOperations', window: 60 * MINUTE },
   /** `restore-to`. */
   project_restore: { setting: 'longOperations', window: 60 * MINUTE },
   /** Deletions of more than 1,000 levels. */
   level_deletion: { setting: 'longOperations', window: 60 * MINUTE },
-  /** Changes of billing: each action is counted by itself. */
+  /** Changes of billing. Each action has its own count. */
   billing: { setting: 'billing', window: MINUTE, isPerAction: true },
-  /** Downloads of invoices: enough for the invoices of two years at once. */
+  /** Downloads of invoices; enough to download the invoices of two years at once. */
   invoice_files: { setting: 'billing', times: 3, window: MINUTE },
-  /** Invitations and changes of roles: each sends an unrequested e-mail. */
+  /** Invitations and changes of roles. Limited because each sends an unsolicited e-mail. */
   memberships: { setting: 'api', window: 60 * MINUTE }
 } as const satisfies Record<string, {
   setting: keyof Config['rateLimits'], window: number, times?: number, isPerAction?: true, insteadOf?: 'api'
 }>
 export type LimitGroup = keyof typeof LIMITS
 
-/** The route group that an effect group replaces; undefined if requests count in both groups. */
 export const replacedBy = (group: LimitGroup): LimitGroup | undefined => {
   const limit = LIMITS[group]
   return 'insteadOf' in limit ? limit.insteadOf : undefined
@@ -48,43 +47,43 @@ export const replacedBy = (group: LimitGroup): LimitGroup | undefined => {
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** The key of the count: `org:<id>`, `user:<id>` or `ip:<address>`. */
+    /** The rate-limit key, such as `org:<id>`, `user:<id>`, `device:<id>` or `ip:<address>`. */
     limitKey: string
-    /** Requests per minute of the organization's plan; 0 without an organization. */
+    /** `api_per_minute` of the organization's plan; 0 if no plan applies. */
     limitFromPlan: number
-    /** The count in the group of the route; null if the request is not counted for an organization. */
+    /** The request in the group of its route; null if the request is not counted for an organization. */
     counted: CountedRequest | null
-    /** The count in the group of the effect; null before the effect is counted. */
+    /** The request in the group of its effect; null before the effect is counted. */
     countedEffect: CountedRequest | null
   }
 }
 
-/** A counted request: its counter, and the end of the window (Unix time in milliseconds). */
+/** `end` is the end of the window (Unix time in milliseconds). */
 interface CountedRequest { counting: Counting, end: number }
 
 /**
- * Counts a request in its group and sets the X-RateLimit headers. Ends the request with 429 if the limit is exceeded.
+ * Counts a request in a group and sets the X-RateLimit headers. Ends the request with 429 if the limit is exceeded.
  * Returns undefined if the group has no limit.
  */
 export interface Consume {
   (
     group: LimitGroup, key: string, fromPlan: number, request: FastifyRequest, reply: FastifyReply
   ): Promise<CountedRequest | undefined>
-  /** Removes the request from its window, if the window has not ended. */
+  /** Removes the request from its window; does nothing if the window has ended. */
   giveBack (counted: CountedRequest): Promise<void>
-  /** Whether the last request of this key exceeded the limit, and the window has not ended. Counts nothing. */
+  /** Whether the key has exceeded its limit in the current window. Counts nothing. */
   isPast (group: LimitGroup, key: string): boolean
 }
 
 const withPlan = (configured: number, fromPlan: number) =>
   fromPlan > DEFAULT_PLAN_LIMIT ? Math.max(configured, fromPlan) : configured
 
-/** The effective requests per minute of an organization; null: unlimited. `fromPlan` is the value of its plan. */
+/** The requests per minute that an organization may send; null: unlimited. `fromPlan` is its `api_per_minute`. */
 export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan: number): number | null {
   return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
 }
 
-/** One limiter per group: the plugin's own limits would count each route separately (fastify-rate-limit #463). */
+/** Creates a limiter per group. The plugin's own limits count each route separately (fastify-rate-limit #463). */
 export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')
@@ -130,7 +129,10 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
   }
 }
 
-/** The plugin's store, with a child for each group. Its `ttl` is the end of the window, not the remaining time. */
+/**
+ * The plugin's store, with a child store per group. `ttl` is the end of the window. With the remaining time, which the
+ * plugin expects, X-RateLimit-Reset would vary by a millisecond or two within a window.
+ */
 function storeOf (counters: Counters) {
   return class Store implements FastifyRateLimitStore {
     readonly #group: string
@@ -139,7 +141,6 @@ function storeOf (counters: Counters) {
       this.#group = (options as { group?: LimitGroup }).group ?? ''
     }
 
-    // The remaining time would vary by a millisecond or two within a window, and X-RateLimit-Reset with it.
     incr (key: string, done: Parameters<FastifyRateLimitStore['incr']>[1], window: number, most: number) {
       counters.count([this.#group, key, window, most], (count, end) => done(null, { current: count, ttl: end }))
     }

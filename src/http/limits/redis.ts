@@ -7,25 +7,26 @@ import {
   type GivenBack, type OwnCounters, type Query
 } from './counters.ts'
 
-// For the result of a request: a hundred times the round trip to a Redis nearby.
+// For a response of Redis: about a hundred times the round trip in a local network.
 const TIMEOUT_MS = 200
-// For the first connection, so that the first requests are counted in Redis.
+// For the first connection, so that the first requests are counted in Redis, too.
 const START_TIMEOUT_MS = 1_000
-// For a new connection, and for a silent connection, which is replaced.
+// To connect. Also for responses: the client replaces a connection without a response.
 const CONNECTION_TIMEOUT_MS = 1_000
 const MAX_RECONNECT_DELAY_MS = 1_000
-// A proxy may forward an address of any length.
+// A key may contain a client address, and a proxy may forward an address of any length.
 const MAX_KEY_LENGTH = 200
-// Hash tag: all keys are in one cluster slot, because one script counts the requests of a turn of the event loop.
+// Hash tag: puts all keys in one cluster slot, because one script counts all requests of a turn of the event loop.
 const PREFIX = '{strongroom}:limit:'
 const NO_RESPONSE = 'no answer'
-// Counted when no request is, to find out whether Redis can be written to. A PING succeeds on a full Redis.
+// Counted if a query has no requests, to test whether Redis accepts writes. A full Redis would still answer a PING.
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
-// Creates a window and its end in one step, so that no key is without an end. The end goes by the clock of Redis, so
-// that it is the same for all instances; the result has the time of Redis for instances whose clock differs. A window
-// begins anew if its key is not a hash, its count is not a count, or its end is too late: another program wrote it, or
-// a clock was set since. HSET comes before the other writes: after a first write, a full Redis does not refuse HSET.
+// Counts requests atomically, so that no key is left without an expiry. The clock of Redis determines the end of a
+// window, so that the end is the same for all instances. The response starts with the time of Redis, because an
+// instance's clock may differ. A window starts again if its key is not a hash, its count is invalid, or its end is too
+// late: another program wrote the key, or a clock was set. HSET is first: after a first write, a full Redis does not
+// refuse HSET.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -47,7 +48,7 @@ for i, key in ipairs(KEYS) do
 end
 return response`
 
-// Removes one request from the window with this end, as `Counters.giveBack` says. HSET keeps the expiry of the key.
+// Implements `Counters.giveBack`. HSET keeps the expiry of the key.
 const GIVE_BACK = `
 local kept = redis.pcall('HMGET', KEYS[1], 'count', 'end')
 if kept.err then return string.find(kept.err, 'WRONGTYPE') and 0 or kept end
@@ -58,9 +59,9 @@ end
 return 0`
 
 /**
- * Counters in Redis, which all instances share. The requests of one turn of the event loop are one round trip. While
- * Redis is slow, away or refuses writes, `own` counts, from the last counts of Redis. Each change between the two logs
- * one warning. Waits at most a second for the first connection.
+ * Counters in Redis, which all instances share. One round trip counts all requests of a turn of the event loop. While
+ * Redis is slow, unreachable or refuses writes, `own` counts, starting from the last counts of Redis. Logs a warning
+ * when this begins and when it ends. Waits at most one second for the first connection.
  */
 export async function countInRedis (
   app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
@@ -75,11 +76,11 @@ export async function countInRedis (
     socketTimeout: CONNECTION_TIMEOUT_MS,
     retryStrategy: (times) =>
       Math.min(MAX_RECONNECT_DELAY_MS, 25 * 2 ** Math.min(times, 10)) * (0.5 + Math.random() / 2),
-    // A request without a response in time is counted by `own`.
+    // `own` counts a request without a response in time, so commands are neither queued nor resent.
     enableOfflineQueue: false,
     autoResendUnfulfilledCommands: false,
     maxRetriesPerRequest: 0,
-    // The first count checks more: whether Redis can be written to.
+    // Not needed: the first count also checks whether Redis accepts writes.
     enableReadyCheck: false,
     protocol: 2,
     disableClientInfo: true
@@ -92,7 +93,7 @@ export async function countInRedis (
   }
 
   let reason = NO_RESPONSE
-  // By how many milliseconds the clock of this machine is ahead of that of Redis.
+  // Milliseconds by which the clock of this machine is ahead of the clock of Redis.
   let ahead = 0
   const learnReason = (error: Error & { code?: string }) => { reason = reasonOf(error) ?? reason }
   const measure = measureAlone(metrics, 'redis')
@@ -122,7 +123,7 @@ export async function countInRedis (
     return true
   }
 
-  // Both results are undefined if the response is not that of the script.
+  // Both functions return undefined if the response is not a response of the script.
   async function countAll (of: Counting[]): Promise<Counted[] | undefined> {
     const [keys, lengths] = of.length === 0 ? PROBE : [of.map(keyOf), of.map(([, , length]) => length)]
     const response = await countRequests.call(client, keys.length, ...keys, ...lengths)
@@ -148,10 +149,10 @@ export async function countInRedis (
 
 const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MAX_KEY_LENGTH)
 
-// The server may not be a Redis, or may have changed the commands.
+// The server may be another product, or may have renamed commands.
 const isResponse = (response: unknown, keys: number): response is number[] =>
   Array.isArray(response) && response.length === 1 + 2 * keys && response.every(Number.isSafeInteger)
 
-// A word such as ECONNREFUSED, WRONGPASS, READONLY or OOM. The rest of an error may contain the command that was sent.
+// The error code to log, such as ECONNREFUSED, READONLY or OOM. The rest of the message may contain the sent command.
 const reasonOf = ({ code, message }: Error & { code?: string }): string | undefined =>
   code ?? /^[A-Z]{2,20}(?= )/.exec(message)?.[0]

@@ -6,8 +6,8 @@ import { recordCalls } from '../../repositories/billing/usage.ts'
 const RECORD_EVERY = 10_000
 
 /**
- * Counts every authorized request of an organization, except 429, in memory. `record`, `stop` and a timer add the
- * counts to the organization's month.
+ * Counts the authenticated requests of each organization, except those with 429, in memory. `record`, `stop` and a
+ * timer add the counts to the organization's month in the database.
  */
 export function countCalls (app: FastifyInstance, db: Db) {
   let counts = new Map<string, number>()

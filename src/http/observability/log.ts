@@ -11,20 +11,20 @@ const SANE_ID = /^[A-Za-z0-9._-]{1,64}$/
 /** The destination of log lines: each call writes one whole line, in order. */
 export interface LogStream { write (line: string): unknown }
 
-// If the reader hangs, further lines are dropped instead of filling the memory.
+// If nobody reads the output, further lines are dropped, so that memory use is limited.
 const MAX_UNREAD_BYTES = 16 * 1024 * 1024
-// A batch is written at this size, or this long after its first line.
+// A batch is written at this size, or this long after the first line of the batch.
 const BATCH_BYTES = 32_768
 const BATCH_DELAY_MS = 50
 // Bytes that a pipe writes atomically (PIPE_BUF of Linux).
 const ATOMIC_BYTES = 4096
 
 /**
- * Standard output, pretty on a terminal. Lines are written asynchronously in batches, and flushed when the process
- * exits. A killed process loses the last batch.
+ * A log stream to standard output, pretty-printed on a terminal. Lines are written asynchronously in batches, and
+ * flushed when the process exits. A killed process loses the last batch.
  *
- * @param isShared whether other processes write to the same output: writes are then atomic, so that lines do not mix
- *   (unless a line is longer than a pipe writes atomically)
+ * @param isShared whether other processes write to the same output; then writes are atomic, so that lines do not mix,
+ *   except lines longer than `ATOMIC_BYTES`
  */
 export function standardLog (isShared = false): LogStream {
   if (process.stdout.isTTY) {
@@ -42,7 +42,7 @@ export function standardLog (isShared = false): LogStream {
     lines = ''
     bytes = 0
   }
-  // Before the destination's own listeners, which write its buffer.
+  // Runs before the listeners of pino, which write its buffer.
   for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
   return {
     write (line) {
@@ -55,7 +55,7 @@ export function standardLog (isShared = false): LogStream {
   }
 }
 
-/** Options for JSON lines. Fields are listed explicitly: headers, bodies, queries and raw paths are never logged. */
+/** Logger options. Fields are listed explicitly: headers, bodies, queries and raw paths are never logged. */
 export function loggerOptions (level: string, stream: LogStream): FastifyServerOptions['logger'] {
   return {
     level,
@@ -109,7 +109,7 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-// After a disconnect, until the line is written in any case. Requests end long before.
+// The maximum wait for the outcome of a request after a disconnect. Requests end long before.
 const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
@@ -125,8 +125,7 @@ export type ObserveRequest = (
 
 /**
  * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
- * got the whole response. A complete request is processed even then, and its line waits for the outcome, so that every
- * effect is logged.
+ * got the whole response. The line of a complete request waits for the outcome, so that every effect is logged.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
@@ -176,14 +175,14 @@ export function createRequestLog (
       )
     }
 
-    /** The connection is closed, or the whole response was sent. */
+    /** Call this when the connection is closed or the whole response was sent. */
     close () {
       this.#isClosed = true
       if (this.#isAnswered || this.#reply.sent || !isHere(this.request.raw)) this.end()
       else setTimeout(() => this.end(), LINE_TIMEOUT_MS).unref()
     }
 
-    /** The response is known, even if the client has disconnected. */
+    /** Call this when the response is known, even if the client has disconnected. */
     answer () {
       this.#isAnswered = true
       if (this.#isClosed) this.end()
@@ -200,11 +199,11 @@ export function createRequestLog (
     requests.add(line)
     underWay++
     lineOf.set(request, line)
-    // Emitted after every response, even if it was not sent completely.
+    // `close` is emitted after every response, even if the response was not sent completely.
     reply.raw.once('close', () => line.close())
   }
 
-  // The format of pino's lines, but faster: nothing here needs redaction.
+  // Writes the format of pino's lines, but faster, because no field needs redaction.
   function write (
     reqId: string, client: string | undefined, method: string | null, route: string | null, status: number | null,
     ms?: number, principal?: string, organization?: string, code?: ErrorCode, isAborted = false
@@ -225,10 +224,10 @@ export function createRequestLog (
 
   return {
     watch,
-    /** The number of requests without a line yet. */
+    /** The number of requests whose log line is not written yet. */
     underWay: () => underWay,
     install (app: FastifyInstance) {
-      // The socket caches its address on first read, and cannot tell it after the client has disconnected.
+      // Read the address early: the socket caches the address, and has none after a disconnect.
       app.server.on('connection', ({ remoteAddress }) => remoteAddress)
       app.addHook('onRequest', (request, reply, done) => {
         watch(request, reply)
@@ -254,12 +253,12 @@ export function createRequestLog (
   }
 }
 
-// JSON.stringify with a fast path for text without characters to escape.
+// A faster JSON.stringify for text without characters to escape.
 const PLAIN = /^[\w.:/*%-]*$/
 const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
 const member = (name: string, text: string | undefined) => text === undefined ? '' : `,"${name}":${quoted(text)}`
 
-// Whether the whole request was received and read: the rest of a body is lost when the connection closes.
+// Whether the whole request was received and read. When the connection closes, unread bytes of a body are lost.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {
   const hasBody = headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
   return complete && (readableEnded || !hasBody)

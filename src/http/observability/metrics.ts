@@ -14,14 +14,14 @@ import { shared } from './single-flight.ts'
 const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
-/** How many error responses had each code. */
+/** The number of error responses with each code. */
 export type Refusals = Record<ErrorCode, number>
 
-/** Every code begins at 0: Prometheus sees no increase in a series that begins at 1. */
+/** Every code starts at 0, because Prometheus misses the first increase of a series that starts at 1. */
 export const createRefusals = (): Refusals =>
   Object.fromEntries(Object.keys(ERRORS).map((code) => [code, 0])) as Refusals
 
-/** Measures every request by the data of its log line. A path without a route is `none`: clients make up no labels. */
+/** Counts and times every request. The label of a path without a route is `none`, so that clients cannot add labels. */
 export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveRequest {
   const requests = metrics.counter(
     'strongroom_requests_total', 'Requests by route, method and status; `none` for a client that had gone',
@@ -43,7 +43,7 @@ export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveR
   }
 }
 
-/** Measures the connections of a database, its write queue and the audit events that this process recorded. */
+/** Adds metrics of the database connections, the write queue, the audit chains and integrity violations. */
 export function measureDatabase (metrics: Metrics, database: Database, refusals: Refusals): void {
   const watchPools = (
     kind: 'counter' | 'gauge', name: string, help: string, value: (pool: Database['pools'][string]) => number
@@ -77,7 +77,7 @@ export function measureDatabase (metrics: Metrics, database: Database, refusals:
     'Organizations with events that have no anchor in the log yet', () => chain.lag().organizations)
   metrics.watch('gauge', 'strongroom_audit_unanchored_oldest_seconds',
     'How long the first of these has been waiting for its anchor', () => chain.lag().seconds)
-  // A changed row is either ignored and reported, or the request is refused.
+  // A manipulated row is either skipped and reported, or the request fails with `integrity_error`.
   metrics.watch('counter', 'strongroom_integrity_violations_total',
     'How often data turned out to be changed outside the service',
     () => authority.reports() + refusals.integrity_error)
@@ -108,10 +108,7 @@ async function measureBacklog (app: FastifyInstance, database: Database): Promis
   }
 }
 
-/**
- * `GET /metrics` for the bearer of METRICS_TOKEN; without that variable the path does not exist. No limit of an
- * organization counts it. Instead, one response is made at a time and shared by all scrapes that arrive meanwhile.
- */
+/** `GET /metrics`, authenticated by METRICS_TOKEN. Instead of a rate limit, concurrent scrapes share one response. */
 export function installMetrics (
   app: FastifyInstance, token: string, database: Database, readAll: () => Promise<Measured>
 ): void {

@@ -1,4 +1,4 @@
-/** Concurrent calls share one run and its result. */
+/** Concurrent calls of the returned function share one call of `run` and its result. */
 export function shared<T> (run: () => Promise<T>): () => Promise<T> {
   let underWay: Promise<T> | undefined
   return async () => {

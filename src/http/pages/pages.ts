@@ -46,7 +46,7 @@ ${body}
   }).type('text/html; charset=utf-8').serializer(String).send(text)
 }
 
-/** Redirects with 303, so the browser sends GET without the form data (OA-19). A path gets the service's base path. */
+/** Redirects with 303, so that the browser sends GET without the form data (OA-19). Adds the base path to a path. */
 export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
     location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
@@ -63,13 +63,12 @@ const DAY = 24 * 60 * 60
 const COOKIES = {
   session: { maxAge: 7 * DAY, sameSite: 'lax' },
   browser: { maxAge: 7 * DAY, sameSite: 'lax' },
-  /** Marks a browser that has been used to sign in; only forms of this service need it. */
+  /** Marks a browser that was used to sign in. Strict, because only forms of this service need the cookie. */
   device: { maxAge: 90 * DAY, sameSite: 'strict' }
 } as const
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
-/** Installs cookie support in a plugin. */
 export async function installCookies (app: FastifyInstance) {
   // No hook: the guard reads cookies before the hook would run.
   await app.register(cookies, { hook: false })
@@ -92,7 +91,7 @@ export function setCookie (app: FastifyInstance, reply: FastifyReply, name: Cook
   })
 }
 
-/** The cookie that binds forms to this browser before sign-in; sets it if it is missing. */
+/** Returns the cookie that binds forms to this browser before sign-in. Sets the cookie if it is missing. */
 export function browserOf (app: FastifyInstance, request: FastifyRequest, reply: FastifyReply): string {
   const known = readCookie(app, request, 'browser')
   if (known !== undefined) return known
@@ -101,13 +100,13 @@ export function browserOf (app: FastifyInstance, request: FastifyRequest, reply:
   return created
 }
 
-/** The hidden field with the CSRF token, bound to the cookie. */
+/** The hidden field with the CSRF token, which is bound to the cookie. */
 export const formField = (cookie: string): Html =>
   html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
 
 /**
  * Whether a page of this service sent the form from this browser (OA-18, CR-47). Checks the CSRF token and
- * `Sec-Fetch-Site`, or `Origin` in older browsers. With `Referrer-Policy: no-referrer` the origin is `null`.
+ * `Sec-Fetch-Site`; `Origin` only in older browsers, because `Referrer-Policy: no-referrer` makes it `null`.
  */
 export function isOwnForm (
   app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined
@@ -131,7 +130,7 @@ export async function installForms (app: FastifyInstance, options: FastifyFormbo
 // The parser returns an array for a repeated field.
 const fieldsOf = ({ body }: FastifyRequest) => (body ?? {}) as Record<string, string | string[]>
 
-/** Parses a form. Ignores repeated fields (OA-12) and values with NUL, which browsers do not send. */
+/** Parses a form. Ignores repeated fields (OA-12), and values with NUL, which browsers never send. */
 export function formOf (request: FastifyRequest): Form {
   return new Map(Object.entries(fieldsOf(request)).filter((field): field is [string, string] =>
     typeof field[1] === 'string' && !field[1].includes('\0')))
@@ -140,5 +139,5 @@ export function formOf (request: FastifyRequest): Form {
 /** All values of a field, such as a group of checkboxes. */
 export const valuesOf = (request: FastifyRequest, name: string): string[] => [fieldsOf(request)[name] ?? []].flat()
 
-/** Percent-encodes all but visible ASCII in a query, so that headers and hidden fields carry it unchanged. */
+/** Percent-encodes `#` and all but visible ASCII in a query, so that headers and hidden fields keep it unchanged. */
 export const visible = (query: string): string => query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)

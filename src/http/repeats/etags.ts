@@ -9,18 +9,17 @@ import { hooksOf, isReader, takeHeaders } from '../routes/routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Adds an ETag of the resource in `data`; reads support `If-None-Match` (304). */
+    /** Adds the ETag of `data` to successful responses. GET routes support `If-None-Match` (304). */
     tagged?: true
     /**
-     * Loads the resource of a change as a GET returns it, for `If-Match` and `If-None-Match`. The handler must call
-     * `requireCurrent` while it holds the lock on the resource.
+     * Loads the resource that the route changes, in the form of its GET response, to check `If-Match` and
+     * `If-None-Match`. The handler must call `requireCurrent` while it holds the lock on the resource.
      */
     changes?: (db: Db, organizationId: string, id: string) => Promise<object | undefined>
-    /** The change supports no preconditions and rejects them. Set by `installEtags`. */
+    /** Set by `installEtags` for changes that reject preconditions. */
     isUnconditional?: boolean
   }
   interface FastifyRequest {
-    /** The ETag of the response. */
     etag: string | null
   }
 }
@@ -29,8 +28,8 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Implements and documents ETags and preconditions. A change without support for preconditions rejects them with 422:
- * the client relies on them, and after 412 it would read the resource and try again.
+ * Implements and documents ETags and preconditions. Changes without support for preconditions reject them with 422: an
+ * ignored precondition could overwrite a concurrent change, and after 412 clients would try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
@@ -79,12 +78,12 @@ export function installEtags (app: FastifyInstance) {
   })
 }
 
-// A plain hash without a key is enough: the ETag is only sent together with the resource.
+// A hash without a key is enough: the ETag is only sent together with the resource.
 const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16).toString('base64url')}"`
 
 /**
- * Ends the request with 412 if a precondition fails. Call it while the resource is locked, so that only one of several
- * requests with the same ETag succeeds. Without precondition headers it runs no query.
+ * Ends the request with 412 if a precondition fails. Call this function while the resource is locked, so that of
+ * several requests with the same ETag only one succeeds. Runs no query if the request has no preconditions.
  */
 export async function requireCurrent (db: Db, request: FastifyRequest, id: string): Promise<void> {
   const { changes } = request.routeOptions.config
@@ -94,7 +93,7 @@ export async function requireCurrent (db: Db, request: FastifyRequest, id: strin
   requirePrecondition(headers, tagOf(item))
 }
 
-/** Whether an If-None-Match or If-Match header lists the ETag or is `*` (RFC 9110, 13.1). False for invalid headers. */
+/** Whether If-None-Match or If-Match lists the ETag or is `*` (RFC 9110, 13.1). False for an invalid header. */
 export function listsEtag (header: string | undefined, etag: string | undefined, isStrong = false): boolean {
   if (header === undefined || etag === undefined || !CONDITION.test(header)) return false
   return header === '*' ||
@@ -102,8 +101,8 @@ export function listsEtag (header: string | undefined, etag: string | undefined,
 }
 
 /**
- * Ends the request with 412 if `If-Match` does not list the ETag, or `If-None-Match` does. `etag` is undefined if the
- * resource does not exist.
+ * Ends the request with 412 if `If-Match` does not list the ETag, or `If-None-Match` lists it. `etag` is undefined if
+ * the resource does not exist.
  */
 export function requirePrecondition (
   headers: { 'if-match'?: string | undefined, 'if-none-match'?: string | undefined }, etag: string | undefined

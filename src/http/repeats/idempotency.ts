@@ -18,10 +18,10 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * Whether the route supports `Idempotency-Key` and replays the first response to repeated requests. Default: true
-     * for every authenticated POST and every change of billing. `false` for a POST that only reads.
+     * for every authenticated POST and every change of billing. Set `false` for a POST that only reads.
      */
     repeatable?: boolean
-    /** For responses with a secret, which is not stored. */
+    /** For a response with a secret, which must not be stored. */
     withheld?: Withheld
   }
   interface FastifyRequest {
@@ -34,7 +34,7 @@ declare module 'fastify' {
 export interface Withheld {
   /** The response without the secret, to be stored. */
   keep: (answer: never) => object
-  /** Rebuilds the response with the current secret (409 if it no longer exists); `event` is recorded before. */
+  /** Rebuilds the response with the current secret (409 if it no longer exists). `event` is recorded first. */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
@@ -50,7 +50,6 @@ const HEADER = Type.Optional(Type.String({
     `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``
 }))
 
-/** Response headers that are stored and replayed. */
 const STORED_HEADERS = ['etag', 'warning']
 
 /**
@@ -65,7 +64,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
-    // A replay skips the handler, so a caller who has lost access would still get the response.
+    // A replay skips the handler and its access checks: a caller who has lost access would get the response.
     if (route.config.boundsItself) {
       throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.boundsItself`)
     }
@@ -95,7 +94,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   }
 }
 
-/** Thrown when the request already has a stored response; the error handler replays it. */
+/** Thrown if the request already has a stored response, which the error handler then sends. */
 export class Repeated extends Error {
   override readonly name = 'Repeated'
   readonly known: Known
@@ -106,7 +105,7 @@ export class Repeated extends Error {
   }
 }
 
-/** Rolls back the transaction of a request that failed, so that nothing is stored. */
+/** Rolls back the transaction of a failed request. */
 class Refused extends Error {
   override readonly name = 'Refused'
 }
@@ -114,7 +113,7 @@ class Refused extends Error {
 interface Known { status: number, headers: Record<string, string>, body: string | null, kept: object | undefined }
 interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
 
-/** Stores the response in the transaction of the change. The response is sent after the transaction has committed. */
+/** Stores the response in the transaction of the change. The response is sent after the commit. */
 export class KeptOnce implements Answering {
   hasBegun = false
   settled: Promise<void> | undefined
@@ -135,7 +134,7 @@ export class KeptOnce implements Answering {
     this.#answer.catch(() => {})
   }
 
-  /** The stored response; ends the request with 422 if the key belongs to another request. */
+  /** Finds the stored response. Ends the request with 422 if the key was used for another request. */
   async find (db: Db): Promise<Known | undefined> {
     const { organization, owner, mac } = this.#asked
     const found = organization === undefined
@@ -152,7 +151,7 @@ export class KeptOnce implements Answering {
     if (this.#isKeeping) throw new Error('a repeatable request must have only one transaction')
     this.hasBegun = true
     const { organization, owner } = this.#asked
-    // Serializes repeats: in an organization its lock does, otherwise the lock of the user.
+    // Repeated requests must run one after the other. In an organization, `transaction` holds the organization's lock.
     if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
     // Another request with this key may have committed meanwhile.
     const known = await this.find(db)
@@ -185,7 +184,7 @@ export class KeptOnce implements Answering {
     this.#afterwards.push({ work, undone })
   }
 
-  /** Called before the response is sent: waits until it is stored. Throws if the transaction was rolled back. */
+  /** Call this before the response is sent. Waits until the response is stored; throws after a rollback. */
   async answer (reply: FastifyReply, payload: unknown) {
     const settle = this.#settle
     this.#settle = undefined
@@ -193,11 +192,11 @@ export class KeptOnce implements Answering {
     if (settle === undefined) return
     if (reply.statusCode >= 400) {
       settle.reject(new Refused())
-      // If no transaction is waiting for the response, there is nothing to wait for.
+      // If a transaction waits for the response, wait for its rollback.
       if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
       return
     }
-    // There was no change.
+    // The request had no transaction, so there is nothing to store.
     if (!this.#isKeeping) return
     const sent = STORED_HEADERS.filter((name) => reply.hasHeader(name))
     const headers = Object.fromEntries(sent.map((name) => [name, String(reply.getHeader(name))]))
@@ -219,21 +218,21 @@ export class KeptOnce implements Answering {
 }
 
 /**
- * Runs `work` after the change has committed: immediately, or, with an `Idempotency-Key`, right before the response is
- * sent; `undone` instead if that transaction was rolled back.
+ * Runs `work` after the change has committed: immediately, or, with an `Idempotency-Key`, before the response is sent.
+ * Runs `undone` instead if the transaction that stores the response was rolled back.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
   if (answering === null) work()
   else answering.afterwards(work, undone)
 }
 
-// A request outside of an organization creates the organization that stores its response.
+// A request outside of an organization creates an organization, which then stores the response.
 async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
   const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
   return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
-// Header and request are stored as keyed hashes, so that guesses cannot be checked with the database alone.
+// The header and the request are stored as keyed hashes, so that guesses cannot be verified with the database alone.
 async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
   const header = request.headers['idempotency-key'] as string
   const { principal } = request
@@ -248,7 +247,7 @@ async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
   }
 }
 
-// After hashing this many characters, other requests get a turn.
+// Characters to hash before yielding to the event loop.
 const STEP = 1024 * 1024
 
 // Sorts the members of objects.
@@ -256,9 +255,10 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
   ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1))
   : value
 
-// Hashes the request part by part, each with the hash of the parts before, and a list element by element, so that no
-// step is long. Different requests have different parts: the first part has three elements, as has the head of a list;
-// an element of a list has one, and any other member two.
+// Hashes the parts of a request one after the other, each together with the previous hash, so that no step is long. The
+// parts are the request line, each field and each list element. Each kind of part has its own array length, so that
+// different requests have different parts: three for the request line and the head of a list, two for another field,
+// one for a list element.
 async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
@@ -275,7 +275,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/** Sends a stored response again. A secret in it is loaded and the read is recorded; 409 if it no longer exists. */
+/** Sends a stored response again. Loads a withheld secret and records the read; 409 if the secret no longer exists. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {
@@ -290,10 +290,9 @@ async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: 
   return JSON.stringify(answer)
 }
 
-/** The response and the audit events of a change. */
 export interface Change { status: number, body: object | null, events: AuditEvent[] }
 
-/** Runs a change in one transaction with its audit events and its rate limit, then sends the response. */
+/** In one transaction, counts `limitOfEffect`, runs the change and records its events. Then sends the response. */
 export async function changeOnce (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, change: (db: Db) => Promise<Change>
 ): Promise<FastifyReply> {

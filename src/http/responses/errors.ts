@@ -47,8 +47,8 @@ export function installErrors (app: FastifyInstance) {
   })
 }
 
-// RFC 6750: a plain challenge without a token, `invalid_token` for every invalid token. `resource_metadata` says where
-// to get a token (RFC 9728, 5.1).
+// RFC 6750: no error code if the request has no token, `invalid_token` if the token is invalid. `resource_metadata`
+// says where to get a token (RFC 9728, 5.1).
 function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
   const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
   return request.headers.authorization === undefined
@@ -56,7 +56,6 @@ function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
     : `${realm}, error="invalid_token", error_description="The token is not valid"`
 }
 
-/** Sends an error of the catalogue in the common error format. */
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
   request.errorCode = code
   return reply
@@ -77,7 +76,6 @@ const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code
 const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
   [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 
-/** The error of the catalogue for a thrown error. */
 export function toApiError (thrown: FastifyError): ApiError {
   if (thrown instanceof ApiError) return thrown
   if (thrown instanceof CallerEnded) return new ApiError('unauthenticated')
@@ -90,7 +88,7 @@ export function toApiError (thrown: FastifyError): ApiError {
   const isOfFastify = thrown.code?.startsWith('FST_') && Number(thrown.statusCode) < 500
   const code = OF_FASTIFY[thrown.code] ?? (isOfFastify ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
-  // A row that names an unknown master key was not written by the service.
+  // The service never writes the id of an unknown master key to a row.
   if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
     return new ApiError('integrity_error')
   }
@@ -100,7 +98,7 @@ export function toApiError (thrown: FastifyError): ApiError {
   return new ApiError('internal_error')
 }
 
-// Best effort: the error response must not depend on the event.
+// Never throws: the error response must be sent even if the event cannot be recorded.
 async function recordViolation (app: FastifyInstance, request: FastifyRequest) {
   if (request.principal === null) return
   try {

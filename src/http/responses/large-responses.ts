@@ -4,8 +4,8 @@ import { rest } from '../../crypto/rest.ts'
 const STEP = 256 * 1024
 
 /**
- * `JSON.stringify` as UTF-8 in steps of about `STEP` characters (a single string is never split). Fastify runs no
- * `preSerialization` hooks for a buffer, and the caller must set the content type.
+ * Writes JSON as UTF-8 in steps of about `STEP` characters; only objects are split. Fastify runs no `preSerialization`
+ * hooks for a buffer, and the caller must set the content type.
  */
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []

@@ -8,8 +8,8 @@ import type { Answered } from '../observability/log.ts'
 export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'method_not_allowed'
 
 /**
- * Writes an error response to a socket without a request: for invalid HTTP, too many headers, or CONNECT. Closes the
- * connection. Returns undefined if the socket is already closed.
+ * Writes an error response directly to a socket: for invalid HTTP, too many headers, or CONNECT. Closes the connection.
+ * Returns undefined if the socket is already closed.
  */
 export function answerByHand (
   config: Config, socket: Socket, id: string, code: HandWritten, isGone = false

@@ -6,13 +6,13 @@ type Serializer = ReturnType<FastifySerializerCompiler<unknown>>
 const compile = SerializerSelector()()
 const compiled = new Map<string, Serializer>()
 
-/** Fastify's serializer compiler, but schemas are compiled on first use, which shortens the start. */
+/** Fastify's serializer compiler, but compiles a schema on first use, which shortens the start. */
 export const serializerCompiler: FastifySerializerCompiler<unknown> = ({ schema }) => {
   let serializer: Serializer | undefined
   return (answer) => (serializer ??= serializerOf(schema))(answer)
 }
 
-/** The serializer of a schema. Routes with the same schema share one. */
+/** The serializer of a schema. Routes with the same schema share a serializer. */
 export function serializerOf (declared: unknown): Serializer {
   const text = JSON.stringify(declared)
   const known = compiled.get(text)
@@ -28,10 +28,7 @@ export function serializerOf (declared: unknown): Serializer {
   return serializer
 }
 
-/**
- * Converts `anyOf` of string constants to `enum`, which is easier to read and serializes faster; undefined for other
- * schemas.
- */
+/** Converts `anyOf` of string constants to `enum`, which serializes faster. Undefined for other schemas. */
 export function oneOfWords (schema: unknown): { type: 'string', enum: string[] } | undefined {
   const choices = (schema as { anyOf?: { const?: unknown, enum?: unknown }[] } | null)?.anyOf
   if (!Array.isArray(choices)) return undefined

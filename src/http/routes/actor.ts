@@ -20,13 +20,13 @@ export function actorOf (request: FastifyRequest): Actor {
   }
 }
 
-/** The actor of an event without a change; locks nothing. */
+/** The actor of an event without a change. Locks no caller. */
 export function witnessOf (request: FastifyRequest): Actor {
   const { type, id, name, organization } = principalOf(request)
   return { organization_id: organization.id, type, id, name, ...originOf(request), caller: null }
 }
 
-// A caller with roles through teams, with the team roles in the project of the request.
+// The caller to lock, with the team roles in the project of the request if the request needs them.
 function callerOf (request: FastifyRequest): Caller {
   const { caller } = principalOf(request)
   if (request.byTeams === null) return caller
@@ -42,7 +42,7 @@ export function personOf (request: FastifyRequest, organizationId: string, user:
   }
 }
 
-/** The actor without address and browser, for events outside of the organization. */
+/** The actor without address and browser, for events that happen outside of the organization. */
 export const withoutOrigin = (actor: Actor): Actor => ({ ...actor, ip: null, user_agent: null })
 
 /** The origin of a request, for events. */

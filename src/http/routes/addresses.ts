@@ -4,8 +4,8 @@ import { isIPv4, isIPv6 } from 'node:net'
 export type Shown = 'off' | 'network' | 'full'
 
 /**
- * An IPv4 address (also IPv4-mapped), or the first four groups of an IPv6 address: a subscriber usually has a /64.
- * Undefined for other strings, which a proxy may forward.
+ * Parses an IPv4 address (also IPv4-mapped), or the first four groups of an IPv6 address, because a subscriber usually
+ * has a /64. Undefined for other strings, which a proxy may forward.
  */
 function partsOf (address: string): { ipv4: string } | { groups: string[] } | undefined {
   const plain = address.replace(/^::ffff:/i, '')

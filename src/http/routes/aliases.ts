@@ -3,11 +3,11 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * The route has a deprecated path, with a noun before each name: `/organizations/:organization/projects/:project`.
-     * Its responses have Deprecation, Sunset and Link headers.
+     * Also registers a deprecated path, with a noun before each name: `/organizations/:organization/projects/:project`.
+     * Responses on that path have Deprecation, Sunset and Link headers.
      */
     hasLongPath?: true
-    /** Another path of the route, which is not deprecated. */
+    /** Also registers this path, which is not deprecated. */
     also?: string
     /** For PATCH routes: registers the same route for PUT. */
     put?: true
@@ -22,7 +22,6 @@ export const DEPRECATED = 'deprecated'
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
-/** Registers the alias routes that a route declares with `hasLongPath`, `also` and `put`. */
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
     const { hasLongPath, also, put, ...config } = route.config ?? {}

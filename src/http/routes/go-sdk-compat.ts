@@ -4,7 +4,7 @@ import { hooksOf } from './routes.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** An exception for existing versions of the Go SDK and for the command-line tool based on it. */
+    /** An exception for existing versions of the Go SDK, and for the command-line tool that uses the SDK. */
     goSdk?: keyof typeof EXCEPTIONS
   }
 }
@@ -14,9 +14,9 @@ const GO_SDK = /^dotenv-go-sdk\//
 type Json = Readonly<Record<string, unknown>>
 interface Exception { convertBody?: (body: Json) => object, convertResponse?: (response: Json) => object }
 
-// All client-specific behavior; nothing else depends on `User-Agent`.
+// All behavior that depends on `User-Agent`.
 const EXCEPTIONS = {
-  /** The SDK does not send `level`: the deepest slug names the level. */
+  /** The SDK does not send `level`: the deepest slug determines the level. */
   levelBySlugs: {
     convertBody: (body) => {
       const { target, environment } = body as Partial<LevelNames>
@@ -24,7 +24,7 @@ const EXCEPTIONS = {
       return body.scope === 'project' ? body : { level, ...body }
     }
   },
-  /** The SDK expects an object as `token`. With a string it fails, and the value of the new token is lost. */
+  /** The SDK expects an object as `token`. With a string the SDK fails, and the caller loses the new token. */
   tokenInObject: {
     convertResponse: ({ token, api_key, ...answer }) => {
       const { name, abilities, expires_at } = api_key as Json
@@ -51,7 +51,7 @@ export function installAgents (app: FastifyInstance) {
     if (convertResponse !== undefined) {
       route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
         if (!isGoSdk(request) || reply.statusCode >= 300) return answer
-        // The response schema does not match the SDK's format.
+        // Bypass the response schema, which does not match the SDK's format.
         reply.serializer(JSON.stringify)
         return convertResponse(answer as Json)
       }]

@@ -5,8 +5,8 @@ import { fail } from '../../rules/errors.ts'
 import { actorOf, principalOf } from './actor.ts'
 
 /**
- * Runs a change in a transaction that locks the organization of the request, so that changes of its members, teams and
- * tokens run one after the other and their limits hold. 404 if the organization is gone.
+ * Runs a change in a transaction that locks the organization of the request, so that concurrent changes of its members,
+ * teams and tokens cannot exceed a limit. 404 if the organization no longer exists.
  */
 export async function inOrganization<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, organizationId: string) => Promise<T>

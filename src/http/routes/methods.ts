@@ -17,7 +17,7 @@ declare module 'fastify' {
   }
 }
 
-/** Collects all paths for 405 and OPTIONS. It reveals only routes, never whether a resource exists. */
+/** Collects the paths of all routes for 405 and OPTIONS, which never reveal whether a resource exists. */
 export function installMethods (app: FastifyInstance) {
   const patterns = new Map<string, PathPattern>()
   app.addHook('onRoute', ({ url, method }) => {

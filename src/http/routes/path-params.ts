@@ -4,10 +4,7 @@ import { LevelParams } from '../../../schemas/environments.ts'
 
 const isLevelParam = (name: string): name is keyof Static<typeof LevelParams> => name in LevelParams.properties
 
-/**
- * Adds `schema.params` to operations whose path names only an organization and a level. Throws at start if a path has
- * another parameter without a schema.
- */
+/** Adds `schema.params` if all path parameters are levels. Throws for other parameters without a schema. */
 export function installPathParams (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { operationId, params } = (route.schema ?? {}) as { operationId?: string, params?: object }

@@ -7,9 +7,9 @@ import { fail, refuse } from '../../rules/errors.ts'
 import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../../rules/formats/slugs.ts'
 
 /**
- * The slug of a new resource: the given slug, or a slug derived from the name that no sibling has, with a number or a
- * random suffix if necessary. Call it under the parent's lock. Organizations have no parent (`among` is undefined): of
- * two concurrent requests the second gets `slug_taken`.
+ * The slug of a new resource: the given slug, or a slug from the name, with a number or a random suffix if a sibling
+ * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined): of two
+ * concurrent requests with the same name the second gets `slug_taken`.
  */
 export async function chooseSlug (
   db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined,
@@ -29,7 +29,7 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
-/** Runs a create or an update; 422 if the slug is taken. The service generates all other unique values. */
+/** Runs an insert or update; 422 if the slug is taken. No other unique value can conflict: all others are generated. */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()

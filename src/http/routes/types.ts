@@ -24,7 +24,7 @@ interface TypeBoxProvider extends FastifyTypeProvider {
 /** A Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/** Scopes that a caller has only through teams, and the team roles in the project (null until it is looked up). */
+/** Scopes that a caller has only through teams, and the team roles in the project (null before its look-up). */
 interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
 
 /** A background job; call `wake` after adding work. */
@@ -37,8 +37,8 @@ declare module 'fastify' {
     /** Scopes that the handler may require in addition or instead, depending on the request. */
     mayNeed?: readonly Scope[]
     /**
-     * For lists of projects: the guard accepts callers who have the scope only by a team's role, and the handler lists
-     * only the projects of these roles. Not for repeatable routes, which replay responses before the handler runs.
+     * For lists of projects: the guard accepts callers who have the scope only by a team's role. The handler must list
+     * only the projects in which a role grants the scope. Not for repeatable routes: a replay skips the handler.
      */
     boundsItself?: true
     /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
@@ -48,17 +48,17 @@ declare module 'fastify' {
      * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
-    /** Error codes of the handler, in addition to those of every route. */
+    /** Error codes of the handler, in addition to the codes of every route. */
     errors?: readonly ErrorCode[]
     /** Each successful request records at least one of these audit events. `none` for a POST that only reads. */
     audit?: EventName | readonly EventName[] | 'none'
-    /** The response format, if it is not that of the API: OAuth (RFC 6749) or HTML. The plugin sends its own errors. */
+    /** The format of responses outside of the API: OAuth (RFC 6749) or HTML. The plugin also formats its errors. */
     speaks?: 'oauth' | 'html'
     /** Cache-Control of successful responses; default `no-store`. */
     cache?: string
     /** The route also works if the organization is suspended, locked or cancelled. */
     whenInactive?: true
-    /** The handler checks the required second factor itself: members can leave without it. */
+    /** The handler checks the required second factor, because a member can leave without a second factor. */
     asksForSecondFactor?: true
   }
   interface FastifyInstance {
@@ -71,12 +71,11 @@ declare module 'fastify' {
     /** For transactions whose duration grows with a project, such as rotations. */
     longTransactions: Db
     databaseKind: Database['kind']
-    /** Records the event of a read, before the response is sent. */
+    /** Records the audit event of a read. Wait for the result before the response is sent. */
     recordRead: RecordRead
-    /** Records a failed sign-in, for the user and for each actor (one per organization). True if an event is late. */
+    /** Records a failed sign-in, for the user and for each actor. True if an event is not numbered yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
-    /** Costs of key and password derivations. */
     costs: Costs
     config: Config
     /** The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address. */
@@ -85,7 +84,7 @@ declare module 'fastify' {
     outbox: Outbox
     /**
      * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. For repeatable
-     * requests, call it in the transaction of the change, so that replays and concurrent repeats do not count.
+     * requests, call this in the transaction of the change, so that replays and concurrent repeats do not count.
      */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Counts a sign-in attempt by address if the browser is not a known device of the account; 429 above the limit. */
@@ -101,7 +100,6 @@ declare module 'fastify' {
     /** Renews subscriptions and calls the payment provider in the background. */
     billing: Worker
     calls: ReturnType<typeof countCalls>
-    /** Settings of invoices. */
     invoicing: Config['invoices'] & { warnOfSeller: () => void, provider: { name: string } }
   }
   interface FastifyRequest {
@@ -113,9 +111,8 @@ declare module 'fastify' {
     hasLateEvents: boolean
     /** Whether the request ended API tokens, which the background cleanup may have to delete. */
     hasEnded: boolean
-    /** Whether the effect of the request is counted. */
     isEffectCounted: boolean
-    /** The access by roles through teams; null if the caller's own role is enough. */
+    /** The access through teams; null if the caller's own role is enough. */
     byTeams: ByTeams | null
     /** Milliseconds that the request has waited for the database (`waitFor`). */
     waited: number
