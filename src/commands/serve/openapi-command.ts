@@ -8,7 +8,7 @@ export const noun: Noun = {
 `,
 
   run: command({ stdout: FLAG }, async ({ stdout }) => {
-    // Imports the application, which the help must not load.
+    // Import on demand: this module imports the application, which the help text does not need.
     const documents = await (await import('./openapi.ts')).renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])
     else for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
