@@ -57,7 +57,6 @@ const command = variable(readCommand, 'a program and its arguments separated by 
 /** The configuration. Only `cli.ts` reads the environment. */
 export type Config = ReturnType<typeof loadConfig>
 
-/** The commands that wrap and unwrap master keys. */
 export type KeyCommands = NonNullable<Config['keyCommands']>
 
 /**
@@ -359,7 +358,6 @@ function readSmtpUrl (text: string) {
   return user === '' || pass === '' ? undefined : { host, port, secure, auth: { user, pass } }
 }
 
-// Rejects a query, because its options would be ignored.
 function readRedisUrl (text: string) {
   const url = /^rediss?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   const server = url && readServer(url, 6379)

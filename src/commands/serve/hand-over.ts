@@ -7,7 +7,7 @@ type Send = (message: Sent, connection?: Connection, ...more: unknown[]) => bool
 const CHANNEL_POLL_MS = 5
 
 /**
- * Passes connections to another worker if this worker ends before it accepts them; closes them if there is no other
+ * Passes connections to another worker if this worker ends before accepting them; closes them if there is no other
  * worker. Node.js would wait forever for the acknowledgement of this worker, and never emit `disconnect`
  * (nodejs/node#21746).
  *
