@@ -35,7 +35,7 @@ export const backupNoun: Noun = {
   run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
     const made = await backup(loadConfig(env), file, recipient)
     const line = `Backed up ${describeSummary(made)}`
-    // With `-`, standard output contains the backup.
+    // With `-`, the backup is written to standard output.
     if (file === '-') warn(line)
     else await write(`${line}\n`)
     if (made.unknown !== undefined) {
@@ -53,7 +53,6 @@ export const restoreNoun: Noun = {
   })
 }
 
-/** The contents of a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
 
 /** A completed backup; `unknown` is the reason why the database could not record it. */
@@ -204,7 +203,7 @@ export async function openBackup (
   return read
 }
 
-/** Restores a backup into an empty database, in the caller's transaction, and verifies the digests of its rows. */
+/** Restores a backup into an empty database, in the caller's transaction, and compares the digests of the rows. */
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
   await disableTimeouts(db)
   await lockSchema(db)

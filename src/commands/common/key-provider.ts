@@ -185,7 +185,7 @@ async function run (
     })
     child.on('close', (code, signal) => {
       if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
-      // The status of a pipeline is that of its last program, which can succeed without input after an earlier failure.
+      // In a pipeline, the last program can succeed without input after an earlier program has failed.
       if (size === 0) return fail('wrote nothing', true)
       settle()
       resolve(Buffer.concat(output))

@@ -103,7 +103,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
     return openCopy(config, error)
   })
   return orClose(database, async () => {
-    // `openDatabase` checks this, but `openCopy` does not.
+    // `openCopy` does not check this.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }

@@ -29,7 +29,6 @@ const BATCH = 200
 // Other instances may still wrap new values with an older key. The report counts those left after the last pass.
 const PASSES = 5
 
-/** The result of a re-wrap. */
 export interface Outcome {
   /** Number of values that were re-wrapped with the newest master key. */
   rewrapped: number

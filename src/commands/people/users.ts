@@ -211,7 +211,6 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
   })
 }
 
-/** Yields a line for each account. */
 export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
   for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
     const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
