@@ -5,7 +5,7 @@ import type { Noun } from './commands/common/noun.ts'
 import { lineOf, UsageError } from './commands/common/errors.ts'
 import { warn, write } from './commands/common/stdio.ts'
 
-/** Commands by their first word, in the order of the help. Each module is loaded on use. */
+/** Commands by their first word, in the order of the help text. Modules are imported on demand. */
 const NOUNS: Record<string, () => Promise<Noun>> = {
   serve: async () => (await import('./commands/serve/serve.ts')).noun,
   init: async () => (await import('./commands/people/initialize.ts')).noun,
@@ -34,7 +34,7 @@ async function usage (): Promise<string> {
   return `Usage: strongroom COMMAND\n\n${nouns.map(({ help }) => help).join('')}`
 }
 
-/** Runs a command. Exit status: 0 done, 1 failed, 2 wrong usage; every failure is one line. */
+/** Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. */
 export async function main (argv: string[]): Promise<number> {
   const [name = '', ...args] = argv
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
@@ -53,7 +53,7 @@ export async function main (argv: string[]): Promise<number> {
   }
 }
 
-// The installed command is a link to this file.
+// Follow links, because the installed command is a symbolic link to this file.
 const [, started] = process.argv
 if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) {
   // A failed write to standard error cannot be reported anywhere.

@@ -20,7 +20,7 @@ const CLIENT_ADDRESSES = ['off', 'network', 'full'] as const
 const KIBIBYTE = 1024
 const MEBIBYTE = 1024 * KIBIBYTE
 
-/** Maximum bytes of a wrapped master key: with base64 and its id, it must fit into a key file. */
+/** Maximum bytes of a wrapped master key, so that its base64 form and its id fit into a key file of 4096 bytes. */
 export const WRAPPED_BYTES = 3000
 const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, where id is 1 to 32 letters, digits, ".", "_" or "-"; ' +
   'create one with: echo "k1:$(openssl rand -base64 32)"; or the output of `key new`'
@@ -29,11 +29,11 @@ const HOST = /^[A-Za-z0-9._:-]{1,255}$/
 const Command = Type.Array(Type.String({ pattern: '^[^\\0]{1,4096}$' }), { minItems: 1, maxItems: 64 })
 
 interface Variable<T> {
-  /** The value of a text; undefined if the text is not allowed. */
+  /** Returns the value; undefined if the text is invalid. */
   read: (text: string) => T | undefined
-  /** Ends the line "… is allowed". */
+  /** Shown after `allowed:` in the error message. */
   allowed: string
-  /** Redacts the given text for messages; by default, removes credentials from URLs. */
+  /** Returns the text for error messages, without secrets. */
   show: (text: string) => string
 }
 
@@ -57,12 +57,11 @@ const command = variable(readCommand, 'a program and its arguments separated by 
 /** The configuration. Only `cli.ts` reads the environment. */
 export type Config = ReturnType<typeof loadConfig>
 
-/** The commands that wrap and unwrap master keys. */
 export type KeyCommands = NonNullable<Config['keyCommands']>
 
 /**
- * Reads and checks every variable; an empty one counts as not set. Throws a `ConfigError` that names the first wrong
- * variable, what was given (nothing of a secret) and what is allowed, in one line.
+ * Parses and validates the variables; an empty variable counts as not set. Throws a ConfigError for the first invalid
+ * variable, with its redacted value and the allowed values.
  */
 export function loadConfig (env: NodeJS.ProcessEnv) {
   const { allowInsecurePublicUrl, ...config } = readVariables(env)
@@ -75,7 +74,7 @@ export function loadConfig (env: NodeJS.ProcessEnv) {
   return config
 }
 
-/** Loads only the key commands, for `key new`: the other checks require an existing key. */
+/** Returns the key commands for `key new`, which has no master key yet: skips the checks of `loadConfig`. */
 export function loadKeyCommands (env: NodeJS.ProcessEnv): Config['keyCommands'] {
   return readVariables(env).keyCommands
 }
@@ -92,46 +91,45 @@ function readVariables (env: NodeJS.ProcessEnv) {
 
   const config = {
     host: read('HOST', matching(HOST, 'a host name or an IP address without port, as in 127.0.0.1')) ?? '127.0.0.1',
-    /** 0 means that the system picks a free port. */
     port: read('PORT', integer(0, 65535, 'a whole number from 0 to 65535 (0 picks a free port)')) ?? 8080,
-    /** Without it the embedded database in `dataDir` is used. */
+    /** If not set, the embedded database in `dataDir` is used. */
     databaseUrl: read('DATABASE_URL', variable(readDatabaseUrl,
       'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme)),
     /** Connections of each process. */
     databasePool: read('DATABASE_POOL', integer(2, 100)) ?? 10,
     /** Seconds that a start waits for an unavailable PostgreSQL. */
     databaseWait: read('DATABASE_WAIT', seconds(0, 3600)) ?? 60,
-    /** Processes that share the port; above 1 only with a `databaseUrl`. */
+    /** Number of worker processes, which share the port. More than 1 requires a `databaseUrl`. */
     workers: read('WORKERS', integer(1, 64)) ?? 1,
     dataDir: read('DATA_DIR', matching(/\S/, 'a directory')) ?? './data',
-    /** By default, the listening address. Never ends with a slash. */
+    /** If not set, the listening address is used. Never ends with a slash. */
     publicUrl: read('PUBLIC_URL', variable(readPublicUrl,
       'an http:// or https:// address in normal form (lower-case host, no default port), ' +
       'without user, query, fragment or trailing slash, as in https://secrets.example.com')),
     allowInsecurePublicUrl: read('ALLOW_INSECURE_PUBLIC_URL', onOrOff) ?? false,
-    /** Addresses, networks and names of Fastify's `trustProxy`; never `true`. */
+    /** Fastify's `trustProxy`: false, or a list of addresses, networks and names. */
     trustProxy: read('TRUST_PROXY', variable((text) => text === 'off' ? false : readList(text, readProxy),
       'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal')) ?? false,
-    /** Without it no mail is sent. */
+    /** If not set, no mail is sent. */
     smtp: read('SMTP_URL', variable(readSmtpUrl,
       'smtp://user:password@host:587 or smtps://user:password@host:465; percent-encode special characters of user and password', showScheme)),
-    /** The sender of mails, whose name may be empty; without it, an address at the host of `publicUrl`. */
+    /** The sender of mails; its name may be empty. If not set, an address at the host of `publicUrl` is used. */
     mailFrom: read('MAIL_FROM', variable(readSender,
       'an address, or a name with an address as in Strongroom <no-reply@example.com>')),
-    /** Counts limits for all instances; without it, each instance counts separately. */
+    /** The Redis server that counts rate limits for all instances. If not set, each instance counts separately. */
     redis: read('REDIS_URL', variable(readRedisUrl,
       'redis://user:password@host:6379/0 or rediss://user:password@host:6379/0; percent-encode special characters of user and password', showScheme)),
     /**
-     * `id:base64`, or wrapped `id:exec:base64`. At most one of `masterKey` and `masterKeyFile` is set; with a
-     * `databaseUrl`, exactly one.
+     * `id:base64`, or `id:exec:base64` for a wrapped key. At most one of `masterKey` and `masterKeyFile` is set. With a
+     * `databaseUrl`, exactly one of them is set.
      */
     masterKey: read('MASTER_KEY', variable(readMasterKey, MASTER_KEY_ALLOWED, hide)),
-    /** Not read yet: see `readKeyFile`. */
+    /** The path of a file for `readKeyFile`. */
     masterKeyFile: read('MASTER_KEY_FILE', matching(/\S/, 'the path of a file')),
-    /** In the same forms, with unique ids. */
+    /** Keys in the format of `masterKey`, with unique ids. */
     masterKeysPrevious: read('MASTER_KEYS_PREVIOUS', variable((text) => readList(text, readMasterKey),
       'a comma-separated list of <id>:<base64 of 32 bytes>', hide)) ?? [],
-    /** Calls a window (a minute; an hour for `keyRotation`); 0 turns a limit off. */
+    /** Requests per minute; per hour for `keyRotation` and `longOperations`. 0 disables a limit. */
     rateLimits: {
       api: read('RATE_LIMIT_API', perWindow) ?? 100,
       oauth: read('RATE_LIMIT_OAUTH', perWindow) ?? 10,
@@ -140,9 +138,9 @@ function readVariables (env: NodeJS.ProcessEnv) {
       longOperations: read('RATE_LIMIT_LONG_OPERATIONS', perWindow) ?? 60
     },
     defaultPlan: read('DEFAULT_PLAN', word(PLANS)) ?? 'self-hosted',
-    /** Fixed contents of every invoice. Texts have several lines. */
+    /** Settings for all invoices. Texts may have several lines. */
     invoices: {
-      /** Without a name, no invoices are created. */
+      /** If the name is empty, only invoices whose amount after the discount is 0 can be issued. */
       seller: {
         name: read('INVOICE_SELLER_NAME', text(NAME_LENGTH)) ?? '',
         address: linesOf(read('INVOICE_SELLER_ADDRESS', text(ADDRESS_LENGTH))),
@@ -152,7 +150,7 @@ function readVariables (env: NodeJS.ProcessEnv) {
       paymentDetails: linesOf(read('INVOICE_PAYMENT_DETAILS', text(1000))),
       dueDays: read('INVOICE_DUE_DAYS', integer(0, 365)) ?? 14
     },
-    /** Seconds between failing readiness and refusing requests on shutdown. */
+    /** Seconds after the start of a shutdown during which readiness fails but requests are still accepted. */
     shutdownDelay: read('SHUTDOWN_DELAY', seconds(0, 300)) ?? 0,
     /** Bytes. */
     bodyLimit: read('BODY_LIMIT', variable((text) => within(16 * KIBIBYTE, 64 * MEBIBYTE, readSize(text)),
@@ -160,7 +158,7 @@ function readVariables (env: NodeJS.ProcessEnv) {
     allowRevealingKeyProof: read('ALLOW_REVEALING_KEY_PROOF', onOrOff) ?? false,
     docsUi: read('DOCS_UI', onOrOff) ?? true,
     logLevel: read('LOG_LEVEL', word(LOG_LEVELS)) ?? 'info',
-    /** The part of client addresses in the log: `network` is IPv4 /24, IPv6 /64. */
+    /** How client addresses are logged: `network` logs the /24 (IPv4) or /64 (IPv6) network of an address. */
     logClientAddress: read('LOG_CLIENT_ADDRESS', word(CLIENT_ADDRESSES)) ?? 'network',
     corsOrigins: read('CORS_ORIGINS', variable((text) => readList(text, readOrigin),
       'a comma-separated list of exact origins, as in https://app.example.com (neither * nor null)')) ?? [],
@@ -178,7 +176,7 @@ function readVariables (env: NodeJS.ProcessEnv) {
     ratio: read('OTEL_TRACES_SAMPLER_ARG', variable(readShare, 'a share from 0 to 1, as in 0.1')) ?? 1
   }
   const commands = {
-    /** A program and its arguments; only needed for new keys. */
+    /** A program and its arguments; only needed to create keys. */
     wrap: read('MASTER_KEY_WRAP_COMMAND', command),
     unwrap: read('MASTER_KEY_UNWRAP_COMMAND', command),
     /** Seconds. */
@@ -193,8 +191,8 @@ function readVariables (env: NodeJS.ProcessEnv) {
   }
 }
 
-// Cloud tools read their credentials in the environment. The variables of the service, such as the database password,
-// are left out.
+// Cloud tools read their credentials from the environment. Excludes the variables of the service, such as the database
+// password.
 function environmentOfCommands (env: NodeJS.ProcessEnv, own: ReadonlySet<string>): Record<string, string> {
   const entries = Object.entries(env).filter((entry): entry is [string, string] => {
     const [name, value] = entry
@@ -203,16 +201,18 @@ function environmentOfCommands (env: NodeJS.ProcessEnv, own: ReadonlySet<string>
   return Object.fromEntries(entries)
 }
 
-/**
- * The master key of a file: a regular file (a link to one will do, as secret mounts use them) that belongs to this
- * user or to root and that neither group nor others may touch. Refused with a `ConfigError` naming `name` otherwise.
- */
+/** Reads a master key with `readSecretFile`. Throws a ConfigError if the file does not contain a master key. */
 export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
   return readMasterKey(readSecretFile(path, name).trim()) ??
     refuseFile(name, path, 'does not hold a master key', `one line of ${MASTER_KEY_ALLOWED}`)
 }
 
-/** The text of a file with a secret, with the same permission checks as a key file. */
+/**
+ * Reads a regular file of at most 4096 bytes; symbolic links are followed, because secret mounts use them. Throws a
+ * ConfigError if neither this user nor root owns the file, or if its group or others have any permission.
+ *
+ * @param name the variable or option that is the source of the path, for error messages
+ */
 export function readSecretFile (path: string, name: string): string {
   const check = (isAllowed: boolean, given: string, allowed: string) => {
     if (!isAllowed) refuseFile(name, path, given, allowed)
@@ -226,7 +226,7 @@ export function readSecretFile (path: string, name: string): string {
     return refuseFile(name, path, `cannot be read (${code})`, 'a file that this user can read')
   }
   try {
-    // Check the open file, not its path: the path could be replaced in between.
+    // Check the open file, because the file at this path could be replaced after a check of the path.
     const { mode, uid, size } = fstatSync(file)
     check((mode & constants.S_IFMT) === constants.S_IFREG, 'is not a regular file', 'a regular file')
     const me = process.getuid?.()
@@ -246,7 +246,7 @@ function refuseFile (name: string, path: string, given: string, allowed: string)
   refuse(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
 }
 
-/** The http address of a host, which may be an IPv6 one, and a port. */
+/** Returns the http URL of a host and a port; adds the brackets around an IPv6 address. */
 export function httpAddress (host: string, port: number): string {
   return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
 }
@@ -298,7 +298,6 @@ function readSize (text: string) {
   return Number(digits) * bytes
 }
 
-// A trailing comma is refused, as an empty member.
 function readList (text: string, read: (member: string) => string | undefined) {
   const members = text.split(',').map((member) => read(member.trim()))
   return members.every((member) => member !== undefined) ? members : undefined
@@ -306,7 +305,7 @@ function readList (text: string, read: (member: string) => string | undefined) {
 
 function readMasterKey (text: string) {
   const [, exec, encoded = ''] = /^[A-Za-z0-9._-]{1,32}:(exec:)?([A-Za-z0-9+/]+={0,2})$/.exec(text) ?? []
-  // Non-canonical base64 indicates truncated or mistyped text.
+  // Non-canonical base64 indicates a truncated or mistyped key.
   const bytes = Buffer.from(encoded, 'base64')
   if (encoded === '' || bytes.toString('base64') !== encoded) return undefined
   return (exec === undefined ? bytes.length === 32 : bytes.length <= WRAPPED_BYTES) ? text : undefined
@@ -326,14 +325,14 @@ function readCommand (text: string) {
 
 function readDatabaseUrl (text: string) {
   if (!/^postgres(?:ql)?:\/\/\S+$/.test(text)) return undefined
-  // The driver takes several hosts; URL takes one.
+  // The driver accepts several hosts; `URL` accepts only one, so remove the others.
   const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1'))
-  // The driver decodes these parts, and would throw a URIError without context.
+  // If these parts cannot be decoded, the driver throws a URIError without context.
   const isDecodable = url && decode(url.username + url.password + url.pathname) !== undefined
   return isDecodable && url.hash === '' ? text : undefined
 }
 
-/** An address without user, query, fragment and trailing slash. */
+// Rejects a URL with user, query, fragment or trailing slash.
 function readHttpUrl (text: string) {
   const url = parseUrl(text)
   return url && /^https?:$/.test(url.protocol) && url.username + url.password + url.search + url.hash === '' &&
@@ -342,13 +341,13 @@ function readHttpUrl (text: string) {
     : undefined
 }
 
-// Clients compare the issuer byte by byte, so only the normal form is accepted.
+// Clients compare the issuer byte by byte, so only the normalized URL is accepted.
 function readPublicUrl (text: string) {
   const url = readHttpUrl(text)
   return url?.href === text || url?.href === `${text}/` ? text : undefined
 }
 
-// No query: the mail library would read options from it, including one that disables certificate checks.
+// Rejects a query, because its options would be ignored.
 function readSmtpUrl (text: string) {
   const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   const secure = url?.protocol === 'smtps:'
@@ -359,7 +358,6 @@ function readSmtpUrl (text: string) {
   return user === '' || pass === '' ? undefined : { host, port, secure, auth: { user, pass } }
 }
 
-// No query, as for SMTP: the library would read options from it.
 function readRedisUrl (text: string) {
   const url = /^rediss?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   const server = url && readServer(url, 6379)
@@ -420,7 +418,7 @@ function readOrigin (text: string) {
 function readProxy (text: string) {
   if (/^(?:loopback|linklocal|uniquelocal)$/.test(text)) return text
   const [, address = '', bits] = /^([^/]*)(?:\/(\d{1,3}))?$/.exec(text) ?? []
-  // Prefix /0 would trust every proxy: any client could then choose the address that rate limits count.
+  // The prefix /0 would trust every proxy, so that clients could choose the address that rate limits count.
   const fits = bits === undefined || (Number(bits) > 0 && Number(bits) <= (isIP(address) === 4 ? 32 : 128))
   return isIP(address) !== 0 && !address.includes('%') && fits ? text : undefined
 }
@@ -433,7 +431,7 @@ function hide () {
   return 'invalid (the value is not shown)'
 }
 
-/** Shows only the scheme: in an invalid URL, the password may be anywhere. */
+// Shows only the scheme, because the password may be anywhere in an invalid URL.
 function showScheme (text: string) {
   const [scheme] = /^[a-z][a-z0-9+.-]{0,19}:\/\//i.exec(text) ?? []
   return scheme ? `${quote(`${scheme}…`)} (the rest is not shown)` : hide()
@@ -443,7 +441,7 @@ function redact (text: string) {
   return quote(text.replace(/\/\/[^/\s]*@/g, '//…@'))
 }
 
-/** The text in quotes, on one line and not too long for one. */
+// Quotes the text in one line; truncates a long text.
 function quote (text: string) {
   const short = text.length > 120 ? `${text.slice(0, 120)}…` : text
   return JSON.stringify(short).replace(/[\u007f-\u009f\u2028\u2029]/g, (character) =>

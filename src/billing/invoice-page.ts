@@ -9,7 +9,7 @@ export type PrintedInvoice = { number: string, paid_back: number } & Pick<Invoic
   'status' | 'currency' | 'lines' | 'subtotal' | 'discount' | 'credit' | 'total' | 'seller' | 'buyer' | 'issued_at' |
   'due_at' | 'paid_at' | 'reference' | 'note'>
 
-// The fonts are those of the reader's system. The browser prints the title with the number on each page.
+// Uses system fonts. The browser prints the title of the page, which contains the invoice number, on each sheet.
 const STYLE = `
 @page {
   size: A4;
@@ -42,16 +42,16 @@ th { font-weight: normal; white-space: nowrap; }
 @media print { body { padding: 0; } }
 `
 
-/** The content security policy of the page: its own style sheet and nothing else. */
+/** The content security policy of the page, which allows only the page's own style sheet. */
 export const INVOICE_POLICY =
   `default-src 'none'; style-src 'sha256-${sha256(STYLE).toString('base64')}'; base-uri 'none'; form-action 'none'`
 
-/** An invoice as a self-contained HTML page for A4 paper. The same invoice always gives the same text. */
+/** Renders an invoice as a self-contained HTML page for A4 paper. The same invoice always yields the same HTML. */
 export function renderInvoice (invoice: PrintedInvoice, paymentDetails: string): string {
   const { number, currency, seller, buyer, reference, note } = invoice
   const money = (amount: number) => formatMoney(amount, currency)
   const state = stateOf(invoice)
-  // The policy is in the page too, because a saved file has no headers.
+  // Repeat the policy in the page, because a saved file has no HTTP headers.
   return html`<!doctype html>
 <html lang="en">
 <head>
@@ -104,7 +104,7 @@ ${invoice.status !== 'open' || paymentDetails === '' ? '' : paymentBlock(invoice
 
 const day = (moment: Date | string) => new Date(moment).toISOString().slice(0, 10)
 
-// Each line has its own direction.
+// Each line has its own text direction.
 const paragraphs = (text: string) => text.split('\n').map((line) => html`<p dir="auto">${line}</p>`)
 
 function partyBlock (label: string, { name, address, tax_id }: Party): Html {

@@ -10,15 +10,12 @@ import { lockPlan } from '../repositories/billing/plans.ts'
 import { findSubscription, type Subscription } from '../repositories/billing/subscriptions.ts'
 import { fail } from '../rules/errors.ts'
 
-/** Settings for invoices. */
 export interface Invoicing {
-  /** Without a name, only invoices without an amount can be issued. */
+  /** If the name is empty, only invoices whose amount after the discount is 0 can be issued. */
   seller: Party
   /** Logs that the seller's name is missing. */
   warnOfSeller: () => void
-  /** A note on each invoice; may be empty. */
   note: string
-  /** Days until an invoice is due. */
   dueDays: number
   provider: { name: string }
 }
@@ -26,18 +23,16 @@ export interface Invoicing {
 interface NewInvoice {
   currency: string
   lines: InvoiceLine[]
-  /** The coupon's discount. */
   discount: number
-  /** Whether the organization's credit is used first. */
   usesCredit: boolean
-  /** The organization's default method if omitted. */
+  /** If omitted, the organization's default method is used. */
   method?: PaymentMethodRow | undefined
 }
 
 /**
  * Locks an organization until the end of the transaction, which serializes changes of its billing. Throws 404 if the
- * organization is deleted. Lock other rows afterwards, in this order: coupon, invoice, charge, refund
- * (docs/decisions/0029). The rows of a deleted organization are locked in the same order.
+ * organization is deleted. Callers lock other rows afterwards, in this order: coupon, invoice, charge, refund
+ * (docs/decisions/0029).
  */
 export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
@@ -66,8 +61,8 @@ export function createSellerWarning (warn: (line: string) => void): () => void {
 
 /**
  * Creates the next invoice of an organization and the charge for its total. The caller has locked the organization. An
- * invoice with total 0 is paid at once, without a charge. Throws 503 without a seller name, because an issued invoice
- * cannot be corrected.
+ * invoice with total 0 is paid at once, without a charge. Throws 503 if the seller's name is missing and the amount
+ * after the discount is not 0, because an issued invoice cannot be corrected.
  */
 export async function issueInvoice (
   db: Db, { seller, note, dueDays, provider, warnOfSeller }: Invoicing, account: Account, invoice: NewInvoice, now: Date

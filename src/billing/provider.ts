@@ -1,8 +1,7 @@
 import type { PaymentStatus } from '../../schemas/billing.ts'
 
-/** A request to charge an amount. */
 export interface ChargeOrder {
-  /** The idempotency key: the provider executes a repeated order once and returns its outcome. */
+  /** The idempotency key. The provider executes orders with the same id only once, and returns the same outcome. */
   id: string
   amount: number
   currency: string
@@ -10,7 +9,6 @@ export interface ChargeOrder {
   payment_method_id: string | null
 }
 
-/** A request to refund an amount of a successful charge. */
 export interface RefundOrder {
   id: string
   amount: number
@@ -18,13 +16,13 @@ export interface RefundOrder {
   charge: { id: string, reference: string | null }
 }
 
-/** The provider's result; `pending` if it is not known yet. */
+/** The result of an order; `pending` until the provider knows the result. */
 export interface Outcome { status: PaymentStatus, reference: string | null }
 
 /**
- * A payment provider. Orders are sent outside of transactions, after the charge or refund was committed, and repeated
- * with the same id until the provider returns a final status, even if the operator has recorded an outcome meanwhile.
- * `signal` aborts a call at its timeout.
+ * A payment provider. Orders are sent outside of transactions, after the charge or refund was committed. An order is
+ * repeated until the provider returns a final status, even if the operator has recorded an outcome. `signal` aborts a
+ * call at its timeout.
  */
 export interface Provider {
   name: string
@@ -32,7 +30,7 @@ export interface Provider {
   refund (order: RefundOrder, signal: AbortSignal): Promise<Outcome>
 }
 
-/** The provider that refunds a successful charge: the one that reported the success, else `manual` (the operator). */
+/** The provider for refunds of a successful charge: `manual` unless the charge's provider reported the success. */
 export const holderOf = ({ provider, provider_status }: { provider: string, provider_status: PaymentStatus | null }) =>
   provider_status === 'succeeded' ? provider : manual.name
 

@@ -11,12 +11,12 @@ import { refundableOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
-// Settles invoices, charges and refunds. Each function locks the organization (`lockPlan`), unless it is deleted, and
-// then the rows in the order of `holdAccount`.
+// Settles invoices, charges and refunds. Each transaction first locks the organization (`lockPlan`), if it exists, and
+// then the rows in the order that `holdAccount` describes.
 
-/** The result of recording an outcome by the operator. */
+/** The result after the operator has recorded an outcome. */
 export interface Note {
-  /** A provider that has the same order and has not reported a status, so the money may move twice; else null. */
+  /** A provider that got the order but has not reported a final status, so the money may move twice. Else null. */
   unanswered: string | null
 }
 
@@ -35,8 +35,8 @@ export async function closeInvoiceByOperator (
 }
 
 /**
- * Closes an open invoice and its charges. When it is paid, the unused part of its period becomes credit. When it is
- * void, the credit that it used is returned.
+ * Closes an open invoice and its charges. If the invoice is paid, the unused part of its period becomes credit. If the
+ * invoice is void, the credit that it used is returned. A deleted organization gets no credit.
  */
 async function closeInvoice (
   db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
@@ -52,7 +52,7 @@ async function closeInvoice (
 const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' : 'failed'
 
 /**
- * Creates a refund of a successful charge; without an amount, of all that is refundable. The caller locks the
+ * Creates a refund of a successful charge, by default of the whole refundable amount. The caller has locked the
  * organization, unless it is deleted, and records the event.
  */
 export async function giveBack (
@@ -107,10 +107,9 @@ export async function checkRefund (db: Db, actor: Actor, id: string): Promise<No
 const refundEvent = ({ id, amount }: Refund, status: 'succeeded' | 'failed') =>
   eventOf(status === 'succeeded' ? 'refund.pay' : 'refund.fail', id, { amount })
 
-/** A conflict between the provider and the operator: different outcomes, or both report the same payment. */
+/** A conflict between the provider and the operator: they reported different outcomes, or both reported a payment. */
 export type Doubt = 'contradiction' | 'twice'
 
-/** Compares the outcome that the operator recorded with the provider's report. */
 function doubtOf (recorded: Charge['status'], reported: 'succeeded' | 'failed'): Doubt | undefined {
   if (recorded === 'pending') return undefined
   if (recorded !== reported) return 'contradiction'
@@ -118,15 +117,15 @@ function doubtOf (recorded: Charge['status'], reported: 'succeeded' | 'failed'):
 }
 
 /**
- * The reason why the operator has to check a settled refund: a conflict with the provider's report, or a provider that
- * has the order and has not reported a status. Undefined if there is none.
+ * The reason why the operator has to check a settled refund: a conflict with the provider's report, or a missing final
+ * report. Undefined if there is no reason.
  */
 export function concernOf (refund: Refund): Doubt | 'unanswered' | undefined {
   const { status, noted_status, provider_status } = refund
   if (status === 'pending') return undefined
   if (isUnanswered(refund)) return 'unanswered'
   if (provider_status === null || provider_status === 'pending') return undefined
-  // Without a record of the operator, compare the provider's latest report with its first.
+  // Without an outcome from the operator, `status` is the provider's first report: compare it with the latest report.
   if (noted_status === null) return provider_status === status ? undefined : 'contradiction'
   return doubtOf(noted_status, provider_status)
 }
@@ -160,8 +159,8 @@ export async function reportCharge (
 }
 
 /**
- * Records the provider's report on a refund, like `reportCharge`. A late success of a failed refund counts only if the
- * charge still has that refundable amount.
+ * Records the provider's report on a refund, like `reportCharge`. If the provider reports the success of a refund that
+ * is recorded as failed, the refund succeeds only if its amount is still refundable.
  */
 export async function reportRefund (
   db: Db, { organization_id, id }: Refund, outcome: Outcome

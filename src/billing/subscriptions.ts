@@ -75,7 +75,7 @@ async function cutShort (
 /**
  * Closes ended periods of a subscription, each in its own transaction: starts the next period or ends the subscription.
  * The worker and every change of a subscription call this function first, so that no change applies to an ended period.
- * The subscription of a suspended organization waits until the organization is active again.
+ * A subscription of an inactive organization is not renewed until the organization is active again.
  */
 export async function closePeriods (
   handle: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string, isStopped = () => false

@@ -53,16 +53,16 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
 }
 
 /**
- * Sends charges and refunds to the provider. Their rows are the queue: they are committed with the change that created
- * them, so open orders survive a crash. Only the provider named in the row gets the order. The worker claims each row
- * right before the call, so it skips settled orders and only one instance sends an order.
+ * Sends charges and refunds to the provider. The rows of charges and refunds are the queue, so the queue survives a
+ * crash. Each row names the provider that gets the order. The worker claims a row right before the call, so that it
+ * skips settled orders and only one instance sends an order.
  */
 function createOrderWorker (
   { db: handle, invoicing: { provider }, log, patience = PROVIDER_TIMEOUT_MS }: BillingWorker
 ): Background {
   const attempt = attemptsIn(log)
   const stopping = new AbortController()
-  // Longer than the timeout, so that no other instance repeats a call in progress.
+  // A claim lasts longer than the call, so that no other instance repeats a call in progress.
   const claimMs = 3 * patience
 
   // Rejects at the timeout even if the provider ignores the signal.
@@ -118,7 +118,7 @@ function createOrderWorker (
     ...background,
     async stop () {
       const stopped = background.stop()
-      // The next start repeats aborted calls with the same id.
+      // The worker repeats aborted calls, with the same id, after the next start.
       stopping.abort()
       await stopped
     }
@@ -130,7 +130,7 @@ const attemptsIn = (log: Log) => async (job: string, of: object, work: () => Pro
   try {
     await work()
   } catch (error) {
-    // `createSellerWarning` has logged it.
+    // `createSellerWarning` has already logged this error.
     if (error instanceof ApiError && error.code === 'invoicing_unavailable') return
     log.warn({ err: databaseError(error), ...of }, `${job} failed; will retry`)
   }

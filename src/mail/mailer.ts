@@ -21,7 +21,7 @@ export interface Mailer {
 const TIMEOUT_MS = 10_000
 const LOOPBACK = /^(?:localhost|127(?:\.\d{1,3}){3}|::1)$/i
 
-/** Creates a mailer: SMTP if `SMTP_URL` is set, else a mailer that sends nothing and logs each mail as not sent. */
+/** Creates a mailer that uses SMTP. Without `SMTP_URL`, it sends nothing and logs each mail as not sent. */
 export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line: string) => void): Mailer {
   const notSent = ({ about }: Mail, reason: string) => {
     log(`The mail to ${about} was not sent: ${reason}`)
@@ -38,7 +38,7 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
         const address = mailboxOf(to)
         if (address === undefined) return notSent(mail, 'invalid e-mail address')
         transport ??= openTransport(smtp).catch((error) => {
-          // The next mail retries the import.
+          // Retry the import with the next mail.
           transport = undefined
           throw error
         })
@@ -61,7 +61,7 @@ async function openTransport (smtp: NonNullable<Config['smtp']>) {
   return createTransport({
     ...smtp,
     requireTLS: !smtp.secure && !isLocal,
-    // A local relay may use no TLS at all, so its certificate, which is usually self-signed, is not verified.
+    // A local relay may work without TLS, so do not verify its certificate, which is usually self-signed.
     tls: { rejectUnauthorized: smtp.secure || !isLocal },
     dnsTimeout: TIMEOUT_MS,
     connectionTimeout: TIMEOUT_MS,

@@ -1,6 +1,5 @@
 import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
 
-/** Subject and plain text of a mail. */
 export interface Message { subject: string, text: string }
 
 interface PasswordLink { name: string, email: string, service: string, link: string }
@@ -43,10 +42,9 @@ everywhere. If you did not expect this message, tell the operator of ${service}.
   }
 }
 
-// Other users choose the names, so each is reduced to one line of at most 100 characters.
 interface Membership { service: string, organization: string, role: string }
 
-/** The invitation to an organization. Does not depend on whether an account exists, so it does not reveal that. */
+/** The invitation to an organization. The text does not reveal whether the recipient has an account. */
 export function membershipInvitation (
   { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
 ): Message {
@@ -65,7 +63,7 @@ If you did not expect this message, ignore it: nothing happens until you accept.
   }
 }
 
-/** The mail to a member with a new role; `null` for a removed member. */
+/** The mail about a member's new role, or about the removal of the member if `role` is null. */
 export function membershipChanged (
   { name, service, organization, role }: Omit<Membership, 'role'> & { name: string, role: string | null }
 ): Message {
@@ -82,4 +80,5 @@ export function membershipChanged (
 
 const spoken = (role: string) => role.replace('_', ' ')
 
+// Other users choose the names, so shorten each name to one line of 100 characters.
 const inLine = (text: string) => text.replace(/[\p{C}\p{Zl}\p{Zp}]+/gu, ' ').slice(0, 100)

@@ -24,8 +24,8 @@ export interface Outbox {
   /** Whether a mail server is configured. */
   isOpen: boolean
   /**
-   * Reserves a place for a mail to a canonical address. Undefined if the sender's quota is used up, which is logged, or
-   * without a mail server. Depends only on sender and address, so it does not reveal whether an account exists.
+   * Reserves a place for a mail to a canonical address. Returns undefined without a mail server, or if a quota is used
+   * up, which is logged. The result does not depend on whether the address has an account.
    */
   reserve (sender: Sender, address: string): Room | undefined
   /** The number of mails being sent, and the number of queued mails and reserved places. */
@@ -34,20 +34,20 @@ export interface Outbox {
   settled (): Promise<void>
 }
 
-/** Mails that are sent concurrently. Each has its own connection and ends within the mailer's timeouts. */
+/** Maximum number of mails that are sent concurrently. The mailer's timeouts limit the duration of each. */
 export const MOST_UNDER_WAY = 4
-/** Queued mails per organization and per sender: the number of members that an organization can add in an hour. */
+/** Maximum queued mails per organization and per sender; equals the default limit of invitations per hour. */
 export const MOST_OF_ONE = 100
-// Queued mails in total, without the first mail of each sender. The first mail has its own place, so a sender with an
-// empty queue is never blocked by others. One sender may use at most this fraction of the free places.
+// Maximum places in use, not counting one place of each sender. So others cannot block the first mail of a sender.
 const MAX_QUEUED = 4_000
+// The maximum fraction of the free places that one sender or organization may use.
 const MAX_FRACTION = 1 / 8
-/** Bounds the reserved places: senders with queued mails. */
+/** Maximum number of senders with places in the queue. */
 export const MOST_SENDERS = 10_000
 
 /**
- * Mails per hour to one address from one sender: a user, or an organization if no user is the sender. There is no limit
- * for all senders together, because other senders could then block the mails of the recipient's own organization.
+ * Maximum mails per hour to one address from one sender: a user, or an organization if no user is the sender. There is
+ * no total limit per address, because other senders could then block the mails of the recipient's own organization.
  */
 export const MOST_TO_ADDRESS = 10
 const HOUR = 3_600_000
@@ -55,8 +55,7 @@ const MAX_COUNTS = 20_000
 
 /**
  * Creates the outbox. Requests do not wait for the mail server. Mails are sent round robin over the senders, and over
- * each sender's organizations. A sender can neither fill the queue for others nor use up their mails to an address,
- * even through many organizations.
+ * each sender's organizations. A sender cannot use up the quotas of other senders, even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
   const queue = createFairQueue()
@@ -113,7 +112,7 @@ function createFairQueue () {
   interface Share { places: number, waiting: Map<string, PostedMail[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
-  // Places without the first of each sender.
+  // Places in use, not counting one place of each sender.
   let taken = 0
 
   const release = (by: string, organization: string) => {
@@ -167,7 +166,7 @@ function createFairQueue () {
   }
 }
 
-/** Counts in fixed windows of an hour. */
+/** Counters with fixed windows of an hour. */
 function createCounts () {
   const counts = new LRUCache<string, { count: number, end: number }>({ max: MAX_COUNTS })
   const current = (key: string) => {

@@ -19,14 +19,14 @@ import { retryDatabase } from '../common/retry.ts'
 import { readChunks, warn, write } from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
-// Verifies and exports audit chains, and rotates their keys. An export is JSON Lines: a header with the wrapped first
-// chain key; for each organization its other chain keys, the state of its counter with a MAC, and its events; and a
-// last line with the numbers of organizations and events.
+// An export is JSON Lines. The first line contains the wrapped first chain key. Each organization has lines with its
+// other chain keys, a line with its counter and a MAC, and lines with its events. The last line has the numbers of
+// organizations and events.
 
 const FORMAT = 'strongroom audit export 2'
 
-// Characters. An event has a few thousand at most, so a longer line was not written by an export.
-const MAX_LINE = 256 * 1024
+// An exported event has a few thousand characters at most.
+const MAX_LINE_LENGTH = 256 * 1024
 
 export const noun: Noun = {
   help: `  audit verify [--organization ID] [--since TIME | --file EXPORT] [--anchors LOG] [--json]
@@ -85,10 +85,10 @@ export const noun: Noun = {
   })
 }
 
-/** Filters: one organization by id or slug (default: all), and events since a time (default: all). */
+/** One organization by id or slug (default: all), and its events since a time (default: all). */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
 
-/** Verifies chains in the database or in an export. `since` applies to the database: an export states its own start. */
+/** Verifies the chains in the database, or in an export if `file` is set. `since` has no effect on an export. */
 export async function * verifyAudit (
   config: Config,
   { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined }
@@ -108,8 +108,7 @@ export async function * verifyAudit (
 
 /**
  * Rotates the chain key of one organization, or of all. Yields a line for the operator and whether the key was rotated.
- * A failed rotation does not stop the others. Events can be recorded meanwhile. After an interruption the command can
- * be repeated.
+ * Continues after a failed rotation, unless the database is unavailable. An interrupted run can be repeated.
  */
 export async function * rotateChainKeys (
   { database: { db }, keyring }: Opened, organization: string | undefined
@@ -130,7 +129,7 @@ export async function * rotateChainKeys (
   }
 }
 
-// Lists twice: organizations that are created during the rotation start with the old key.
+// Lists the organizations again at the end, because those created during the rotation start with the first chain key.
 async function * organizationsOnce (db: Db, organization: string | undefined): AsyncGenerator<string> {
   const ids = await organizationsOf(db, { organization })
   yield * ids
@@ -139,7 +138,6 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
   for (const id of await organizationsOf(db, {})) if (!known.has(id)) yield id
 }
 
-/** The result of a verification as a line for the operator. */
 export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
     const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
@@ -149,13 +147,13 @@ export function describeVerified ({ organization, after, events, last, broken }:
   return `${organization}: event ${sequence} ${reason} (expected ${expected ?? '-'}, actual ${actual ?? '-'})`
 }
 
-/** Verifies the chains in the database one by one. With `since`, starts after the last event before that time. */
+/** Verifies the chains in the database. With `since`, starts at the first event at or after that time. */
 export async function * verifyDatabase (
   { database: { db }, keyring }: Opened, filter: Filter, anchors: Anchors
 ): AsyncGenerator<Verified> {
   const first = firstKey(keyring, await wrappedKey(db))
   for (const organization of await organizationsOf(db, filter, anchors)) {
-    // Read the start before the end, so that the start is never after the end.
+    // Read the start first, so that the start is never after the end.
     const after = filter.since && await findBefore(db, organization, filter.since)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
@@ -167,7 +165,7 @@ export async function * verifyDatabase (
   }
 }
 
-/** The lines of an export. `since` omits earlier events; verification then starts after the last omitted event. */
+/** Yields the lines of an export. `since` omits earlier events, which the export then does not verify. */
 export async function * exportEvents (
   { database: { db }, keyring }: Opened, { organization, since }: Filter
 ): AsyncGenerator<string> {
@@ -201,8 +199,8 @@ export async function * exportEvents (
 }
 
 /**
- * Verifies the chains of an export. Throws a StartError when the file is not a complete export, or when its master key
- * is missing.
+ * Verifies the chains of an export. Throws a StartError if the file is not a complete export, has no events of the
+ * given organization, or needs a missing master key.
  */
 export async function * verifyFile (
   keyring: Keyring, file: string, filter: Filter, anchors: Anchors
@@ -212,7 +210,7 @@ export async function * verifyFile (
   let verifier: ChainVerifier | undefined
   let isBroken = false
   let exported: { only: string | null, since: string | null } = { only: null, since: null }
-  let told: Counts | undefined
+  let stated: Counts | undefined
   const counted: Counts = { organizations: 0, events: 0 }
   const wanted = filter.organization?.toUpperCase()
   const seen = new Set<string>()
@@ -224,7 +222,7 @@ export async function * verifyFile (
   }
   for await (const text of linesOf(file)) {
     const value = readLine(text)
-    if (told !== undefined) refuse(`${file} has trailing data after its last line`)
+    if (stated !== undefined) refuse(`${file} has trailing data after its last line`)
     if (first === undefined) {
       if (value?.format !== FORMAT || typeof value.key !== 'string') {
         refuse(`${file} is not an audit export, or comes from an incompatible build`)
@@ -243,12 +241,12 @@ export async function * verifyFile (
         const chain = chainOf(value.organization, exported, value)
         const mac = bytesOf(value.mac)
         const isForged = mac === null || !exportMac(keys.at(-1)!.key, chain).equals(mac)
-        // Without a valid MAC the stated start is not trusted: verify from the first event.
+        // Without a valid MAC, the start of the chain is not trusted, so verify from the first event.
         verifier = new ChainVerifier({ ...chain, ...(isForged && { after: null, isForged }) }, keys, anchors)
       }
       rows = []
     } else if (value !== undefined && typeof value.events === 'number') {
-      told = { organizations: Number(value.organizations), events: value.events }
+      stated = { organizations: Number(value.organizations), events: value.events }
     } else {
       counted.events++
       const event = verifier && value && eventOf(value)
@@ -258,8 +256,8 @@ export async function * verifyFile (
   }
   yield * end()
   if (first === undefined) refuse(`${file} is empty`)
-  if (told === undefined) refuse(`${file} is truncated: its last line is missing`)
-  // An organization that has an anchor but is not in the export lacks all of its events.
+  if (stated === undefined) refuse(`${file} is truncated: its last line is missing`)
+  // If an organization has an anchor but is not in the export, all of its events are missing.
   for (const organization of anchors.organizations()) {
     const isExported = exported.only === null || exported.only === organization
     if (seen.has(organization) || !isExported || (wanted ?? organization) !== organization) continue
@@ -272,9 +270,9 @@ export async function * verifyFile (
   if (wanted !== undefined && seen.size === 0) {
     refuse(`${file} has no events of the organization ${filter.organization}`)
   }
-  // A broken chain already reports its missing events.
-  if (!isBroken && (told.organizations !== counted.organizations || told.events !== counted.events)) {
-    refuse(`${file} is truncated: its last line states ${inWords(told)}, but it contains ${inWords(counted)}`)
+  // A broken chain has already been reported, and may lack events.
+  if (!isBroken && (stated.organizations !== counted.organizations || stated.events !== counted.events)) {
+    refuse(`${file} is truncated: its last line states ${inWords(stated)}, but it contains ${inWords(counted)}`)
   }
 }
 
@@ -283,7 +281,7 @@ interface Counts { organizations: number, events: number }
 
 const inWords = ({ organizations, events }: Counts) => `${events} events of ${organizations} organizations`
 
-/** The anchors in a log file; ignores other log lines. */
+/** Reads the anchors from a log file; ignores other log lines. */
 export async function readAnchors (file: string | undefined): Promise<Anchors> {
   const anchors = new Anchors()
   if (file === undefined) return anchors
@@ -299,7 +297,7 @@ export async function readAnchors (file: string | undefined): Promise<Anchors> {
 }
 
 async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anchors): Promise<string[]> {
-  // Includes organizations that have only an anchor: all of their events are missing.
+  // Includes organizations that have only an anchor, because all of their events are missing.
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
@@ -318,8 +316,7 @@ function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
-// Ignores a key that cannot be unwrapped. The event that introduces the key then fails verification, as if the row
-// were missing.
+// Ignores a key that cannot be unwrapped. The verification then fails at the event that introduces the key.
 function keysOf (
   keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
 ): ChainKeys {
@@ -331,9 +328,8 @@ function keysOf (
 }
 
 /**
- * The keys of a chain in the database. Every master key in use has a canary. A row under a master key without canary
- * is forged, and breaks only the chain of its organization. With a canary, the master key is merely missing here, for
- * example after a change since the start of this process: this throws a StartError.
+ * Unwraps the keys of a chain. Every master key in use has a canary, so a row that names a master key without a canary
+ * is forged and is ignored. Throws a StartError if a master key with a canary is missing from the keyring.
  */
 async function keysIn (db: Db, keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[]): Promise<ChainKeys> {
   const canaries = rows.length === 0 ? [] : await listCanaries(db)
@@ -353,7 +349,7 @@ function opened (open: () => ChainKey['key'], isMasterKey: (id: string) => boole
   }
 }
 
-/** The lines of a file; a line that is too long becomes an empty line. */
+/** Yields the lines of a file; replaces a line that is too long with an empty line. */
 async function * linesOf (file: string): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
@@ -365,8 +361,8 @@ async function * linesOf (file: string): AsyncGenerator<string> {
       lines[0] = ''
       isTooLong = false
     }
-    for (const line of lines) yield line.length > MAX_LINE ? '' : line
-    if (rest.length > MAX_LINE) {
+    for (const line of lines) yield line.length > MAX_LINE_LENGTH ? '' : line
+    if (rest.length > MAX_LINE_LENGTH) {
       rest = ''
       isTooLong = true
     }
@@ -383,7 +379,7 @@ function readLine (text: string): Record<string, unknown> | undefined {
   }
 }
 
-// Other invalid fields make the MAC check fail.
+// Checks only these fields, because the MAC covers the others.
 function eventOf (value: Record<string, unknown>): ChainRow | undefined {
   const { seq, occurred_at, mac } = value
   const time = typeof occurred_at === 'string' ? parseTimestamp(occurred_at) : undefined
@@ -406,7 +402,7 @@ function chainOf (
   }
 }
 
-// Invalid fields become values that cannot be unwrapped.
+// With invalid fields, the key cannot be unwrapped.
 const chainKeyOf = (value: Record<string, unknown>, kid: string): ChainKeyRow => ({
   organization_id: textOf(value.organization_id) ?? '',
   kid,

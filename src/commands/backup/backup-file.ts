@@ -7,14 +7,15 @@ import type { FrameChain } from '../../vault/audit/backups.ts'
 import { StartError } from '../common/errors.ts'
 
 // The format of a backup file (decision 0046): an identification line, then frames. A frame is its kind (1 byte), the
-// length of its content (4), the content, and a MAC (32) over the MAC of the previous frame and these fields. A
-// changed, moved, missing or inserted frame is detected before it is used. The last frame has row counts and digests.
+// length of its content (4), the content, and a MAC (32) over the MAC of the previous frame and these fields. Readers
+// verify each frame before they use its content, so they detect a changed, moved, removed or inserted frame. The last
+// frame contains row counts and digests.
 
 const LINE = Buffer.from('strongroom backup 1\n')
 const KINDS = { header: 1, rows: 2, end: 3 } as const
 const FRAME = { head: 5, mac: 32 }
 
-// Bytes. A page of rows has about 1 MiB; a single row at most the size of the largest request.
+// In bytes. A rows frame exceeds 1 MiB by one row at most, and a row is no larger than the largest request.
 const MAX_LENGTH = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
 
 // The length that encodes SQL NULL.
@@ -26,14 +27,14 @@ export interface Header {
   made_at: string
   /** The key of the frame MACs, wrapped by a master key. */
   wrapped: Buffer
-  /** The hashes of the migrations of its schema. */
+  /** The hashes of the migrations that created the schema of the backed-up database. */
   migrations: string[]
   tables: Table[]
   numbered: Numbered[]
 }
 
 const text = Type.String()
-const SAID = Type.Object({
+const HeaderJson = Type.Object({
   id: text,
   made_at: text,
   wrapped: text,
@@ -47,19 +48,19 @@ const SAID = Type.Object({
 /** Rows of a table; `table` is an index into the tables of the header. */
 export interface Rows { table: number, rows: Values[] }
 
-/** The number of rows of a table, and a digest that does not depend on their order. */
+/** The number of rows of a table, and a digest that does not depend on the order of the rows. */
 export interface Count { table: string, rows: number, digest: string }
 
 /** The parts of a backup in order: a header, rows, an end. */
 export type Part =
   { kind: 'header', header: Header } | ({ kind: 'rows' } & Rows) | { kind: 'end', counts: Count[], bytes: number }
 
-/** The file differs from the backup that was written. */
+/** The file is damaged, or is not a backup in the format of this build. */
 export class DamagedBackup extends StartError {
   override name = 'DamagedBackup' as 'StartError'
 }
 
-/** The frames of a backup. */
+/** Yields the bytes of a backup. Calls `counts` after the last rows. */
 export async function * encodeBackup (
   next: FrameChain, header: Header, rows: AsyncIterable<Rows>, counts: () => Count[]
 ): AsyncGenerator<Buffer> {
@@ -69,17 +70,17 @@ export async function * encodeBackup (
     head.writeUInt32BE(content.reduce((sum, { length }) => sum + length, 0), 1)
     return [head, ...content, next(head, ...content)]
   }
-  const { wrapped, ...said } = header
-  const json = Buffer.from(JSON.stringify({ ...said, wrapped: wrapped.toString('base64') }))
+  const { wrapped, ...fields } = header
+  const json = Buffer.from(JSON.stringify({ ...fields, wrapped: wrapped.toString('base64') }))
   yield LINE
-  // The header also has a plain digest, so that damage is detected before the key is available.
+  // The header frame also contains a plain digest, so that a reader detects damage before it unwraps the key.
   yield Buffer.concat(frame('header', sha256(json), json))
   for await (const page of rows) yield * frame('rows', encodeRows(page))
   yield Buffer.concat(frame('end', Buffer.from(JSON.stringify(counts()))))
 }
 
 /**
- * The verified parts of a backup. Throws a DamagedBackup for an invalid frame, a missing end or trailing data.
+ * Yields the verified parts of a backup. Throws a DamagedBackup for an invalid frame, a missing end or trailing data.
  *
  * @param name the file name for messages
  * @param begin starts the chain of MACs; throws an IntegrityError for an invalid header
@@ -114,7 +115,7 @@ async function * decodeParts (
     if (kind === 'header') {
       const json = content.subarray(FRAME.mac)
       if (!sha256(json).equals(content.subarray(0, FRAME.mac))) throw damaged(number)
-      // The digest is not authenticated, so the content may be arbitrary.
+      // The digest has no key, so the header may still be forged.
       header = decodeHeader(json)
       next = header && chainOf(header, begin)
       if (next === undefined) throw damaged(number)
@@ -131,13 +132,13 @@ async function * decodeParts (
 }
 
 function decodeHeader (json: Buffer): Header | undefined {
-  let said: unknown
+  let value: unknown
   try {
-    said = JSON.parse(json.toString('utf8'))
+    value = JSON.parse(json.toString('utf8'))
   } catch {
     return undefined
   }
-  return Value.Check(SAID, said) ? { ...said, wrapped: Buffer.from(said.wrapped, 'base64') } : undefined
+  return Value.Check(HeaderJson, value) ? { ...value, wrapped: Buffer.from(value.wrapped, 'base64') } : undefined
 }
 
 function chainOf (header: Header, begin: (header: Header) => FrameChain): FrameChain | undefined {
@@ -166,7 +167,7 @@ export function createCounter (tables: readonly Table[]) {
   }
 }
 
-/** One digest of all tables: equal for equal rows in equal tables. */
+/** A digest over all tables. Backups with the same rows in the same tables have the same digest. */
 export function digestOf (counts: readonly Count[]): string {
   const lines = counts.map(({ table, rows, digest }) => `${table} ${rows} ${digest}\n`).sort()
   return sha256(lines.join('')).toString('hex')
@@ -179,7 +180,7 @@ const encodeRows = ({ table, rows }: Rows): Buffer => {
   return Buffer.concat([head, ...rows.flatMap(encodeRow)])
 }
 
-// Each value is prefixed with its length.
+// Prefixes a row with its number of values, and each value with its length.
 function encodeRow (row: Values): Buffer[] {
   return [numberOf(row.length), ...row.flatMap((value) =>
     value === null ? [numberOf(NULL)] : [numberOf(value.length), value])]
@@ -212,26 +213,26 @@ function numberOf (number: number): Buffer {
 function createReader (chunks: AsyncIterable<Uint8Array>, cutOff: () => Error) {
   const source = chunks[Symbol.asyncIterator]()
   let parts: Buffer[] = []
-  let there = 0
+  let available = 0
   let taken = 0
   async function more () {
     const { value, done } = await source.next()
     if (done) return false
     parts.push(Buffer.from(value.buffer, value.byteOffset, value.byteLength))
-    there += value.byteLength
+    available += value.byteLength
     return true
   }
   return {
     async take (length: number): Promise<Buffer> {
-      while (there < length) if (!await more()) throw cutOff()
+      while (available < length) if (!await more()) throw cutOff()
       const all = parts.length === 1 ? parts[0]! : Buffer.concat(parts)
       parts = [all.subarray(length)]
-      there -= length
+      available -= length
       taken += length
       return all.subarray(0, length)
     },
     async isAtEnd (): Promise<boolean> {
-      while (there === 0) if (!await more()) return true
+      while (available === 0) if (!await more()) return true
       return false
     },
     taken: () => taken,

@@ -35,7 +35,7 @@ export const backupNoun: Noun = {
   run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
     const made = await backup(loadConfig(env), file, recipient)
     const line = `Backed up ${describeSummary(made)}`
-    // Standard output may be the backup itself.
+    // With `-`, the backup is written to standard output.
     if (file === '-') warn(line)
     else await write(`${line}\n`)
     if (made.unknown !== undefined) {
@@ -53,7 +53,6 @@ export const restoreNoun: Noun = {
   })
 }
 
-/** The contents of a backup. */
 export interface Summary { made_at: string, counts: Count[], bytes: number }
 
 /** A completed backup; `unknown` is the reason why the database could not record it. */
@@ -89,7 +88,7 @@ export async function backup (config: Config, file: string, recipients: readonly
       }
       return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
     })
-    // The backup is complete: a read-only database or an older schema causes only a warning.
+    // The backup is complete, so only warn if it cannot be recorded, as in a read-only database or an older schema.
     const { made_at, bytes } = summary
     return await opened.note({ made_at, bytes }).then(() => summary,
       (error: unknown) => ({ ...summary, unknown: lineOf(error) }))
@@ -107,7 +106,7 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   if (migrations.length > 0 && !canMakeSchema(migrations)) {
     refuse('The database has migrations that this build does not know: back it up with the build that made them')
   }
-  // Usually a wrong database, which would otherwise be noticed only at a restore.
+  // A database without organizations is probably the wrong database.
   if (migrations.length === 0 || await countOrganizations(db) === 0) {
     refuse(`Nothing to back up: ${where} contains no organization`)
   }
@@ -120,9 +119,10 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   }
   const id = ulid()
   const { next, wrapped } = beginChain(keyring, id)
-  // Read after the snapshot, so that restored sequences never repeat a number in it.
+  // Read the sequences after the snapshot is taken, so that they include all numbers in the snapshot.
   const numbered = await listNumbered(db, tables)
-  // The database clock, which also computes the age of the backup: a wrong local clock could hide missing backups.
+  // Use the database's clock, because the age of the backup is computed with it. A wrong local clock could hide an old
+  // backup.
   const made_at = new Date(await readNow(db)).toISOString()
   const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
   const counter = createCounter(tables)
@@ -142,8 +142,8 @@ async function * readAll (
 }
 
 /**
- * Restores a backup into an empty database in one transaction, then migrates the schema. A file is verified completely
- * first; standard input (`-`) is verified while it is restored.
+ * Restores a backup into an empty database in one transaction, then migrates the schema. Verifies a file completely
+ * before the restore, but standard input (`-`) during the restore.
  */
 export async function restore (config: Config, source: Source): Promise<Summary> {
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
@@ -151,9 +151,9 @@ export async function restore (config: Config, source: Source): Promise<Summary>
   const read = await openBackup(keyring, source)
   const database = await openDatabase(config)
   try {
-    const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
+    const restored = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
     await database.migrate()
-    return brought
+    return restored
   } finally {
     await database.close()
   }
@@ -166,15 +166,15 @@ export async function restore (config: Config, source: Source): Promise<Summary>
 export async function refuseWithoutRoom ({ file }: Source, directory: string): Promise<void> {
   let dir = resolve(directory)
   while (!existsSync(dir)) dir = dirname(dir)
-  // If stat fails, reading the file reports the error.
+  // Ignore an error of `stat`, because a later read of the file reports the error.
   const size = file === '-' ? 0 : await stat(file).then(({ size }) => size, () => 0)
   const free = freeBytes(dir)
   if (free < size) refuse(`Not enough disk space in ${dir}: ${file} has ${size} bytes, but only ${free} are free`)
 }
 
 /**
- * Opens a backup and returns a function that reads it. A file is first read and verified completely. Throws a
- * DamagedBackup, or a StartError when it cannot be verified.
+ * Returns a function that reads a backup. Verifies a file, but not standard input, completely first. Throws a
+ * DamagedBackup, or a StartError if a key or the identity is missing or wrong.
  */
 export async function openBackup (
   keyring: Keyring, { file, identity }: Source
@@ -191,7 +191,7 @@ export async function openBackup (
           'Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS')
       }
       if (error instanceof IntegrityError) {
-        // For a malformed wrapped key, this throws an IntegrityError too.
+        // `idOf` throws an IntegrityError if the wrapped key is malformed.
         const key = keyring.idOf(header.wrapped)
         refuse(`Master key ${key} is wrong: ${shownName(file)} was made under a different key with this id`)
       }
@@ -203,7 +203,7 @@ export async function openBackup (
   return read
 }
 
-/** Restores a backup into an empty database, in the caller's transaction, and compares the rows with its digests. */
+/** Restores a backup into an empty database, in the caller's transaction, and compares the digests of the rows. */
 export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
   await disableTimeouts(db)
   await lockSchema(db)
@@ -234,7 +234,7 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
   throw new Error('a backup has an end')
 }
 
-// A new embedded database has the schema of this build, usually the same as that of the backup.
+// Keeps the schema of a new embedded database if it equals the schema of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
   if (areUnreleased(migrations)) refuse('This backup was made by an unreleased build of Strongroom and cannot be restored.')
@@ -244,7 +244,7 @@ async function becomeSchema (db: Db, migrations: readonly string[]): Promise<voi
   }
 }
 
-// Returns the tables of the catalogue after a comparison, so that statements contain no names from the file.
+// Returns the matching tables of the catalogue, so that SQL statements contain no names from the file.
 function tablesOf (header: Header, found: readonly Table[]): Table[] {
   return header.tables.map((table) => {
     const same = found.find(({ name }) => name === table.name)
@@ -255,11 +255,9 @@ function tablesOf (header: Header, found: readonly Table[]): Table[] {
   })
 }
 
-/** The number of rows of a table in a backup. */
 export const rowsIn = ({ counts }: Summary, name: string): number =>
   counts.find(({ table }) => table === name)?.rows ?? 0
 
-/** The contents of a backup as a line for the operator. */
 export function describeSummary (summary: Summary): string {
   const { counts, bytes, made_at } = summary
   const [organizations, versions, events] = ['organizations', 'secret_versions', 'audit_events'].map((name) =>
@@ -272,7 +270,7 @@ export function describeSummary (summary: Summary): string {
 async function * opened (
   file: string, decrypt: Cipher | undefined
 ): AsyncGenerator<Uint8Array> {
-  const { first, all } = await begun(readChunks(file))
+  const { first, all } = await peek(readChunks(file))
   if (!first.equals(AGE)) {
     yield * all
     return
@@ -287,8 +285,8 @@ async function * opened (
   }
 }
 
-// The first bytes of a stream, and the whole stream.
-async function begun (chunks: AsyncGenerator<Buffer>) {
+// Returns the first bytes of a stream, and the whole stream with these bytes.
+async function peek (chunks: AsyncGenerator<Buffer>) {
   let head = Buffer.alloc(0)
   while (head.length < AGE.length) {
     const { value, done } = await chunks.next()

@@ -48,9 +48,9 @@ async function drill (config: Config, source: Source, anchorLog: string | undefi
   try {
     const read = await openBackup(keyring, source)
     await withScratch(async (database) => {
-      const brought = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
-      await write(`Restored ${describeSummary(brought)}\n`)
-      if (rowsIn(brought, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database')
+      const restored = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
+      await write(`Restored ${describeSummary(restored)}\n`)
+      if (rowsIn(restored, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)

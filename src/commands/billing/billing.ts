@@ -132,7 +132,7 @@ async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
   }
 }
 
-/** Every invoice of the installation as a line of JSON, including those of deleted organizations. */
+/** Yields each invoice of all organizations, including deleted ones, as a line of JSON. */
 export async function * exportInvoices ({ db }: Database): AsyncGenerator<string> {
   const all = allRows((after) => listAllInvoices(db, after), { organization_id: '', number: 0 }, (invoice) => invoice)
   for await (const { number, ...invoice } of all) {
@@ -141,8 +141,8 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
 }
 
 /**
- * Refunds that are pending or need review, as lines: id, organization, amount, charge, creation, provider, and
- * `pending` or the reason for the review.
+ * Yields a line for each refund that is pending or needs review: id, organization, amount, charge, creation, provider,
+ * and `pending` or the reason for the review.
  */
 export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
   const all = allRows((after) => listUndoneRefunds(db, manual.name, after), '', ({ refund }) => refund.id)
@@ -157,8 +157,8 @@ export async function * describeRefunds ({ db }: Database): AsyncGenerator<strin
 }
 
 /**
- * Refunds a charge or a part of it, also of a deleted organization. Returns the refund's id. Throws a StartError when
- * the charge does not exist, or the amount exceeds its refundable rest.
+ * Refunds a charge, by default its whole refundable amount, also for a deleted organization. Returns the refund's id.
+ * Throws a StartError if the charge does not exist or has not succeeded, or if the amount is more than refundable.
  */
 export async function refundCharge (
   { db: handle }: Database, charge: string, amount: number | undefined
@@ -187,8 +187,8 @@ const NOTES = {
 type NoteOf<T extends keyof typeof NOTES> = keyof (typeof NOTES)[T] & string
 
 /**
- * Records the outcome or the review of an invoice or a refund. Returns a message for the operator. Throws a StartError
- * when it does not exist, or is already settled or reviewed.
+ * Records the outcome of an invoice or refund, or the review of a refund. Returns a message for the operator. Throws a
+ * StartError if the invoice or refund does not exist, is already settled, or needs no review.
  */
 export async function settle<T extends keyof typeof NOTES> (
   { db: handle }: Database, of: T, as: NoteOf<T>, id: string
@@ -204,7 +204,7 @@ export async function settle<T extends keyof typeof NOTES> (
     `The request is retried, so the money may move ${as === 'paid' ? 'twice' : 'anyway'}: check with the provider.`
 }
 
-/** Sets the price of a plan; null removes it. Throws a StartError when the plan or the price does not exist. */
+/** Sets or removes (null) the price of a plan. Throws a StartError if the plan or the price to remove is unknown. */
 export async function setPrice (
   { db }: Database, price: { plan: string, interval: Interval, currency: string, amount: number | null }
 ): Promise<void> {

@@ -7,8 +7,8 @@ import { ulid } from 'ulidx'
 import { makeScratch } from './scratch.ts'
 
 /**
- * Creates a file atomically and syncs the file and its directory: writes a draft next to the target, then links it.
- * Throws EEXIST when the file exists, and does not change that file. Removes the draft on failure.
+ * Creates a file atomically and syncs the file and its directory. Writes a draft in the same directory, creates a hard
+ * link with the name of the file, and removes the draft. Throws EEXIST, without a change, if the file exists.
  */
 export function writeDurably (file: string, text: string, mode: number): void {
   const draft = draftOf(file)
@@ -28,7 +28,7 @@ export function writeDurably (file: string, text: string, mode: number): void {
   sync(dirname(file))
 }
 
-/** The same for a stream; one chunk at a time is in memory. */
+/** Creates a file from a stream, as `writeDurably` does. Keeps one chunk at a time in memory. */
 export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
@@ -50,8 +50,8 @@ export async function writeStreamDurably (
   sync(dirname(file))
 }
 
-// The ULID makes drafts of concurrent writers differ, also in containers with equal process ids. O_EXCL and O_NOFOLLOW
-// never write to an existing file or through a link.
+// Drafts need unique names, and process ids are not unique across containers. O_EXCL and O_NOFOLLOW prevent writing to
+// an existing file or through a symbolic link.
 const WRITING = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW
 const draftOf = (file: string) => `${file}.${ulid()}`
 
@@ -63,7 +63,7 @@ export function syncWithName (path: string): void {
 
 /** Creates a directory with its missing parents and syncs their directory entries. */
 export function makeDirectoryDurably (directory: string, mode: number): void {
-  // Undefined: the directory already existed.
+  // The first created directory; undefined if all existed.
   const first = mkdirSync(directory, { recursive: true, mode })
   if (first === undefined) return
   const top = dirname(resolve(first))

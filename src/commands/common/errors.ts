@@ -1,14 +1,14 @@
 import { databaseError, DatabaseError, DatabaseUnavailable } from '../../db/database.ts'
 
-/** Wrong usage: exit 2. */
+/** Wrong usage of a command; exit status 2. */
 export class UsageError extends Error {}
 
-/** An error that the operator can fix: one line, exit status 1. */
+/** An error that the operator can fix; printed as one line, exit status 1. */
 export class StartError extends Error {
   override name = 'StartError'
 }
 
-/** A signal ended the start while it waited for the unwrap command or for the database. */
+/** A signal interrupted the start. */
 export class StartEnded extends Error {
   override name = 'StartEnded'
 }
@@ -18,7 +18,7 @@ export function refuse (line: string): never {
   throw new StartError(line)
 }
 
-/** Why a command failed, in one line for the operator. */
+/** The first line of the error message, for the operator. */
 export function lineOf (error: unknown): string {
   const shown = databaseError(error)
   const isDatabase = shown instanceof DatabaseUnavailable || shown instanceof DatabaseError

@@ -1,12 +1,12 @@
 import type { Channel } from '../../telemetry/channel.ts'
 import { KeyProviderError, type KeyProvider } from './key-provider.ts'
 
-// Workers request unwrapped master keys from the supervisor, so that the command runs once and a worker can start while
-// it fails. Keys are sent over the IPC channel, never through the environment.
+// Workers request unwrapped master keys from the supervisor. So the unwrap command runs once, and a worker can be
+// replaced while the key management system is unavailable. Keys are sent over IPC, never through the environment.
 
 const UNWRAP = 'unwrapMasterKey'
 
-/** The supervisor's side. Bytes are base64 in both directions. */
+/** The handlers of the supervisor. Messages contain bytes as base64. */
 export const keyHandlers = (provider: KeyProvider) => ({
   [UNWRAP]: async ({ id, wrapped }: { id: string, wrapped: string }) => {
     const key = await provider.unwrap(id, Buffer.from(wrapped, 'base64'))

@@ -11,11 +11,11 @@ import { retry, type NextPause } from './retry.ts'
 export interface KeyProvider {
   /** Returns bytes from which `unwrap` restores the 32-byte key. */
   wrap (id: string, key: Buffer): Promise<Buffer>
-  /** The 32 bytes; the caller wipes them. */
+  /** Returns the 32-byte key; the caller has to wipe the buffer. */
   unwrap (id: string, wrapped: Buffer): Promise<Buffer>
 }
 
-/** A master key cannot be wrapped or unwrapped. The message is one line for the operator and never holds a secret. */
+/** A master key cannot be wrapped or unwrapped. The message is one line for the operator, without secrets. */
 export class KeyProviderError extends Error {
   override name = 'KeyProviderError'
   /** Whether a retry may succeed. */
@@ -27,8 +27,8 @@ export class KeyProviderError extends Error {
   }
 }
 
-/** A first attempt and three more (CR-10). */
-const ATTEMPTS = 4
+/** Three retries after the first attempt (CR-10). */
+const MAX_ATTEMPTS = 4
 const FIRST_PAUSE = 200
 
 /** Runs the configured commands. Aborting `stopped` kills a running command, ends the retries and rejects. */
@@ -42,7 +42,7 @@ export function execProvider (commands: Config['keyCommands'], stopped?: AbortSi
       const input = Buffer.from(key.toString('base64'))
       try {
         const wrapped = await call(wrap, id, input, 'MASTER_KEY_WRAP_COMMAND')
-        if (tells(wrapped, key)) {
+        if (containsKey(wrapped, key)) {
           throw new KeyProviderError('MASTER_KEY_WRAP_COMMAND wrote the unwrapped key')
         }
         return wrapped
@@ -68,21 +68,20 @@ export function execProvider (commands: Config['keyCommands'], stopped?: AbortSi
   }
 }
 
-// Length of the prefix to search for. The end of an encoded key depends on the bytes after it and on padding. A match
-// of 40 characters is no coincidence.
-const TELLING = 40
+// Search only for the beginning of an encoded key, because its last characters depend on padding and following bytes.
+const SEARCHED_CHARACTERS = 40
 
-/** Whether the output contains the key unwrapped: raw, or as hex or base64. */
-function tells (output: Buffer, key: Buffer): boolean {
+/** Whether the output contains the plain key: raw, or encoded as hex or base64. */
+function containsKey (output: Buffer, key: Buffer): boolean {
   const hex = key.toString('hex')
   const written = [hex, hex.toUpperCase(), key.toString('base64'), key.toString('base64url')]
   const forms = written.flatMap((text) => [text, Buffer.from(text).toString('base64')])
   // Some tools wrap lines or separate bytes with spaces.
   const text = output.toString('latin1').replace(/\s/g, '')
-  return output.includes(key) || forms.some((form) => text.includes(form.slice(0, TELLING)))
+  return output.includes(key) || forms.some((form) => text.includes(form.slice(0, SEARCHED_CHARACTERS)))
 }
 
-/** Unwraps each key once. The supervisor uses it to serve its workers. */
+/** Caches unwrapped keys, so that the supervisor runs the unwrap command once for all workers. */
 export function rememberingProvider (provider: KeyProvider): KeyProvider {
   const known = new Map<string, Promise<ReturnType<typeof takeKey>>>()
   return {
@@ -101,7 +100,7 @@ export function rememberingProvider (provider: KeyProvider): KeyProvider {
   }
 }
 
-/** Whether this is `id:exec:base64`, and not `id:base64`. */
+/** Whether a master key has the form `id:exec:base64`, and not `id:base64`. */
 export const isWrapped = (text: string) => text.split(':').length > 2
 
 /** Parses a master key of either form; unwraps it if necessary. */
@@ -112,8 +111,8 @@ export async function masterKeyOf (text: string, provider: KeyProvider): Promise
 }
 
 /**
- * A new random master key in the form `id:exec:base64`. Verifies that it can be unwrapped. The plain key is never
- * output.
+ * Creates a random master key and returns it in the form `id:exec:base64`. Verifies that it can be unwrapped. Never
+ * returns the plain key.
  */
 export async function makeWrappedKey (provider: KeyProvider, id: string): Promise<string> {
   const key = random(32)
@@ -132,7 +131,7 @@ export async function makeWrappedKey (provider: KeyProvider, id: string): Promis
 // Exponential backoff with jitter.
 const nextPause = (name: string, effect = ''): NextPause => (error, attempt) => {
   if (!(error instanceof KeyProviderError)) throw error
-  if (error.mayPass && attempt < ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
+  if (error.mayPass && attempt < MAX_ATTEMPTS) return FIRST_PAUSE * 2 ** (attempt - 1) * (1 + Math.random())
   const often = attempt > 1 ? `, ${attempt} times in a row` : ''
   const advice = error.mayPass ? '; run it manually to see its standard error, which is not shown here' : ''
   throw new KeyProviderError(`${effect}${name} ${error.message}${often}${advice}`)
@@ -186,7 +185,7 @@ async function run (
     })
     child.on('close', (code, signal) => {
       if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
-      // In a pipeline, the last program can succeed although an earlier one failed.
+      // In a pipeline, the last program can succeed without input after an earlier program has failed.
       if (size === 0) return fail('wrote nothing', true)
       settle()
       resolve(Buffer.concat(output))
@@ -195,8 +194,8 @@ async function run (
   })
 }
 
-// `detached` creates a process group, so that children are killed too. spawn reports some errors by throwing and others
-// by an `error` event.
+// `detached` creates a process group, so that child processes of the command can be killed, too. `spawn` throws some
+// errors, and emits others as `error` events.
 function start (program: string, args: string[], env: KeyCommands['env']) {
   try {
     return spawn(program, args, { env, stdio: ['pipe', 'pipe', 'ignore'], detached: true })

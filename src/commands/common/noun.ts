@@ -20,12 +20,12 @@ type Parsing<O extends Options> = { args: string[], options: O, strict: true, al
 type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
 type Values<O extends Options> = Parsed<O>['values']
 
-/** A command with these options, which rejects all other arguments. The default exit status is 0. */
+/** Creates a command that accepts only these options. The default exit status is 0. */
 export const command = <const O extends Options>(
   options: O, run: (values: Values<O>, env: Environment) => Promise<number | void>
 ): Command => async (args, env) => await run(parse(args, options, false).values, env) ?? 0
 
-/** A command with options and one file, where `-` is standard input or output. */
+/** Creates a command with options and one file argument; `-` means standard input or output. */
 export const fileCommand = <const O extends Options>(
   name: string, options: O, run: (file: string, values: Values<O>, env: Environment) => Promise<number | void>
 ): Command => async (args, env) => {
@@ -41,7 +41,7 @@ function parse<O extends Options> (args: string[], options: O, allowPositionals:
   }
 }
 
-/** Dispatches to a command by the second word. */
+/** Creates a command that selects one of `commands` by the second word. */
 export function verbs (noun: string, commands: Record<string, Command>): Command {
   return async ([verb = '', ...args], env) => {
     const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
@@ -62,7 +62,7 @@ export async function withOpened (
   }
 }
 
-/** Opens the database, runs a change and prints a confirmation, by default what the change returns. */
+/** Opens the database, runs a change, and prints the text that `act` returns, or else `done`. */
 export const change = (env: Environment, act: (database: Database) => Promise<string | void>, done = 'Changed.') =>
   withOpened(env, async ({ database }) => write(`${await act(database) ?? done}\n`))
 
@@ -72,6 +72,6 @@ export const print = (env: Environment, describe: (database: Database) => AsyncI
     for await (const line of describe(database)) await write(`${line}\n`)
   })
 
-/** A command without options that prints a list. */
+/** Creates a command without options that prints a list. */
 export const listing = (describe: (database: Database) => AsyncIterable<string>) =>
   command({}, (_values, env) => print(env, describe))

@@ -21,15 +21,15 @@ import { warn } from './stdio.ts'
 
 export interface Opened { database: Database, keyring: Keyring }
 
-/** Options that `serve` needs in addition to those of other commands. */
+/** Options for `serve`; other commands use the defaults. */
 export interface Opening {
-  /** Called when only a restart of the process can help. */
+  /** Called when the database has failed and the process has to restart. */
   onFatal?: (error: Error) => void
-  /** Unwraps master keys; by default, the configured command. */
+  /** Unwraps master keys. By default, this runs the configured command. */
   provider?: KeyProvider | undefined
   /**
-   * If set, the start waits for an unavailable database. Aborting ends that wait, a running unwrap command and the
-   * wait for the migration lock.
+   * If set, the start waits for an unavailable PostgreSQL. An abort ends the waits for PostgreSQL, the unwrap command
+   * and the migration lock.
    */
   waits?: AbortSignal
 }
@@ -39,15 +39,15 @@ const FIRST_PAUSE = 100
 const LONGEST_PAUSE = 1_000
 
 /**
- * Opens the database and the master keys, migrates the schema, and verifies every master key in use and the key that
- * authenticates rows. A wrong or missing key fails before the database is changed and before the port is opened.
+ * Opens the database and the master keys, and migrates the schema. Throws before the migration if a master key is wrong
+ * or missing, and after the migration if a key for MACs of rows and events is wrong or missing.
  *
  * @throws StartEnded when `waits` is aborted
  */
 export async function open (
   config: Config, { onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
 ): Promise<Opened> {
-  // Without the keys, do not touch the database.
+  // Read the keys first, so that the database is not opened without them.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits })
   return orClose(database, async () => {
@@ -68,7 +68,7 @@ async function orClose<T> (database: Database, act: () => Promise<T>): Promise<T
   }
 }
 
-// Wrong passwords, names and certificates fail at once, without retries.
+// Retries only while the server is unavailable, so wrong passwords, names and certificates fail at once.
 async function untilThere (database: Database, seconds: number, waits: AbortSignal): Promise<void> {
   const until = performance.now() + seconds * 1_000
   await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
@@ -79,16 +79,16 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   }, waits)
 }
 
-// Prefix of the folder for a copy of the embedded database, and the subfolder with the copy.
+// Prefix of the directory for a copy of the embedded database, and the subdirectory with the copy.
 const COPY = 'copy-'
 const COPIED = 'postgres'
 
-/** A database opened read-only; `note` records a completed backup for the metrics. */
+/** `note` records a completed backup for the metrics. */
 export interface OpenedToRead extends Opened { note (backup: Backup): Promise<void> }
 
 /**
- * Opens the database and the master keys read-only, without migrating, and verifies the keys. Creates nothing. If a
- * service has the embedded database open, a copy is opened; closing deletes the copy.
+ * Opens an existing database for a backup, without migrating it, and verifies the master keys. If another process has
+ * the embedded database open, opens a copy, which `close` deletes.
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
   if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
@@ -98,12 +98,12 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
-    // The copy is temporary: the process that has the database open records the backup.
+    // The copy will be deleted, so the process that has the database open records the backup.
     note = (backup) => sendToOwner(directoryOf(config), backup)
     return openCopy(config, error)
   })
   return orClose(database, async () => {
-    // A copy is checked here for the first time.
+    // `openCopy` does not check this.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
@@ -111,7 +111,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 }
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
-  // Next to the original: the same protection and the same file system.
+  // In the data directory, so that the same permissions protect the copy.
   const dir = mkdtempSync(join(config.dataDir, COPY))
   const remove = makeScratch(dir)
   const unlock = await lockDirectory(dir)
@@ -132,7 +132,7 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 }
 
 /**
- * Connects without keys, and refuses a database of an unreleased build.
+ * Opens the database without master keys. Throws UnreleasedDatabase for a database of an unreleased build.
  *
  * @throws StartEnded when `waits` is aborted
  */
@@ -169,7 +169,7 @@ async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<
 export const openKeyring = async (config: Config): Promise<Keyring> =>
   await readKeyring(config) ?? refuse('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
 
-/** The keyring of the configured keys; undefined when the first key does not exist yet. */
+// Returns undefined if no master key is configured and the key file does not exist yet.
 async function readKeyring (config: Config, provider?: KeyProvider): Promise<Keyring | undefined> {
   const newest = readMasterKey(config)
   if (newest !== undefined) return makeKeyring(config, newest, provider)
@@ -181,7 +181,7 @@ async function makeKeyring (
   config: Config, newest: string, provider = execProvider(config.keyCommands)
 ): Promise<Keyring> {
   const given = [newest, ...config.masterKeysPrevious]
-  // Setting the command implies that no key is stored unwrapped.
+  // An operator who sets the command expects that the master key is not stored in plain form.
   if (config.keyCommands?.unwrap !== undefined && !given.some(isWrapped)) {
     throw new ConfigError('MASTER_KEY_UNWRAP_COMMAND is set, but no master key is wrapped; allowed: a key <id>:exec:<base64>, or no command')
   }
@@ -194,20 +194,18 @@ async function makeKeyring (
   }
 }
 
-// The embedded database has a key file. Returns undefined while the file does not exist. An invalid file throws here,
-// before the database is opened.
 function readMasterKey (config: Config): string | undefined {
   if (config.masterKey !== undefined) return config.masterKey
   if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
   const text = readKeyFile(file, 'The key file')
-  // The file may not be on disk yet, if its creation was interrupted or an operator wrote it.
+  // Sync the file, because an operator or an interrupted process may have written it without a sync.
   syncWithName(file)
   return text
 }
 
-// Created only for a database without wrapped keys: in any other database, a new key could not unwrap anything.
+// Creates a key only if the database has no wrapped keys, because a new key could not unwrap them.
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
   if (!await wrapsNothing(db)) refuse(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)
@@ -219,7 +217,7 @@ const keyFileOf = ({ dataDir }: Config) => join(dataDir, 'master.key')
 
 const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
 
-/** Throws a StartError when a master key that the database uses is missing or wrong. */
+/** Throws a StartError if a master key that wraps keys in the database is missing or wrong. */
 export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
     try {

@@ -1,10 +1,10 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { databaseError, DatabaseUnavailable } from '../../db/database.ts'
 
-/** The pause in milliseconds before the next attempt. Throws the error to report when there is none. */
+/** Returns the milliseconds before the next attempt. Throws the final error if there is no further attempt. */
 export type NextPause = (error: unknown, attempt: number) => number
 
-/** Repeats the work until it succeeds or `nextPause` throws. An abort ends only the pause; the work has to check it. */
+/** Repeats `work` until it succeeds or `nextPause` throws. An abort ends only a pause; `work` has to check `abort`. */
 export async function retry<T> (work: () => Promise<T>, nextPause: NextPause, abort?: AbortSignal): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     let pause
@@ -17,7 +17,7 @@ export async function retry<T> (work: () => Promise<T>, nextPause: NextPause, ab
   }
 }
 
-/** A rotation locks the row of a key for up to a minute. */
+/** Longer than a key rotation, which can lock a row for up to a minute. */
 export const DATABASE_TIMEOUT_MS = 90_000
 const DATABASE_PAUSE_MS = 500
 

@@ -3,24 +3,24 @@ import { constants } from 'node:os'
 
 const SIGNALS = ['SIGINT', 'SIGTERM'] as const
 
-const held = new Set<string>()
+const registered = new Set<string>()
 
 /**
- * Registers a temporary file or folder, which a signal then removes too. Call this before creating it. Returns a
- * function that removes it.
+ * Registers the path of a temporary file or directory before it is created. SIGINT and SIGTERM remove the path and end
+ * the process. Returns a function that removes and unregisters the path.
  */
 export function makeScratch (path: string): () => void {
-  if (held.size === 0) for (const name of SIGNALS) process.on(name, end)
-  held.add(path)
+  if (registered.size === 0) for (const name of SIGNALS) process.on(name, end)
+  registered.add(path)
   return () => {
     remove(path)
-    held.delete(path)
-    if (held.size === 0) for (const name of SIGNALS) process.off(name, end)
+    registered.delete(path)
+    if (registered.size === 0) for (const name of SIGNALS) process.off(name, end)
   }
 }
 
 function end (signal: typeof SIGNALS[number]): never {
-  for (const path of held) {
+  for (const path of registered) {
     try {
       remove(path)
     } catch {
@@ -30,7 +30,7 @@ function end (signal: typeof SIGNALS[number]): never {
   process.exit(128 + constants.signals[signal])
 }
 
-// Retries, because a database thread or another process may still write into the folder.
+// Retries, because a database thread or another process may still write into the directory.
 function remove (path: string): void {
   rmSync(path, { recursive: true, force: true, maxRetries: 5 })
 }

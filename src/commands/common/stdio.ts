@@ -3,10 +3,10 @@ import { refuse } from './errors.ts'
 
 const CHUNK_BYTES = 256 * 1024
 
-/** The name of a file, or of standard input (`-`), in messages. */
+/** The name of a file for messages; `-` is standard input. */
 export const shownName = (file: string): string => file === '-' ? 'Standard input' : file
 
-/** The chunks of a file, or of standard input (`-`). Throws a StartError on a read error. */
+/** Reads a file, or standard input (`-`), in chunks. Throws a StartError on a read error. */
 export async function * readChunks (file: string): AsyncGenerator<Buffer> {
   const source = file === '-' ? process.stdin : createReadStream(file, { highWaterMark: CHUNK_BYTES })
   try {

@@ -8,7 +8,6 @@ export function fail (line: string): never {
   throw new UsageError(line)
 }
 
-/** Kinds of options: a value, several values, a flag. */
 export const TEXT = { type: 'string' } as const
 export const TEXTS = { type: 'string', multiple: true } as const
 export const FLAG = { type: 'boolean' } as const
@@ -17,7 +16,7 @@ export const FLAG = { type: 'boolean' } as const
 export const isName = (text: string | undefined): text is string =>
   text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
 
-/** The required name without surrounding spaces. */
+/** Returns the trimmed name; throws a UsageError if the name is missing or invalid. */
 export const nameOf = (option: string, text: string | undefined): string =>
   isName(text) ? text.trim() : fail(`${option} NAME (at most ${NAME_LENGTH} characters)`)
 
@@ -32,7 +31,7 @@ export function numberOf (option: string, text: string | undefined, most: number
 export const timeOf = (option: string, text: string | undefined): Date | undefined =>
   text === undefined ? undefined : parseTimestamp(text) ?? fail(`${option}: ${TIMESTAMP_RULE}`)
 
-/** A currency code in upper case; the option accepts any case. */
+/** A currency code in upper case, from an option in any case. */
 export function currencyOf (text: string | undefined): string {
   const code = text?.toUpperCase()
   return CURRENCY_CODES.find((known) => known === code) ?? fail('--currency must be an ISO 4217 code such as EUR')

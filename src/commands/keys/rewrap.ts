@@ -26,12 +26,11 @@ export const noun: Noun = {
 
 const BATCH = 200
 
-// Instances that still use an older key create new values to re-wrap. After the last pass, the report names the rest.
+// Other instances may still wrap new values with an older key. The report counts those left after the last pass.
 const PASSES = 5
 
-/** The result of a re-wrap. */
 export interface Outcome {
-  /** Number of values that were moved to the newest master key. */
+  /** Number of values that were re-wrapped with the newest master key. */
   rewrapped: number
   /** One line for each value that could not be unwrapped and is unchanged. */
   failures: string[]
@@ -65,13 +64,13 @@ export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABAS
   for (const id of keyring.ids) {
     if (id === keyring.currentId) continue
     // Keep all canaries after a failure: a value restored from a backup may need any of these keys.
-    const count = () => failures.length > 0 ? countWrapped(database.db, id) : forget(database.longTransactions, id)
+    const count = () =>
+      failures.length > 0 ? countWrapped(database.db, id) : deleteUnusedCanary(database.longTransactions, id)
     older.push({ id, values: await retryDatabase(count, timeoutMs) })
   }
   return { rewrapped, failures, older }
 }
 
-/** The outcome as lines for the operator. */
 export function report ({ rewrapped, failures, older }: Outcome, newest: string): string {
   return [
     `${counted(rewrapped, 'value')} re-wrapped onto master key ${newest}`,
@@ -111,7 +110,7 @@ function passOver<Row extends { id: string | number }> (
       const last = rows.at(-1)
       if (last === undefined || rows.length < BATCH) return moved
       after = last.id
-      // Pause for the duration of the last transaction, so that the service gets half of the time.
+      // Pause as long as the last transaction took, so that the service can use the database half of the time.
       await sleep(performance.now() - started)
     }
   }
@@ -123,8 +122,9 @@ function reasonOf (error: unknown): string {
   throw error
 }
 
-// Deletes the canary and counts again. Writers lock the canary, so their values are visible after the delete.
-async function forget (handle: Db, keyId: string): Promise<number> {
+// Counts again after the deletion. Transactions that store a wrapped value lock the canary until they commit, so the
+// deletion waits for them, and the second count includes their values.
+async function deleteUnusedCanary (handle: Db, keyId: string): Promise<number> {
   const left = await countWrapped(handle, keyId)
   if (left > 0) return left
   try {

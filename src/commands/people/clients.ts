@@ -53,8 +53,8 @@ export async function addClient (
 }
 
 /**
- * Disables or enables a client. Both revoke all of its grants, so that a grant created during the change never becomes
- * valid. Records an audit event in each organization that loses API tokens. Throws a StartError for an unknown client.
+ * Disables or enables a client. Either change revokes all grants of the client, also those created during the change.
+ * Records an audit event in each organization whose API tokens end. Throws a StartError for an unknown client.
  */
 export async function switchClient ({ db: handle }: Database, id: string, disabled: boolean): Promise<void> {
   // Disable the client first, in its own transaction: revoking its grants may need several transactions.

@@ -44,7 +44,7 @@ export const noun: Noun = {
 
 export interface Initialized {
   organization: { id: string, slug: string }
-  /** `password` only when it was generated. */
+  /** `password` is set only if it was generated. */
   user: { id: string, email: string, password?: string }
   token: string
 }
@@ -52,11 +52,11 @@ export interface Initialized {
 interface First { organization: string, email: string, password?: string | undefined, plan: string }
 
 /**
- * Creates the first organization, its owner and a `*` token in one transaction. Returns undefined when the database has
- * an organization, also when a concurrent start creates it first.
+ * Creates the first organization, its owner and a `*` token in one transaction. Returns undefined if the database
+ * already has an organization, which a concurrent start may have created.
  */
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
-  // The common case: avoid the password hash and the table lock.
+  // Usually an organization exists: skip the password hash and the table lock.
   if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)

@@ -62,8 +62,8 @@ export const noun: Noun = {
 }
 
 /**
- * Creates an organization, optionally with an owner. Throws a StartError, and creates nothing, when the account or the
- * plan does not exist.
+ * Creates an organization, optionally with an owner. Throws a StartError, and creates nothing, if the account or the
+ * plan does not exist, or if the owner has reached the limit of organizations.
  */
 export async function addOrganization (
   { database, keyring }: Opened, { name, owner, plan }: { name: string, owner?: string | undefined, plan: string }

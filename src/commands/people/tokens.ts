@@ -41,7 +41,7 @@ export const noun: Noun = {
   })
 }
 
-/** Creates an API token of an organization (id or slug), without an owner. Returns its value. */
+/** Creates an API token without an owner for an organization (id or slug). Returns the value of the token. */
 export async function addToken (
   { db: handle }: Database, { organization, name, abilities }: {
     organization: string
@@ -52,7 +52,7 @@ export async function addToken (
   return transaction(handle, async (db) => {
     const none = `There is no organization ${organization}`
     const { id } = await findOrganization(db, organization) ?? refuse(none)
-    // Lock the organization: a concurrent deletion would leave the token behind.
+    // Lock the organization, because a concurrent deletion would not delete the new token.
     await lockPlan(db, id) ?? refuse(none)
     const limit = await findReachedTokenLimit(db, id, null)
     if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
@@ -62,7 +62,7 @@ export async function addToken (
   })
 }
 
-/** Creates a token without an owner, restrictions and expiry. The caller locks the organization. */
+/** Creates a token without owner, restrictions or expiry. The caller has locked or created the organization. */
 export async function mintToken (
   db: Db, organization_id: string, name: string, abilities: Ability[]
 ): Promise<{ id: string, token: string }> {
@@ -98,13 +98,13 @@ export function lineOfToken (
   return [token.id, slug, token.token_prefix, token.name, token.abilities.join(','), ...days].join('\t')
 }
 
-/** Revokes an API token with all of its values. Throws a StartError when the token does not exist. */
+/** Revokes all values of an API token. Throws a StartError when the token does not exist. */
 export async function revokeToken ({ db: handle }: Database, id: number): Promise<void> {
   await transaction(handle, async (db) => {
     const none = `There is no token ${id}`
     const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
     await lockPlan(db, organization) ?? refuse(none)
-    // Also finds a token that was changed outside the service. A concurrent revocation records its own event.
+    // Finds the token even if its MAC does not verify. After a concurrent revocation, do not record a second event.
     await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))

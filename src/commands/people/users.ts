@@ -55,12 +55,12 @@ export const noun: Noun = {
         fail('--organization and --role must be given together')
       }
       const membership = organization === undefined || role === undefined ? undefined : { organization, role }
-      return handOver(env, given.json, (database, service) => addUser(database, service, { email, name, membership }))
+      return printLink(env, given.json, (database, service) => addUser(database, service, { email, name, membership }))
     }),
 
     password: command({ email: TEXT, json: FLAG }, async ({ email: text, json }, env) => {
       const email = emailOf('user password', text)
-      return handOver(env, json, (database, service) => renewLink(database, service, email))
+      return printLink(env, json, (database, service) => renewLink(database, service, email))
     }),
 
     disable: switching('disable'),
@@ -83,8 +83,8 @@ export const noun: Noun = {
 const emailOf = (command: string, text: string | undefined) =>
   isEmail(text) ? text : fail(`${command} needs --email ADDRESS`)
 
-// Prints the link before sending the e-mail, so that the operator has it even if the mail server fails.
-async function handOver (
+// Prints the link before sending the e-mail, so that the operator gets the link even if the mail server fails.
+async function printLink (
   env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
 ): Promise<number> {
   const service = serviceAddress(loadConfig(env))
@@ -117,7 +117,8 @@ export interface Linked { user: { id: number, email: string }, link: string, mes
 export interface NewUser { email: string, name: string, membership?: { organization: string, role: Role } | undefined }
 
 /**
- * The base URL for links. Throws a StartError when PORT is 0, because only the running service knows its port.
+ * The base URL for links. Throws a StartError if PUBLIC_URL is not set and PORT is 0, because only the running service
+ * knows its port.
  */
 export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicUrl' | 'host' | 'port'>): string {
   if (publicUrl !== undefined) return publicUrl
@@ -126,8 +127,8 @@ export function serviceAddress ({ publicUrl, host, port }: Pick<Config, 'publicU
 }
 
 /**
- * Creates an account without a password, and its first link. Throws a StartError, and creates nothing, when the address
- * is in use, the organization does not exist or its member limit is reached.
+ * Creates an account without a password, and a link to set the password. Throws a StartError, and creates nothing, if
+ * the address is in use, the organization does not exist or its member limit is reached.
  */
 export async function addUser (
   { db: handle }: Database, service: string, { email, name, membership }: NewUser
@@ -135,7 +136,7 @@ export async function addUser (
   const secret = mintSecret()
   const link = linkOf(service, secret)
   return transaction(handle, async (db) => {
-    const organization = membership && await takeSeat(db, membership.organization)
+    const organization = membership && await requireMemberQuota(db, membership.organization)
     const id = await createUser(db, { email, name, password_hash: null }) ??
       refuse(`An account with ${email} already exists`)
     if (organization && membership) {
@@ -151,8 +152,8 @@ export async function addUser (
 }
 
 /**
- * Creates a new link for a user and invalidates the previous link. The password is valid until the link is used. Throws
- * a StartError when the account does not exist or is disabled.
+ * Creates a new link for a user and invalidates the previous link. The old password is valid until the link is used.
+ * Throws a StartError if the account does not exist or is disabled.
  */
 export async function renewLink ({ db: handle }: Database, service: string, email: string): Promise<Linked> {
   const secret = mintSecret()
@@ -178,8 +179,9 @@ export async function mailLink (
 }
 
 /**
- * Disables an account and revokes its sessions, tokens and links, or enables it again. Throws a StartError when it does
- * not exist. Returns the slugs of organizations that have no active owner now: disabling the last owner is allowed.
+ * Disables or enables an account. Either change revokes its sessions, tokens, grants and links. Throws a StartError if
+ * the account does not exist, or if the MAC of an account to enable does not verify. Returns the slugs of organizations
+ * that have no active owner after the change.
  */
 export async function switchUser ({ db: handle }: Database, email: string, disabled: boolean): Promise<string[]> {
   const id = await transaction(handle, async (db) => {
@@ -189,7 +191,7 @@ export async function switchUser ({ db: handle }: Database, email: string, disab
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
-  // Check after the commit: concurrent commands that disable the last two owners would not see each other's change.
+  // Check after the commit, because concurrent commands that disable two owners see each other's change only then.
   return disabled ? findSoleOwnerships(handle, id) : []
 }
 
@@ -209,7 +211,6 @@ export async function resetSecondFactor ({ db: handle }: Database, email: string
   })
 }
 
-/** Every account as a line. */
 export async function * describeUsers ({ db }: Database): AsyncGenerator<string> {
   for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
     const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
@@ -218,7 +219,7 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
   }
 }
 
-/** Every API token that a user, or one of the user's tokens, created, as lines. */
+/** Yields a line for each live API token that was created by a user or by a token of the user. */
 export async function * describeTokens ({ db }: Database, email: string): AsyncGenerator<string> {
   const { id } = await userOf(db, email)
   for (let page = 1, isLast = false; !isLast; page++) {
@@ -228,8 +229,8 @@ export async function * describeTokens ({ db }: Database, email: string): AsyncG
   }
 }
 
-// Locks the organization first, so that concurrent transactions cannot exceed its member limit.
-async function takeSeat (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
+// Locks the organization, so that concurrent transactions cannot exceed the member limit.
+async function requireMemberQuota (db: Db, idOrSlug: string): Promise<{ id: string, name: string }> {
   const none = `There is no organization ${idOrSlug}`
   const organization = await findOrganization(db, idOrSlug) ?? refuse(none)
   const plan = await lockPlan(db, organization.id) ?? refuse(none)

@@ -3,10 +3,7 @@ import { httpAddress, type Config } from '../../config.ts'
 import { initialize, type Initialized } from '../people/initialize.ts'
 import type { Opened } from '../common/open.ts'
 
-/**
- * Initializes an empty database and returns the text to print: the credentials after the first start, otherwise one
- * line.
- */
+/** Initializes an empty database. Returns the text to print: the credentials of a new database, otherwise one line. */
 export async function greet (opened: Opened, config: Config, port: number): Promise<string> {
   const first = await initialize(
     opened, { organization: FIRST_ORGANIZATION.name, email: 'owner@example.com', plan: config.defaultPlan }

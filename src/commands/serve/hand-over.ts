@@ -4,13 +4,12 @@ interface Sent { cmd?: unknown, act?: unknown, seq?: number, ack?: number }
 interface Connection { close (): void }
 type Send = (message: Sent, connection?: Connection, ...more: unknown[]) => boolean
 
-// Milliseconds between checks whether the IPC channel of an ended worker is drained.
-const READ = 5
+const CHANNEL_POLL_MS = 5
 
 /**
- * Hands over connections that were sent to a worker which ended before it accepted them. Node.js would wait for its
- * acknowledgement forever (nodejs/node#21746) and never emit `disconnect`. Another worker gets the connection, as if
- * this one had refused it; without another worker, the connection is closed.
+ * Passes connections to another worker if this worker ends before accepting them; closes them if there is no other
+ * worker. Node.js would wait forever for the acknowledgement of this worker, and never emit `disconnect`
+ * (nodejs/node#21746).
  *
  * @param hasOther whether another worker accepts connections
  */
@@ -37,7 +36,7 @@ export function handOver (worker: Worker, hasOther: () => boolean): void {
   worker.once('exit', () => { setImmediate(disconnect) })
 
   function disconnect () {
-    if (worker.isConnected()) setTimeout(disconnect, READ)
+    if (worker.isConnected()) setTimeout(disconnect, CHANNEL_POLL_MS)
     else if (!isDisconnected) child.emit('disconnect')
   }
 }

@@ -8,7 +8,7 @@ export const noun: Noun = {
 `,
 
   run: command({}, async (_values, env) => {
-    // Needs no master key.
+    // A migration needs no master key.
     const database = await openDatabase(loadConfig(env))
     await database.migrate().finally(() => database.close())
     await write('The schema is up to date.\n')

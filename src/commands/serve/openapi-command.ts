@@ -8,7 +8,7 @@ export const noun: Noun = {
 `,
 
   run: command({ stdout: FLAG }, async ({ stdout }) => {
-    // Imports the application, which the help must not load.
+    // Import on demand: this module imports the application, which the help text does not need.
     const { renderDocuments, renderSecurityPage } = await import('./openapi.ts')
     const documents = await renderDocuments()
     if (stdout) await write(documents['openapi.yaml'])

@@ -32,7 +32,7 @@ export async function renderDocuments (): Promise<Documents> {
 interface Operation { summary: string, deprecated?: boolean, security?: Record<string, Scope[]>[] }
 interface Published { paths: Record<string, Record<string, Operation>> }
 
-// Lists each scope with its operations. Deprecated paths repeat the same operations, so they are left out.
+// Omits deprecated paths, because they repeat other operations.
 function renderScopes ({ paths }: Published): string {
   const operations = Object.entries(paths).flatMap(([path, item]) =>
     Object.entries(item).map(([method, { security = [], ...operation }]) => ({

@@ -17,8 +17,8 @@ import { lineOf, StartEnded, StartError } from '../common/errors.ts'
 import { open, type Opened } from '../common/open.ts'
 import { exitOnUncaughtErrors, PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
-const SWEEP = 200
-const GRACE = 8_000
+const IDLE_SWEEP_MS = 200
+const CLOSE_TIMEOUT_MS = 8_000
 
 export const noun: Noun = {
   help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
@@ -27,7 +27,7 @@ export const noun: Noun = {
   run: command({}, (_values, env) => serve(loadConfig(env)))
 }
 
-/** Serves until SIGTERM or SIGINT. Resolves with the exit status once everything is closed. */
+/** Serves until SIGTERM or SIGINT. Resolves with the exit status after the shutdown. */
 async function serve (config: Config): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
   try {
@@ -39,7 +39,7 @@ async function serve (config: Config): Promise<number> {
 }
 
 async function serveAlone (config: Config): Promise<number> {
-  // A signal during the start also stops the service gracefully.
+  // Registered before the start, so that a signal during the start also stops the service gracefully.
   const { interrupted, signal } = untilSignal()
   return run(config, {
     interrupted,
@@ -51,13 +51,12 @@ async function serveAlone (config: Config): Promise<number> {
   })
 }
 
-/** Serves as a worker process, which the supervisor starts and stops. */
 async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   const tell = (message: object) => {
     if (process.connected) process.send!(message, undefined, undefined, () => {})
     return process.connected
   }
-  // The supervisor handles signals to the process group.
+  // Ignore signals to the process group: the supervisor handles them and stops the workers.
   for (const name of SIGNALS) process.on(name, () => {})
   let isListening = false
   let log: FastifyInstance['log'] | undefined
@@ -69,7 +68,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
     else log?.warn('limits are counted across all workers again')
   })
-  // By default, Node.js exits at once when the supervisor disconnects, and aborts requests in progress.
+  // Otherwise, Node.js would exit at once when the supervisor disconnects, and abort requests in progress.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
@@ -77,7 +76,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
       else if (!channel.receive(message)) counters.receive(message)
     })
     process.once('disconnect', () => {
-      // Without the supervisor, the worker can never open a port.
+      // Without the supervisor, the worker cannot open a port.
       if (!isListening) process.exit(1)
       log?.error('supervisor disconnected: stopping')
       resolve()
@@ -107,16 +106,14 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   }
 }
 
-interface Way {
+interface ServeOptions {
   counters?: OwnCounters
   metrics?: Metrics | undefined
-  /** The metrics of all processes of the service. */
+  /** Collects the metrics of all processes. */
   readMetrics?: (() => Promise<Measured>) | undefined
-  /** Unwraps master keys; by default, the configured command. */
+  /** Unwraps master keys. By default, this runs the configured command. */
   provider?: KeyProvider
-  /**
-   * Ends the wait for keys and for the database. Workers have none: the supervisor kills a worker that is starting.
-   */
+  /** Aborts the wait for keys and for the database. Workers have no signal: the supervisor kills starting workers. */
   interrupted?: AbortSignal
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
@@ -126,12 +123,12 @@ interface Way {
 
 async function run (
   config: Config,
-  { provider, interrupted: waits = new AbortController().signal, ready, end, ...metering }: Way
+  { provider, interrupted: waits = new AbortController().signal, ready, end, ...metering }: ServeOptions
 ): Promise<number> {
   let leaving = false
   let stopping = false
   let app: FastifyInstance | undefined
-  // Only serving processes load the application, while they wait for the database.
+  // Import the application while the database is opened.
   const service = import('../../app.ts')
   const onFatal = (error: Error) => die('database failed; restart required', error)
   const opened = await open(config, { onFatal, provider, waits })
@@ -149,7 +146,7 @@ async function run (
     if (weakness && cluster.isPrimary) app.log.warn(weakness)
     exitOnUncaughtErrors(die)
 
-    // Open the port before the initialization: otherwise a used port would lose the printed credentials.
+    // Open the port first: if it is in use, the start fails before `ready` creates credentials, which are shown once.
     const port = await listen(app, config)
     await ready(opened, port)
     for (const job of ['histories', 'removals', 'lateEvents', 'anchors', 'billing', 'calls'] as const) app[job].start()
@@ -184,10 +181,10 @@ async function listen (app: FastifyInstance, { host, port }: Config): Promise<nu
   return (app.server.address() as AddressInfo).port
 }
 
-// Closes connections that become idle during the shutdown: clients could otherwise keep them open.
+// Closes idle connections during the shutdown, because clients could keep them open.
 async function close (app: FastifyInstance): Promise<void> {
-  const sweep = setInterval(() => app.server.closeIdleConnections(), SWEEP)
-  const hard = setTimeout(() => app.server.closeAllConnections(), GRACE)
+  const sweep = setInterval(() => app.server.closeIdleConnections(), IDLE_SWEEP_MS)
+  const hard = setTimeout(() => app.server.closeAllConnections(), CLOSE_TIMEOUT_MS)
   await app.close()
   clearInterval(sweep)
   clearTimeout(hard)

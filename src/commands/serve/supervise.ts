@@ -21,18 +21,17 @@ export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 export const PATIENCE = 9_500
 /** The IPC message that stops a worker. */
 export const STOP = 'stop'
-/** Messages of a worker outside its channel: its port, why it cannot listen, and requests to count. */
+/** Messages of a worker without a channel: its port, the reason of a failed start, or requests to count. */
 export type FromWorker = { listening: number } | { failed: string } | { counting: number }
 
 const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
-// Milliseconds after the workers' timeout; the whole service stops within ten seconds.
-const LAST = 250
-// Milliseconds after which the end of a worker no longer counts as an early failure.
-const SETTLED = 30_000
+// Workers are killed this long after `PATIENCE`, so that a stop takes less than ten seconds after the shutdown delay.
+const KILL_DELAY_MS = 250
+const EARLY_FAILURE_MS = 30_000
 const FIRST_PAUSE = 500
 const LONGEST_PAUSE = 30_000
 
-/** Waits for the first SIGTERM or SIGINT, which interrupts a start or stops the service. */
+/** At the first SIGTERM or SIGINT, aborts `interrupted` and resolves `signal` with its name. */
 export function untilSignal (): { interrupted: AbortSignal, signal: Promise<string> } {
   const interruption = new AbortController()
   const signal = new Promise<string>((resolve) => {
@@ -54,8 +53,9 @@ export function exitOnUncaughtErrors (exit: (reason: string, error: unknown) => 
 }
 
 /**
- * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates, creates the first organization,
- * prints the greeting and counts the rate limits. It handles no requests, so that no request can crash it.
+ * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates the schema, creates the first
+ * organization, prints the greeting and counts requests for rate limits. It handles no requests, so that no request can
+ * crash the supervisor.
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
@@ -64,16 +64,16 @@ export async function supervise (config: Config): Promise<number> {
   const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
   const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
   if (metrics !== undefined) measureProcess(metrics)
-  const crew = createCrew(config, log, metrics, provider)
+  const pool = createWorkers(config, log, metrics, provider)
   try {
     const weakness = config.databaseUrl && tlsOf(config.databaseUrl).weakness
     if (weakness) log.warn(weakness)
-    // Open the port before the initialization: otherwise a used port would lose the printed credentials.
-    const port = await Promise.race([crew.start(), signal.then(() => { throw new StartEnded() })])
+    // Open the port first: if it is in use, the start fails before `greet` creates credentials, which are shown once.
+    const port = await Promise.race([pool.start(), signal.then(() => { throw new StartEnded() })])
     process.stdout.write(await greet(opened, config, port))
   } catch (error) {
-    await crew.stop()
-    // A signal to the process group also kills workers that are starting.
+    await pool.stop()
+    // A signal to the process group can also end starting workers, so their failure is no error.
     if (interrupted.aborted) return 0
     throw error
   } finally {
@@ -83,28 +83,30 @@ export async function supervise (config: Config): Promise<number> {
     log.fatal({ err: databaseError(error) }, reason)
     process.exit(1)
   })
-  log.info({ signal: await Promise.race([signal, crew.lost]) }, 'stopping')
+  log.info({ signal: await Promise.race([signal, pool.lost]) }, 'stopping')
   for (const name of SIGNALS) {
     process.once(name, () => {
-      crew.kill()
+      pool.kill()
       process.exit(1)
     })
   }
-  await crew.stop()
+  await pool.stop()
   return 0
 }
 
 interface Ended { pid?: number | undefined, code?: number | null, signal?: string | null, reason: string | undefined }
 
-function createCrew (
+function createWorkers (
   { workers: size, shutdownDelay }: Config, log: ReturnType<typeof createLog>, metrics: Metrics | undefined,
   provider: KeyProvider
 ) {
   const counters = createCommonCounters()
   const measured = metrics && createCommonMetrics(metrics)
   const ends = metrics?.counter('strongroom_worker_ends_total', 'Workers that ended unexpectedly')
-  /** The running workers; `asked` is the port that replaces the configured one. */
-  const workers = new Map<Worker, { isListening: boolean, asked: number | undefined, ended: Promise<unknown> }>()
+  /** The running workers; `requestedPort` replaces the configured port. */
+  const workers = new Map<
+    Worker, { isListening: boolean, requestedPort: number | undefined, ended: Promise<unknown> }
+  >()
   let port: number | undefined
   let isStopping = false
   let lose!: (error: StartError) => void
@@ -114,17 +116,16 @@ function createCrew (
 
   return {
     lost,
-    /** Resolves with the port on which all of them listen; rejects with the reason of the first that cannot. */
+    /** Resolves with the port when all workers are listening; rejects if one of them ends before. */
     async start (): Promise<number> {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
-      // A worker that cannot listen, or ends before all are listening, fails the start.
       const ports = await Promise.all(Array.from({ length: size }, (_, i) => new Promise<number>((resolve, reject) => {
-        keep(String(i + 1), resolve, reject).catch(reject)
+        keepRunning(String(i + 1), resolve, reject).catch(reject)
       })))
       port = ports[0]!
       return port
     },
-    /** Workers finish their requests; after the timeout they are killed. */
+    /** Lets the workers finish their requests; kills them after a timeout. */
     async stop (): Promise<void> {
       isStopping = true
       for (const [worker, { isListening }] of workers) {
@@ -133,7 +134,7 @@ function createCrew (
         else worker.process.kill('SIGKILL')
       }
       const all = Promise.all([...workers.values()].map(({ ended }) => ended))
-      await Promise.race([all, pause(shutdownDelay * 1_000 + PATIENCE + LAST, undefined, { ref: false })])
+      await Promise.race([all, pause(shutdownDelay * 1_000 + PATIENCE + KILL_DELAY_MS, undefined, { ref: false })])
       kill()
     },
     kill
@@ -143,13 +144,13 @@ function createCrew (
     for (const worker of workers.keys()) worker.process.kill('SIGKILL')
   }
 
-  // Replaces a worker when it ends: at once, or with exponential backoff after repeated early failures.
-  async function keep (
+  // Runs a worker and replaces it when it ends: at once, or with exponential backoff after repeated early failures.
+  async function keepRunning (
     place: string, started: (port: number) => void, failed: (error: Error) => void
   ): Promise<void> {
     for (let early = 0; ;) {
       const began = performance.now()
-      const { pid, code, signal, reason } = await employ(place, started).catch((error: Error): Ended =>
+      const { pid, code, signal, reason } = await runWorker(place, started).catch((error: Error): Ended =>
         ({ reason: error.message }))
       if (isStopping) return
       if (port === undefined) {
@@ -157,7 +158,7 @@ function createCrew (
       }
       if (reason !== undefined && workers.size === 0) return lose(new StartError(reason))
       ends?.inc()
-      early = performance.now() - began < SETTLED ? early + 1 : 0
+      early = performance.now() - began < EARLY_FAILURE_MS ? early + 1 : 0
       const wait = early < 2 ? 0 : Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (early - 2))
       log.error({ worker: pid, code, signal, reason, replaced_in: wait }, 'worker ended')
       await pause(wait)
@@ -165,13 +166,13 @@ function createCrew (
     }
   }
 
-  // Starts a worker and resolves when it has ended; rejects when it could not be started.
-  async function employ (place: string, started: (port: number) => void): Promise<Ended> {
-    // With PORT=0, Node.js shares a random port only among workers that request the same port number. When no worker
-    // listens any more, request the printed port explicitly.
+  // Resolves when the worker has ended; rejects if it cannot be started.
+  async function runWorker (place: string, started: (port: number) => void): Promise<Ended> {
+    // Node.js shares a port among workers that request the same number; 0 requests a random port. When no worker is
+    // listening any more, request the printed port.
     const others = [...workers.values()].filter(({ isListening }) => isListening)
-    const asked = others.length > 0 ? others[0]!.asked : port
-    const worker = cluster.fork(asked === undefined ? {} : { PORT: String(asked) })
+    const requestedPort = others.length > 0 ? others[0]!.requestedPort : port
+    const worker = cluster.fork(requestedPort === undefined ? {} : { PORT: String(requestedPort) })
     const send = (message: object) => worker.isConnected() && worker.send(message, () => {})
     const member = counters.join(send)
     const channel = createChannel(send, { ...keyHandlers(provider), ...measured?.handlers })
@@ -181,7 +182,7 @@ function createCrew (
     worker.once('disconnect', () => { isDisconnected = true })
     const ended = new Promise<Ended>((resolve, reject) => {
       const { process: { pid } } = worker
-      // The last messages of a worker can arrive after `exit`.
+      // Messages of the worker can arrive after `exit`, until `disconnect`.
       worker.once('exit', (code, signal) => {
         const end = () => resolve({ pid, code, signal, reason })
         if (isDisconnected) end()
@@ -195,13 +196,13 @@ function createCrew (
     })
     handOver(worker, () =>
       [...workers].some(([other, { isListening }]) => other !== worker && isListening && other.isConnected()))
-    const state = { isListening: false, asked, ended: ended.catch(() => {}) }
+    const state = { isListening: false, requestedPort, ended: ended.catch(() => {}) }
     workers.set(worker, state)
     worker.on('message', (message: FromWorker) => {
       if (channel.receive(message)) return
       if ('failed' in message) reason = message.failed
       else if ('listening' in message) {
-        // The workers that shared the port have ended meanwhile, so this one got a new port.
+        // The other workers ended while this worker started, so it got a different port.
         if (port !== undefined && message.listening !== port) worker.process.kill('SIGKILL')
         else state.isListening = true
         started(message.listening)
