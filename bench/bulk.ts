@@ -79,12 +79,12 @@ async function makeLevels (
     }
     return { ...row, mac: macOf(db, 'environments', row) }
   }))
-  await inPieces(made, (rows) => db.execute(sql`
+  await inBatches(made, (rows) => db.execute(sql`
     INSERT INTO targets (organization_id, id, project_id, name, slug, environment_count, secret_count, mac)
     SELECT organization_id, id, project_id, slug, slug, ${environments}::int, ${environments + 1}::int,
       decode(mac, 'base64')
     FROM ${rowsOf(organization_id, rows, sql`id char(26), project_id char(26), slug varchar, mac text`)} r`))
-  await inPieces(below, (rows) => db.execute(sql`
+  await inBatches(below, (rows) => db.execute(sql`
     INSERT INTO environments (organization_id, id, project_id, target_id, name, slug, status, is_production, mac)
     SELECT organization_id, id, project_id, target_id, slug, slug, status, is_production, decode(mac, 'base64')
     FROM ${rowsOf(organization_id, rows, ENVIRONMENT)} r`))
@@ -141,7 +141,7 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
       mac: macOf(db, 'secrets', row)
     }
   })
-  await inPieces(documents, (rows) => db.execute(sql`
+  await inBatches(documents, (rows) => db.execute(sql`
     WITH its AS (SELECT * FROM ${rowsOf(organization_id, rows, DOCUMENT_COLUMNS)} r),
     history AS (INSERT INTO histories (organization_id, id) SELECT organization_id, id FROM its)
     INSERT INTO secrets (organization_id, id, project_id, target_id, environment_id, level, level_id, revision,
@@ -177,6 +177,6 @@ async function makeDocuments (db: Db, { keyring, organization, project_id, level
   }
 }
 
-async function inPieces<T> (rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>): Promise<void> {
+async function inBatches<T> (rows: readonly T[], insert: (rows: readonly T[]) => Promise<unknown>): Promise<void> {
   for (let from = 0; from < rows.length; from += TOGETHER) await insert(rows.slice(from, from + TOGETHER))
 }

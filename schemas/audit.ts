@@ -5,7 +5,7 @@ import { Answer, Example, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Res
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
 
 /** Maximum number of events that `page` can reach in a filtered list; use `before` for older events. */
-export const MOST_COUNTED = 10_000
+export const MAX_COUNTED = 10_000
 
 export const AuditQuery = Type.Object({
   actor: Type.Optional(Type.String({

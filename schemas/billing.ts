@@ -43,7 +43,7 @@ export const ADDRESS_LENGTH = 1000
 export const TAX_ID_LENGTH = 64
 export const NOTE_LENGTH = 1000
 /** Maximum amount in minor units; 100 times this amount is still a safe integer. */
-export const MOST_AMOUNT = 999_999_999_999
+export const MAX_AMOUNT = 999_999_999_999
 
 const IntervalName = OneOf(INTERVALS, { title: 'Interval' })
 const StatusOfPayment = OneOf(PAYMENT_STATUSES, { title: 'PaymentStatus' })
@@ -51,7 +51,7 @@ const StatusOfInvoice = OneOf(INVOICE_STATUSES, { title: 'InvoiceStatus' })
 const Currency = OneOf(CURRENCY_CODES, { title: 'Currency', description: 'ISO 4217', examples: ['EUR'] })
 /** In minor units: cents for euros, whole yen. */
 const Amount = Type.Integer({
-  minimum: 1, maximum: MOST_AMOUNT, title: 'Amount', description: 'in minor units of the currency', examples: [2900]
+  minimum: 1, maximum: MAX_AMOUNT, title: 'Amount', description: 'in minor units of the currency', examples: [2900]
 })
 const Money = Type.Integer({ title: 'Money', description: 'in minor units of the currency' })
 // Control characters are rejected, except for line feeds in `LINES`.

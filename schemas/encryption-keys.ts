@@ -96,8 +96,8 @@ export const RotateAnswer = Answer('RotateAnswer', {
 })
 
 /** Maximum number of documents or versions in one request. */
-const MOST_DOCUMENTS = 10_000
-const MOST_VERSIONS = 500
+const MAX_DOCUMENTS = 10_000
+const MAX_VERSIONS = 500
 
 export const RotateClientKeysBody = Body({
   secrets: Type.Array(Body({
@@ -109,7 +109,7 @@ export const RotateClientKeysBody = Body({
       description: 'the `etag` of the level when it was read; 412 if the level has changed since'
     }))
   }, { title: 'RotatedSecret', examples: [] }), {
-    maxItems: MOST_DOCUMENTS, description: 'every current document of the project, encrypted with the new key'
+    maxItems: MAX_DOCUMENTS, description: 'every current document of the project, encrypted with the new key'
   }),
   ...keyCheckFields,
   key_proof: Type.Optional(Type.String({
@@ -133,7 +133,7 @@ export const RotateClientKeysAnswer = Answer('RotateClientKeysAnswer', {
 })
 
 export const PendingBody = Body({
-  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MOST_VERSIONS, default: 50 })),
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_VERSIONS, default: 50 })),
   after: Type.Optional(Type.Integer({
     minimum: 0,
     maximum: Number.MAX_SAFE_INTEGER,
@@ -159,7 +159,7 @@ export const ReEncryptBody = Body({
   versions: Type.Array(Body(
     { id: Type.Integer({ minimum: 1, maximum: Number.MAX_SAFE_INTEGER }), content: Blob },
     { title: 'ReEncryptedVersion', examples: [] }
-  ), { minItems: 1, maxItems: MOST_VERSIONS }),
+  ), { minItems: 1, maxItems: MAX_VERSIONS }),
   key_proof: KeyProof
 }, {
   title: 'ReEncryptBody',

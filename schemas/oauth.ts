@@ -32,7 +32,7 @@ export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
 export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDays: 90 } as const
 
 /** Maximum number of live grants per user and application. A new grant revokes the oldest. */
-export const MOST_GRANTS = 100
+export const MAX_GRANTS = 100
 
 export const STATE_LENGTH = 4096
 export const REDIRECT_LENGTH = 2048

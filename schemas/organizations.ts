@@ -40,7 +40,7 @@ export type OrganizationAnswer = Static<typeof OrganizationAnswer>
 export const OrganizationList = Answer('OrganizationList', { data: Type.Array(Organization), meta: PageMeta })
 
 /** Maximum number of organizations that one user may own. */
-export const MOST_OWNED = 100
+export const MAX_OWNED = 100
 
 /** Days for which a former slug stays reserved for its organization. */
 export const FORMER_SLUG_DAYS = 90

@@ -34,16 +34,16 @@ interface NewInvoice {
  * organization is deleted. Callers lock other rows afterwards, in this order: coupon, invoice, charge, refund
  * (docs/decisions/0029).
  */
-export async function holdAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
+export async function lockAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
   return { plan, account: await requireAccount(db, organizationId) }
 }
 
-/** Locks an organization like `holdAccount` and reads its subscription. Throws 404 without a subscription. */
-export async function holdSubscription (
+/** Locks an organization like `lockAccount` and reads its subscription. Throws 404 without a subscription. */
+export async function lockSubscription (
   db: Db, organizationId: string
 ): Promise<{ account: Account, subscription: Subscription }> {
-  const { account } = await holdAccount(db, organizationId)
+  const { account } = await lockAccount(db, organizationId)
   return { account, subscription: await findSubscription(db, organizationId) ?? fail('no_subscription') }
 }
 

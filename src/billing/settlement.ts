@@ -12,7 +12,7 @@ import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
 // Settles invoices, charges and refunds. Each transaction first locks the organization (`lockPlan`), if it exists, and
-// then the rows in the order that `holdAccount` describes.
+// then the rows in the order that `lockAccount` describes.
 
 /** The result after the operator has recorded an outcome. */
 export interface Note {

@@ -35,21 +35,21 @@ export interface Outbox {
 }
 
 /** Maximum number of mails that are sent concurrently. The mailer's timeouts limit the duration of each. */
-export const MOST_UNDER_WAY = 4
+export const MAX_UNDER_WAY = 4
 /** Maximum queued mails per organization and per sender; equals the default limit of invitations per hour. */
-export const MOST_OF_ONE = 100
+export const MAX_OF_ONE = 100
 // Maximum places in use, not counting one place of each sender. So others cannot block the first mail of a sender.
 const MAX_QUEUED = 4_000
 // The maximum fraction of the free places that one sender or organization may use.
 const MAX_FRACTION = 1 / 8
 /** Maximum number of senders with places in the queue. */
-export const MOST_SENDERS = 10_000
+export const MAX_SENDERS = 10_000
 
 /**
  * Maximum mails per hour to one address from one sender: a user, or an organization if no user is the sender. There is
  * no total limit per address, because other senders could then block the mails of the recipient's own organization.
  */
-export const MOST_TO_ADDRESS = 10
+export const MAX_TO_ADDRESS = 10
 const HOUR = 3_600_000
 const MAX_COUNTS = 20_000
 
@@ -80,7 +80,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       const both = `${by} ${address}`
       const reason = !queue.hasRoom(by, organization)
         ? 'the mail queue is full'
-        : sent.count(both) >= MOST_TO_ADDRESS
+        : sent.count(both) >= MAX_TO_ADDRESS
           ? 'too many mails to this address in an hour'
           : undefined
       if (reason !== undefined) {
@@ -92,7 +92,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
       return {
         post (mail) {
           queue.post(by, organization, mail)
-          if (underWay.size >= MOST_UNDER_WAY) return
+          if (underWay.size >= MAX_UNDER_WAY) return
           const sending: Promise<void> = send().finally(() => underWay.delete(sending))
           underWay.add(sending)
         },
@@ -128,8 +128,8 @@ function createFairQueue () {
   return {
     hasRoom (by: string, organization: string): boolean {
       const share = shares.get(by)
-      if (share === undefined) return shares.size < MOST_SENDERS
-      const most = Math.min(MOST_OF_ONE, Math.floor((MAX_QUEUED - taken) * MAX_FRACTION))
+      if (share === undefined) return shares.size < MAX_SENDERS
+      const most = Math.min(MAX_OF_ONE, Math.floor((MAX_QUEUED - taken) * MAX_FRACTION))
       return share.places < most && (ofOrganizations.get(organization) ?? 0) < most
     },
     places: (): number => taken + shares.size,

@@ -10,7 +10,7 @@ import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
-import { requireRoom } from '../http/limits/plan-limits.ts'
+import { requirePlanQuota } from '../http/limits/plan-limits.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -75,7 +75,7 @@ export const invitations: Domain = async (app) => {
         if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
           fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
         }
-        await requireRoom(db, organization_id, 'members')
+        await requirePlanQuota(db, organization_id, 'members')
         const made = await createInvitation(
           db, { organization_id, id: ulid(), email, role, invited_by: { type, id, name } }, await mail.take(db) ?? null
         )

@@ -10,7 +10,7 @@ import { requireScope } from '../http/guard/access.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/limits/key-checks.ts'
 import { inProject, levelOf } from '../http/guard/level-lookup.ts'
-import { requireRoom } from '../http/limits/plan-limits.ts'
+import { requirePlanQuota } from '../http/limits/plan-limits.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
@@ -102,7 +102,7 @@ export const projects: Domain = async (app) => {
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await lockCurrentCanary(db, app.keyring)
-        await requireRoom(db, organization.id, 'projects')
+        await requirePlanQuota(db, organization.id, 'projects')
         const slug = await chooseSlug(db, 'project', { organization_id: organization.id }, body)
         await createProject(db, {
           id,

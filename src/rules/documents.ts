@@ -34,9 +34,9 @@ const READERS = { env: readEnv, json: readJson, yaml: readYaml, text: () => unde
 export const emptyEntries = (): Entries => Object.create(null) as Entries
 
 /** Limits: lines and names of an env document; tokens (names, values, brackets, commas, colons) of JSON. */
-export const MOST_LINES = 20_000
-export const MOST_NAMES = 10_000
-export const MOST_TOKENS = 20_000
+export const MAX_LINES = 20_000
+export const MAX_NAMES = 10_000
+export const MAX_TOKENS = 20_000
 
 const ENV_LINE_END = /\r\n?|\n/g
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
@@ -51,8 +51,8 @@ const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 function readEnv (text: string, entries: Entries) {
   // Check the limit before parsing: blank lines and comments cost time, too.
   ENV_LINE_END.lastIndex = 0
-  if (text.length > MOST_LINES) {
-    for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MOST_LINES) return undefined
+  if (text.length > MAX_LINES) {
+    for (let lines = 1; ENV_LINE_END.test(text); lines++) if (lines > MAX_LINES) return undefined
   }
   const source = text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
   let at = 0
@@ -61,7 +61,7 @@ function readEnv (text: string, entries: Entries) {
     ENV_PLAIN.lastIndex = at
     const plain = ENV_PLAIN.exec(source)
     if (plain) {
-      if (++names > MOST_NAMES) return undefined
+      if (++names > MAX_NAMES) return undefined
       entries[plain[1]!] = plain[2]!.trim()
       at = ENV_PLAIN.lastIndex
       continue
@@ -71,7 +71,7 @@ function readEnv (text: string, entries: Entries) {
       at = ENV_NOTHING.lastIndex
       continue
     }
-    if (++names > MOST_NAMES) return undefined
+    if (++names > MAX_NAMES) return undefined
     ENV_ASSIGNMENT.lastIndex = at
     const match = ENV_ASSIGNMENT.exec(source)
     if (!match) return undefined
@@ -97,7 +97,7 @@ const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 function readJson (text: string, entries: Entries) {
   // Check the limit before parsing.
   JSON_TOKEN.lastIndex = 0
-  for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MOST_TOKENS) return undefined
+  for (let tokens = 1; JSON_TOKEN.test(text); tokens++) if (tokens > MAX_TOKENS) return undefined
   const parsed: unknown = JSON.parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
   // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
@@ -130,7 +130,7 @@ function jsonValue (text: string) {
 
 /** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
 export const YAML_LENGTH = 64 * 1024
-export const MOST_YAML_TOKENS = 4000
+export const MAX_YAML_TOKENS = 4000
 /** Each alias costs a search through the document, and aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
@@ -188,7 +188,7 @@ function parseYaml (text: string): Document.Parsed {
   }
   let tokens = 0
   for (const lexeme of new Lexer().lex(text)) {
-    if (++tokens > MOST_YAML_TOKENS) throw YAML_UNREADABLE
+    if (++tokens > MAX_YAML_TOKENS) throw YAML_UNREADABLE
     compose(parser.next(lexeme))
   }
   compose(parser.end())

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { MAX_OPEN_INVITATIONS } from '../../schemas/invitations.ts'
-import { MOST_OWNED } from '../../schemas/organizations.ts'
+import { MAX_OWNED } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { addUser } from '../../src/commands/people/users.ts'
 import { createRemovalWorker } from '../../src/vault/jobs/cleanup.ts'
@@ -519,7 +519,7 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
     [status, /<p[^>]*role="alert"[^>]*>([^<]*)</.exec(text)?.[1]]
   const accept = (id: string) => call('POST', `/user/invitations/${id}/accept`)
 
-  const leave = await crowd(service, rosa, 'owner', MOST_OWNED)
+  const leave = await crowd(service, rosa, 'owner', MAX_OWNED)
   t.match(told(await press(browser, 'invitations/accept', ids[0]!)), [422, /the limit of organizations/])
   t.strictSame(failing(await accept(ids[0]!)), [422, 'memberships_full'])
   await leave()
@@ -531,6 +531,12 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
     await service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${full.o}', ${id}, 'member')`)
   }
   t.match(told(await press(browser, 'invitations/accept', ids[1]!)), [422, /no free seat/])
+  const setStatus = (status: string) =>
+    service.sql(`UPDATE organization_counters SET status = '${status}' WHERE organization_id = '${full.o}'`)
+  await setStatus('suspended')
+  t.match(told(await press(browser, 'invitations/accept', ids[1]!)), [422, /is not active/])
+  t.strictSame(failing(await accept(ids[1]!)), [403, 'organization_inactive'])
+  await setStatus('active')
   t.strictSame(failing(await accept(ids[1]!)), [422, 'organization_full'])
 
   await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)

@@ -11,7 +11,7 @@ import { deleteOrganization } from '../../src/repositories/levels/organizations.
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { createMailer } from '../../src/mail/mailer.ts'
 import {
-  createOutbox, MOST_OF_ONE, MOST_SENDERS, MOST_TO_ADDRESS, MOST_UNDER_WAY
+  createOutbox, MAX_OF_ONE, MAX_SENDERS, MAX_TO_ADDRESS, MAX_UNDER_WAY
 } from '../../src/mail/outbox.ts'
 import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson, tokensFor } from '../helpers/people.ts'
@@ -325,11 +325,11 @@ t.test('mails take turns; whoever fills their share, through two organizations, 
     (await (Array.isArray(by) ? by[++turns % 2]! : by).send('POST', '/members', { email, role: 'owner' })).body.message as string
 
   server.hold()
-  for (let i = 1; i <= MOST_UNDER_WAY; i++) {
+  for (let i = 1; i <= MAX_UNDER_WAY; i++) {
     t.match(await invite(busy, newcomer()), ON_ITS_WAY)
     await until(() => server.mails.length === i)
   }
-  for (let i = 1; i < MOST_OF_ONE; i++) t.match(await invite(busy, newcomer()), ON_ITS_WAY)
+  for (let i = 1; i < MAX_OF_ONE; i++) t.match(await invite(busy, newcomer()), ON_ITS_WAY)
   for (let i = 1; i <= 3; i++) {
     const again = { email: `newcomer-${i}@nimbus.example`, role: 'owner' }
     t.equal((await busy[i % 2]!.send('POST', '/members', again)).status, 422)
@@ -356,13 +356,13 @@ t.test('mails take turns; whoever fills their share, through two organizations, 
   t.match(await invite(other, turn), ON_ITS_WAY)
   for (const many of [1, 2]) {
     server.release(1)
-    await until(() => server.mails.length === MOST_UNDER_WAY + many)
+    await until(() => server.mails.length === MAX_UNDER_WAY + many)
   }
   t.ok(server.mails.some(({ to }) => to.includes(turn)), 'the other one was next')
   const again = newcomer()
   t.match(await invite(busy, again), ON_ITS_WAY, 'there is room again')
   server.release()
-  await until(() => server.mails.length === MOST_UNDER_WAY + MOST_OF_ONE + 2)
+  await until(() => server.mails.length === MAX_UNDER_WAY + MAX_OF_ONE + 2)
   t.equal(new Set(server.mails.flatMap(({ to }) => to)).size, server.mails.length, 'each mail arrived once')
 })
 
@@ -382,18 +382,18 @@ t.test('whoever has nothing waiting has room and is next, however many fill thei
   }
   const fill = (count: number, one: (n: number) => string | undefined) => {
     let posted = 0
-    for (let n = 0; n < count; n++) for (let i = 0; i < 2 * MOST_OF_ONE && one(n) !== undefined; i++) posted++
+    for (let n = 0; n < count; n++) for (let i = 0; i < 2 * MAX_OF_ONE && one(n) !== undefined; i++) posted++
     return posted
   }
   server.hold()
-  for (let n = 1; n <= MOST_UNDER_WAY; n++) post(null, `under way ${n}`)
-  await until(() => server.mails.length === MOST_UNDER_WAY)
+  for (let n = 1; n <= MAX_UNDER_WAY; n++) post(null, `under way ${n}`)
+  await until(() => server.mails.length === MAX_UNDER_WAY)
 
-  t.equal(fill(75, (n) => post(1, `of one person ${n}`)), MOST_OF_ONE, 'one person, through 75 organizations')
+  t.equal(fill(75, (n) => post(1, `of one person ${n}`)), MAX_OF_ONE, 'one person, through 75 organizations')
   t.ok(post(2, 'of one person 0'), 'somebody else there')
-  t.equal(fill(3, (n) => post(3 + n, 'of many people')), MOST_OF_ONE + 2, 'one organization, but for a first of each')
+  t.equal(fill(3, (n) => post(3 + n, 'of many people')), MAX_OF_ONE + 2, 'one organization, but for a first of each')
   const all = fill(100, (n) => post(100 + n, `of their own ${n}`)) + server.mails.length
-  t.ok(all < 100 * MOST_OF_ONE, 'not everybody found room for all of theirs')
+  t.ok(all < 100 * MAX_OF_ONE, 'not everybody found room for all of theirs')
   t.notOk(post(101, 'of their own 1'), 'nor for more')
   const newcomers = Array.from({ length: 200 }, (_, n) => post(1_000 + n, `new ${n}`))
   t.notOk(newcomers.includes(undefined), 'a first one has room')
@@ -420,16 +420,16 @@ t.test('so many who send have room for a first mail, whatever else waits; one mo
   const reserve = (person: number) =>
     outbox.reserve({ person, organization: `of ${person}` }, `newcomer-${++last}@nimbus.example`)
   let taken = 0
-  for (let person = 0; person < MOST_OF_ONE; person++) while (reserve(person) !== undefined) taken++
-  t.ok(taken < MOST_OF_ONE * MOST_OF_ONE, 'what is left besides is full')
-  const firsts = Array.from({ length: MOST_SENDERS - MOST_OF_ONE }, (_, n) => reserve(MOST_OF_ONE + n))
+  for (let person = 0; person < MAX_OF_ONE; person++) while (reserve(person) !== undefined) taken++
+  t.ok(taken < MAX_OF_ONE * MAX_OF_ONE, 'what is left besides is full')
+  const firsts = Array.from({ length: MAX_SENDERS - MAX_OF_ONE }, (_, n) => reserve(MAX_OF_ONE + n))
   t.notOk(firsts.includes(undefined), 'a first one has room')
   lines.length = 0
-  t.notOk(reserve(MOST_SENDERS), 'of so many, and no more')
-  t.match(lines, [`A mail of the organization of ${MOST_SENDERS} is not sent: the mail queue is full`])
+  t.notOk(reserve(MAX_SENDERS), 'of so many, and no more')
+  t.match(lines, [`A mail of the organization of ${MAX_SENDERS} is not sent: the mail queue is full`])
   firsts[0]!.release()
-  t.ok(reserve(MOST_SENDERS), 'there is room again')
-  t.notOk(reserve(MOST_OF_ONE), 'for as many')
+  t.ok(reserve(MAX_SENDERS), 'there is room again')
+  t.notOk(reserve(MAX_OF_ONE), 'for as many')
   t.end()
 })
 
@@ -445,10 +445,10 @@ async function sender (on: TestApp, many: number) {
 t.test('an address is bounded by its mailbox, however its domain is spelled', async (t) => {
   const server = await startMailServer(t)
   const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
-  const { by } = await sender(on, MOST_TO_ADDRESS + 3)
+  const { by } = await sender(on, MAX_TO_ADDRESS + 3)
   const spellings = ['rosa@münchen.example', 'rosa@xn--mnchen-3ya.example', 'Rosa@XN--MNCHEN-3YA.example']
-  for (let i = 0; i < MOST_TO_ADDRESS; i++) t.match(await by[i]!.tells(spellings[i % 3]!), ON_ITS_WAY)
-  for (const [i, spelling] of spellings.entries()) isCutOff(t, await by[MOST_TO_ADDRESS + i]!.tells(spelling))
+  for (let i = 0; i < MAX_TO_ADDRESS; i++) t.match(await by[i]!.tells(spellings[i % 3]!), ON_ITS_WAY)
+  for (const [i, spelling] of spellings.entries()) isCutOff(t, await by[MAX_TO_ADDRESS + i]!.tells(spelling))
   t.match(await by[0]!.tells('iris@münchen.example'), ON_ITS_WAY, 'another address')
 })
 
@@ -458,7 +458,7 @@ t.test('no sender floods an address through many organizations, or keeps the mai
   const address = await on.app.listen({ host: '127.0.0.1', port: 0 })
   const email = 'Rosa.Quill@nimbus.example'
   const arrive = (many: number) => until(() => server.mails.length === many)
-  const most = MOST_TO_ADDRESS
+  const most = MAX_TO_ADDRESS
 
   const flood = await sender(on, most + 2)
   for (let i = 0; i < most; i++) {

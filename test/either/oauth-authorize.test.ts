@@ -2,7 +2,7 @@ import { createPasswordLink } from '../../src/repositories/people/users.ts'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
-import { LIFETIMES, MOST_GRANTS, STATE_LENGTH } from '../../schemas/oauth.ts'
+import { LIFETIMES, MAX_GRANTS, STATE_LENGTH } from '../../schemas/oauth.ts'
 import { isScopeOfProject, SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { hashToken } from '../../src/crypto/bearer.ts'
 import { createClient, createGrant } from '../../src/repositories/people/oauth.ts'
@@ -655,29 +655,29 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
   const lastEvents = async () => service.sql(`SELECT action, details FROM audit_events WHERE organization_id = '${o}'
     ORDER BY seq DESC LIMIT 2`)
 
-  await copies(MOST_GRANTS - 2)
+  await copies(MAX_GRANTS - 2)
   const one = await signedIn(person)
   await authorize(address, person, {}, one)
-  t.strictSame([await live(), await alive()], [MOST_GRANTS, [200, 200, 200]])
+  t.strictSame([await live(), await alive()], [MAX_GRANTS, [200, 200, 200]])
   await authorize(address, person, {}, one)
-  t.strictSame([await live(), await alive()], [MOST_GRANTS, [401, 401, 200]])
+  t.strictSame([await live(), await alive()], [MAX_GRANTS, [401, 401, 200]])
   const client = 'dotenv-cli'
   const ended = { client, grants: 1, grant_ids: String(oldest.grant), tokens: 1, token_ids: made.body.api_key.id }
   t.match(await lastEvents(), [{ action: 'oauth.grant' }, { action: 'oauth.revoke', details: ended }])
   const pages: Seen[] = []
   for (let i = 0; i < 10; i++) pages.push(await ask({}, one))
   await Promise.all(pages.map((page) => one.decide(page, 'allow')))
-  t.equal(await live(), MOST_GRANTS, 'of those who agree at once, each counts the ones before')
+  t.equal(await live(), MAX_GRANTS, 'of those who agree at once, each counts the ones before')
 
   // From before there was a limit.
   await service.sql(`DELETE FROM oauth_grants WHERE user_id = ${person.id} AND id > ${oldest.grant}
-    AND id <= ${oldest.grant} + ${MOST_GRANTS}`)
-  await copies(3 * MOST_GRANTS)
+    AND id <= ${oldest.grant} + ${MAX_GRANTS}`)
+  await copies(3 * MAX_GRANTS)
   const before = await live()
   await authorize(address, person, {}, one)
-  t.equal(await live(), MOST_GRANTS)
+  t.equal(await live(), MAX_GRANTS)
   const [, revoke] = await lastEvents() as { details: { grants: number, grant_ids: string } }[]
-  t.strictSame([revoke!.details.grants, revoke!.details.grant_ids.split(' ').length], [before + 1 - MOST_GRANTS, 50])
+  t.strictSame([revoke!.details.grants, revoke!.details.grant_ids.split(' ').length], [before + 1 - MAX_GRANTS, 50])
   t.same(
     await service.sql(`SELECT revoked_at FROM oauth_grants WHERE id = ${web}`), [{ revoked_at: null }],
     'another application keeps what it was granted'

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { MOST_OWNED } from '../../schemas/organizations.ts'
+import { MAX_OWNED } from '../../schemas/organizations.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { buildApp } from '../../src/app.ts'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
@@ -127,13 +127,13 @@ t.test('nobody owns more organizations than the limit, also when two are created
   await service.sql(`
     WITH made AS (
       INSERT INTO organizations (id, name, slug, storage_key)
-      SELECT '01' || lpad(n::text, 24, '0'), 'Many', 'many-' || n, '' FROM generate_series(1, ${MOST_OWNED - 1}) n
+      SELECT '01' || lpad(n::text, 24, '0'), 'Many', 'many-' || n, '' FROM generate_series(1, ${MAX_OWNED - 1}) n
       RETURNING id
     ) INSERT INTO members (organization_id, user_id, role) SELECT id, ${person.id}, 'owner' FROM made`)
   const answers = await Promise.all(['One', 'Other'].map((name) => person.call('POST', '/organizations', { name })))
   t.strictSame(answers.map(({ status }) => status).sort(), [201, 422])
   t.match(answers.find(({ status }) => status === 422)!.body, {
-    error: 'organization_limit_reached', details: { limit: MOST_OWNED }
+    error: 'organization_limit_reached', details: { limit: MAX_OWNED }
   })
   await service.sql("DELETE FROM organizations WHERE name = 'Many'")
   t.equal((await person.call('POST', '/organizations', { name: 'Again' })).status, 201)

@@ -152,7 +152,7 @@ export interface Watched {
 }
 
 // Further deviations would not help to find the cause.
-const MOST_OUTSIDE = 30
+const MAX_OUTSIDE = 30
 
 /**
  * A client that compares each response with the OpenAPI document and records all changes with their responses.
@@ -165,7 +165,7 @@ export function watched (
   const plain = client(addresses, caller)
   const outside = before?.outside ?? []
   const operations = before?.operations ?? []
-  const notice = (...wrong: string[]) => { outside.push(...wrong.slice(0, MOST_OUTSIDE - outside.length)) }
+  const notice = (...wrong: string[]) => { outside.push(...wrong.slice(0, MAX_OUTSIDE - outside.length)) }
   // A retry has the same request id and is the same operation.
   const known = new Map<string, Operation>()
   const noted = (operation: Operation) => {

@@ -3,7 +3,7 @@ import t from 'tap'
 import { parse } from 'dotenv'
 import { Parser, YAMLError } from 'yaml'
 import {
-  emptyEntries, MOST_LINES, MOST_NAMES, MOST_TOKENS, MOST_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
+  emptyEntries, MAX_LINES, MAX_NAMES, MAX_TOKENS, MAX_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
 } from '../../src/rules/documents.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
@@ -218,24 +218,24 @@ t.test('hostile documents of the largest size do not throw', async (t) => {
 t.test('how much of a document is taken apart is bounded, however it is written', async (t) => {
   const lines = (count: number, line: (i: number) => string) =>
     Array.from({ length: count }, (_, i) => line(i)).join('\n')
-  t.equal(Object.keys(readDocument('env', lines(MOST_NAMES, (i) => `K${i}=${i}`))!).length, MOST_NAMES)
-  t.equal(readDocument('env', lines(MOST_NAMES + 1, (i) => `K${i}=${i}`)), undefined)
-  t.equal(readDocument('env', lines(MOST_NAMES + 1, () => 'SAME=1')), undefined)
+  t.equal(Object.keys(readDocument('env', lines(MAX_NAMES, (i) => `K${i}=${i}`))!).length, MAX_NAMES)
+  t.equal(readDocument('env', lines(MAX_NAMES + 1, (i) => `K${i}=${i}`)), undefined)
+  t.equal(readDocument('env', lines(MAX_NAMES + 1, () => 'SAME=1')), undefined)
   for (const end of ['\n', '\r', '\r\n']) {
     for (const line of ['', '# x', ' ']) {
-      t.same(readDocument('env', (line + end).repeat(MOST_LINES)), {}, 'lines that say nothing')
-      t.equal(readDocument('env', (line + end).repeat(MOST_LINES + 1)), undefined, 'are counted too')
+      t.same(readDocument('env', (line + end).repeat(MAX_LINES)), {}, 'lines that say nothing')
+      t.equal(readDocument('env', (line + end).repeat(MAX_LINES + 1)), undefined, 'are counted too')
     }
   }
-  t.equal(readDocument('env', `A="${'\n'.repeat(MOST_LINES + 1)}"`), undefined, 'and those within a value')
+  t.equal(readDocument('env', `A="${'\n'.repeat(MAX_LINES + 1)}"`), undefined, 'and those within a value')
   const members = (count: number) => `{${Array.from({ length: count }, (_, i) => `"k${i}":1`).join()}}`
-  t.equal(Object.keys(readDocument('json', members(MOST_TOKENS / 4 - 1))!).length, MOST_TOKENS / 4 - 1)
+  t.equal(Object.keys(readDocument('json', members(MAX_TOKENS / 4 - 1))!).length, MAX_TOKENS / 4 - 1)
   const { parse } = JSON
   let parsed = 0
   JSON.parse = (...args) => { parsed++; return parse(...args) }
   t.teardown(() => { JSON.parse = parse })
-  t.equal(readDocument('json', members(MOST_TOKENS / 4 + 1)), undefined)
-  t.equal(readDocument('json', `{"a":[${'1,'.repeat(MOST_TOKENS / 2)}1]}`), undefined)
+  t.equal(readDocument('json', members(MAX_TOKENS / 4 + 1)), undefined)
+  t.equal(readDocument('json', `{"a":[${'1,'.repeat(MAX_TOKENS / 2)}1]}`), undefined)
   t.equal(parsed, 0, 'and what is too much is not parsed at all')
   t.ok(readDocument('json', `{"a":"${','.repeat(1_000_000)}"}`), 'what is in a value is not counted')
 })
@@ -254,7 +254,7 @@ t.test('yaml: no more tokens than are allowed, and no error after the first, wha
     '&', '&a', '!', '!b', '!!str', '!<x>', '*', '*a', "''", '""', '"', "'", '@', '`', '|', '>', '|2', '%', '#', '-', '?', ':', ',', '[', ']', '{', '}', 'a', 'a:',
     '---', '...', '\t', '\\q', '\\x0', '\u0000'
   ]
-  const LENGTH = 4 * MOST_YAML_TOKENS
+  const LENGTH = 4 * MAX_YAML_TOKENS
   const worst = { tokens: 0, errors: 0 }
   const read = (unit: string, before: string) => {
     tokens = errors = 0
@@ -268,11 +268,11 @@ t.test('yaml: no more tokens than are allowed, and no error after the first, wha
       read(`${word} ${words[(i + 7) % words.length]} `, before)
     }
   }
-  t.ok(worst.tokens > MOST_YAML_TOKENS / 2, 'the bound is met')
-  t.ok(worst.tokens <= MOST_YAML_TOKENS)
+  t.ok(worst.tokens > MAX_YAML_TOKENS / 2, 'the bound is met')
+  t.ok(worst.tokens <= MAX_YAML_TOKENS)
   t.ok(worst.errors <= 1, `${worst.errors} errors`)
   const members = (count: number) => Array.from({ length: count }, (_, i) => `k${i}: 1\n`).join('')
-  const most = Math.floor((MOST_YAML_TOKENS - 1) / 7)
+  const most = Math.floor((MAX_YAML_TOKENS - 1) / 7)
   t.equal(Object.keys(readDocument('yaml', members(most))!).length, most)
   t.equal(readDocument('yaml', members(most + 1)), undefined)
   t.ok(

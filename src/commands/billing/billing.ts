@@ -1,4 +1,4 @@
-import { COUPON_PATTERN, MOST_AMOUNT, type Interval } from '../../../schemas/billing.ts'
+import { COUPON_PATTERN, MAX_AMOUNT, type Interval } from '../../../schemas/billing.ts'
 import { manual } from '../../billing/provider.ts'
 import { addRefund, checkRefund, closeInvoiceByOperator, concernOf, settleRefundByOperator, type Note } from '../../billing/settlement.ts'
 import { readNow, transaction, type Database, type Db } from '../../db/database.ts'
@@ -25,7 +25,7 @@ export const coupon: Noun = {
       code: TEXT, percent: TEXT, amount: TEXT, currency: TEXT, 'valid-until': TEXT, redemptions: TEXT
     }, async (given, env) => {
       const percent_off = numberOf('--percent', given.percent, 100)
-      const amount_off = numberOf('--amount', given.amount, MOST_AMOUNT)
+      const amount_off = numberOf('--amount', given.amount, MAX_AMOUNT)
       if ((percent_off === null) === (amount_off === null)) {
         fail('coupon add needs --percent, or --amount with --currency')
       }
@@ -73,7 +73,7 @@ export const refund: Noun = {
   run: verbs('refund', {
     add: command({ charge: TEXT, amount: TEXT }, async ({ charge, amount: text }, env) => {
       if (!charge) fail('refund add needs --charge ID')
-      const amount = numberOf('--amount', text, MOST_AMOUNT) ?? undefined
+      const amount = numberOf('--amount', text, MAX_AMOUNT) ?? undefined
       return change(env, async (database) => `Refund ${await refundCharge(database, charge.toUpperCase(), amount)}`)
     }),
 
@@ -96,7 +96,7 @@ export const plan: Noun = {
       if (interval !== 'month' && interval !== 'year') fail('--interval must be month or year')
       const currency = currencyOf(given.currency)
       if (text === undefined) fail('plan price needs --amount N')
-      const amount = text === '0' ? null : numberOf('--amount', text, MOST_AMOUNT)
+      const amount = text === '0' ? null : numberOf('--amount', text, MAX_AMOUNT)
       return change(env, (database) => setPrice(database, { plan, interval, currency, amount }))
     })
   })

@@ -11,10 +11,8 @@ export const noun: Noun = {
     // Import on demand: this module imports the application, which the help text does not need.
     const { renderDocuments, renderSecurityPage } = await import('./openapi.ts')
     const documents = await renderDocuments()
-    if (stdout) await write(documents['openapi.yaml'])
-    else {
-      for (const [file, text] of Object.entries(documents)) writeFileSync(file, text)
-      writeFileSync('SECURITY.md', renderSecurityPage(readFileSync('SECURITY.md', 'utf8')))
-    }
+    if (stdout) return await write(documents['openapi.yaml'])
+    const page = renderSecurityPage(readFileSync('SECURITY.md', 'utf8'))
+    for (const [file, text] of Object.entries({ ...documents, 'SECURITY.md': page })) writeFileSync(file, text)
   })
 }

@@ -1,5 +1,5 @@
 import { eq, sql, type SQL } from 'drizzle-orm'
-import { MOST_OWNED } from '../../../schemas/organizations.ts'
+import { MAX_OWNED } from '../../../schemas/organizations.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
 import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
@@ -9,7 +9,7 @@ import { preparedSql } from '../postgres/prepared.ts'
 import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
 
 /** Maximum memberships of a person, and maximum organizations that a person owns. */
-export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MOST_OWNED } as const
+export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MAX_OWNED } as const
 
 /** The number of memberships and of owned organizations, including deleted ones while their slugs are reserved. */
 export interface Memberships { joined: number, owned: number }

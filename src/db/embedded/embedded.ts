@@ -230,15 +230,21 @@ function heard (
   worker: Worker, property: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
 ) {
   return new Promise<Answer>((resolve, reject) => {
-    const settle = (answer: Answer | Error) => {
-      worker.off('message', message).off('error', settle).off('exit', exit)
-      if (answer instanceof Error) reject(answer)
-      else resolve(answer)
+    const end = () => worker.off('message', message).off('error', fail).off('exit', exit)
+    const done = (answer: Answer) => {
+      end()
+      resolve(answer)
     }
-    const message = (answer: Answer) => { if (property !== 'exit' && answer[property] !== undefined) settle(answer) }
-    const exit = (code: number) => settle(property === 'exit' && code === 0 ? {} : new Error('its worker thread has ended'))
-    giveUp(reason => settle(new Error(reason)))
-    worker.on('message', message).on('error', settle).on('exit', exit)
+    // PGlite also throws values that are not instances of Error.
+    const fail = (error: unknown) => {
+      end()
+      reject(error)
+    }
+    const message = (answer: Answer) => { if (property !== 'exit' && answer[property] !== undefined) done(answer) }
+    const exit = (code: number) =>
+      property === 'exit' && code === 0 ? done({}) : fail(new Error('its worker thread has ended'))
+    giveUp(reason => fail(new Error(reason)))
+    worker.on('message', message).on('error', fail).on('exit', exit)
   })
 }
 

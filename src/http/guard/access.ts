@@ -16,7 +16,7 @@ import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
 import { principalOf } from '../routes/actor.ts'
 import { addressKey } from '../routes/addresses.ts'
-import { expectNothing, locateAhead, namesLevel } from './level-lookup.ts'
+import { expectNothing, prefetchLevel, namesLevel } from './level-lookup.ts'
 import type { Counters } from '../limits/counters.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
@@ -135,7 +135,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   const caller = await unlessTooMany(authenticate(app, request, params.organization, lookUp, (credential) => {
     // No prefetch for callers that exceeded a limit.
     if (lookUp !== undefined) return
-    locateAhead(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
+    prefetchLevel(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
   }))
   if (caller === undefined) {
     expectNothing(request)

@@ -87,7 +87,7 @@ const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
  * organization of the last successful look-up with this credential and path, so unknown or rejected credentials cause
  * no prefetch. The result is used only after the caller is authorized for the same organization.
  */
-export function locateAhead (
+export function prefetchLevel (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
 ) {
   const { at } = request.routeOptions.config

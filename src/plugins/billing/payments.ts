@@ -5,7 +5,7 @@ import {
   PaymentMethod, PaymentMethodParams, RedeemCouponBody, Refund
 } from '../../../schemas/billing.ts'
 import { ListQuery, NoContent } from '../../../schemas/shapes.ts'
-import { holdAccount, issueInvoice } from '../../billing/invoicing.ts'
+import { lockAccount, issueInvoice } from '../../billing/invoicing.ts'
 import { giveBack } from '../../billing/settlement.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { principalOf } from '../../http/routes/actor.ts'
@@ -36,7 +36,7 @@ export const payments: Domain = async (app) => {
     work: (db: Db, organizationId: string, account: Account) => Promise<Change>
   ) {
     const { id } = principalOf(request).organization
-    return changeOnce(app, request, reply, async (db) => work(db, id, (await holdAccount(db, id)).account))
+    return changeOnce(app, request, reply, async (db) => work(db, id, (await lockAccount(db, id)).account))
   }
 
   app.get(METHODS, {

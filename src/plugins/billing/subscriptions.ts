@@ -2,7 +2,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import {
   CreateSubscriptionBody, EmptyBody, Subscription, UpdateSubscriptionBody, type SubscriptionAttributes
 } from '../../../schemas/billing.ts'
-import { holdAccount, holdSubscription } from '../../billing/invoicing.ts'
+import { lockAccount, lockSubscription } from '../../billing/invoicing.ts'
 import { beginSubscription, changeSubscription, closePeriods } from '../../billing/subscriptions.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { principalOf } from '../../http/routes/actor.ts'
@@ -43,7 +43,7 @@ export const subscriptions: Domain = async (app) => {
 
   const setEnding = (request: FastifyRequest, reply: FastifyReply, cancel_at_period_end: boolean) =>
     change(request, reply, `subscription.${cancel_at_period_end ? 'cancel' : 'resume'}`, async (db, id) => {
-      const { account } = await holdSubscription(db, id)
+      const { account } = await lockSubscription(db, id)
       return { row: await updateSubscription(db, id, { cancel_at_period_end }), account }
     })
 
@@ -78,7 +78,7 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { plan: name, interval = 'month', currency = 'EUR', billing_details = {} } = request.body
       const answer = await change(request, reply, 'subscription.create', async (db, id) => {
-        await holdAccount(db, id)
+        await lockAccount(db, id)
         if (await findSubscription(db, id) !== undefined) fail('subscription_exists')
         const offer = await findOffer(db, name, interval, currency) ?? fail('plan_not_offered')
         const account = await updateDetails(db, id, billing_details)
@@ -108,7 +108,7 @@ export const subscriptions: Domain = async (app) => {
     handler: async (request, reply) => {
       const { billing_details = {} } = request.body
       const answer = await change(request, reply, 'subscription.update', async (db, id) => {
-        const { subscription } = await holdSubscription(db, id)
+        const { subscription } = await lockSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
         // No charge if neither the plan nor the interval changes.

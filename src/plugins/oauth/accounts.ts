@@ -2,6 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { hashToken } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
+import { OrganizationInactive } from '../../db/callers/caller.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { EndedTokens } from '../../db/callers/grants.ts'
 import { personOf } from '../../http/routes/actor.ts'
@@ -45,10 +46,11 @@ const WRONG = 'Wrong e-mail address or password.'
 const AGAIN = 'The sign-in has expired, or there were too many wrong codes. Sign in again.'
 const LAST_OWNER = 'You are the last owner of this organization. Make another member an owner first.'
 
-const REFUSALS: Record<Refusal, string> = {
+const REFUSALS: Record<Refusal | 'organization_inactive', string> = {
   gone: 'This invitation is no longer valid. Ask for a new one.',
   memberships_full: 'You have reached the limit of organizations. Leave an organization, then accept the invitation.',
   organization_full: 'The organization has no free seat. Ask the person who invited you to free a seat.',
+  organization_inactive: 'The organization is not active. Accept the invitation when the organization is active again.',
   tokens_left: 'Your earlier API tokens of this organization are still being deleted. Try again in a moment.'
 }
 
@@ -344,7 +346,10 @@ async function join (
   db: Db, request: FastifyRequest, person: Invitee, { organization_id, id }: { organization_id: string, id: string }
 ): Promise<Problem | undefined> {
   const accepted = await acceptInvitation(db, organization_id, id, person, () =>
-    personOf(request, organization_id, person))
+    personOf(request, organization_id, person)).catch((error: unknown) => {
+    if (error instanceof OrganizationInactive) return 'organization_inactive' as const
+    throw error
+  })
   if (typeof accepted === 'string') return { problem: REFUSALS[accepted], status: 422 }
   await recordForPersonAlone(db, request, person, 'member.join', await nameOfOrganization(db, organization_id))
   return undefined

@@ -1,5 +1,5 @@
 import { and, desc, eq, gte, isNull, lt, sql, type SQL } from 'drizzle-orm'
-import { MOST_COUNTED, type AuditQuery } from '../../../schemas/audit.ts'
+import { MAX_COUNTED, type AuditQuery } from '../../../schemas/audit.ts'
 import { EVENTS } from '../../../schemas/events.ts'
 import { isKeyOf, type Db } from '../../db/database.ts'
 import { audit_events, organization_counters } from '../../db/tables.ts'
@@ -23,7 +23,7 @@ const newest = [desc(occurred_at), desc(seq)]
 
 /**
  * A page of an organization's events, newest first: sorted by number, or with a filter by time. Without a filter, the
- * page is computed from the numbers, which have no gaps. With a filter, `total` is at most `MOST_COUNTED`.
+ * page is computed from the numbers, which have no gaps. With a filter, `total` is at most `MAX_COUNTED`.
  *
  * @param before lists only events that are older than the event with this number
  */
@@ -49,7 +49,7 @@ async function listSome (
   db: Db, organizationId: string, filter: EventFilter, before: number | undefined, page: PageRequest
 ) {
   const found = matching(organizationId, filter, before)
-  const total = await db.$count(sql`(${found({ limit: MOST_COUNTED })}) AS counted`)
+  const total = await db.$count(sql`(${found({ limit: MAX_COUNTED })}) AS counted`)
   const offset = offsetOf(page)
   if (offset >= total) return { rows: [], total }
   const rows = await db.select(columns).from(audit_events)

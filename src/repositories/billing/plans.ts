@@ -5,7 +5,7 @@ import { openChange } from '../../db/changes/chain.ts'
 import { lookUp, preparedSql, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { numberOf } from '../../db/rows/query.ts'
-import { invitations, members, organization_counters, plan_prices, plans, projects } from '../../db/tables.ts'
+import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
 
 const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
   SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
@@ -82,9 +82,8 @@ export async function findOffer (
 
 /** Changes the plan of an organization; its limits apply from the commit on. The caller has locked the organization. */
 export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
-  await db.execute(sql`
-    WITH counter AS (UPDATE organization_counters SET plan = ${plan} WHERE organization_id = ${organizationId})
-    UPDATE organizations SET updated_at = now() WHERE id = ${organizationId}`)
+  await db.update(organization_counters).set({ plan }).where(eq(organization_counters.organization_id, organizationId))
+  await db.update(organizations).set({ updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
 }
 
 /** Sets or deletes the price of a plan; false when there is no such plan or price. */

@@ -11,9 +11,9 @@ type Backlog = Record<'late_events' | 'late_seconds' | 'reencryptions' | 'versio
   'histories' | 'tokens', number> & Record<'backup_seconds' | 'backup_bytes', number | null>
 
 /** Maximum rows to count for each kind. A larger backlog is reported as this number. */
-export const MOST_COUNTED = 10_000
+export const MAX_COUNTED = 10_000
 
-const counted = sql`LIMIT ${sql.raw(String(MOST_COUNTED))}`
+const counted = sql`LIMIT ${sql.raw(String(MAX_COUNTED))}`
 const countOf = (from: SQL) => sql`(SELECT count(*)::int FROM (SELECT FROM ${from} ${counted}) counted)`
 
 export async function readBacklog (db: Db): Promise<Backlog> {

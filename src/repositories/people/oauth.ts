@@ -1,7 +1,7 @@
 import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
 import type { PgSelect } from 'drizzle-orm/pg-core'
 import type { Ability, Scope } from '../../../schemas/scopes.ts'
-import { LIFETIMES, MOST_GRANTS } from '../../../schemas/oauth.ts'
+import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
@@ -125,7 +125,7 @@ export async function revokeExcessGrants (
   // There may be many grants from before the limit existed.
   const oldest = await db.select({ id }).from(oauth_grants)
     .where(and(matching(oauth_grants, { user_id, client_id }), isActiveGrant))
-    .orderBy(desc(id)).offset(MOST_GRANTS - 1).limit(PIECE)
+    .orderBy(desc(id)).offset(MAX_GRANTS - 1).limit(PIECE)
   if (oldest.length === 0) return { revoked: [], ended: [] }
   const { grants, ended } = await revokeGrants(db, isOneOf(id, oldest.map((grant) => grant.id)))
   return { revoked: grants.map((grant) => grant.id), ended }

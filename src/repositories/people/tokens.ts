@@ -122,7 +122,10 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
     .orderBy(desc(api_tokens.id)).limit(limit).offset(offset)
   const held = heldPage(rows, page)
   const genuine = held.rows.filter(({ token }) => isAuthentic(db, 'api_tokens', token))
-  return { ...held, rows: genuine.map(({ token, organization }) => ({ ...token, organization })) }
+  return {
+    ...held,
+    rows: genuine.map(({ token: { token_hash: _, mac: __, ...shown }, organization }) => ({ ...shown, organization }))
+  }
 }
 
 /** Locks a person's token, because a rotation by another person changes its owner. Returns the organization. */

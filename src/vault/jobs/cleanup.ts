@@ -105,19 +105,19 @@ interface Place { step: number, at: Removal }
  * join again after their deletion.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
-  const inPieces = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
+  const inBatches = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>
     async (organization) => await take(db, organization, PIECE) === PIECE ? START : undefined
 
   const versions: Step = (organization, place) => deleteRemovedVersions(db, organization, place, PIECE)
-  const histories = inPieces(deleteEmptyHistories)
+  const histories = inBatches(deleteEmptyHistories)
 
   const kinds: Kind[] = [
     {
       // A deleted organization is already inaccessible. Its audit events stay.
       list: listRemovedOrganizations,
       steps: [
-        inPieces(deleteSecretsOfRemoved), versions, histories,
-        ...LEFT_BEHIND.map((table) => inPieces((db, organization, limit) =>
+        inBatches(deleteSecretsOfRemoved), versions, histories,
+        ...LEFT_BEHIND.map((table) => inBatches((db, organization, limit) =>
           deleteLeftBehind(db, table, organization, limit)))
       ],
       async end (organization) {
@@ -129,15 +129,15 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
       steps: [versions, histories],
       async end (organization) { log.info({ organization }, 'purged and deleted versions removed') }
     },
-    { list: listOwnersOfOldAnswers, steps: [inPieces(deleteOldAnswers)] },
+    { list: listOwnersOfOldAnswers, steps: [inBatches(deleteOldAnswers)] },
     {
       list: listExpiredInvitations,
-      steps: [inPieces((db, organization) => transaction(db, async (db) => {
+      steps: [inBatches((db, organization) => transaction(db, async (db) => {
         await lockPlan(db, organization)
         return expireInvitations(db, organization)
       }, { organization_id: organization }))]
     },
-    { list: listOverTokens, steps: [inPieces(deleteOverTokens)] }
+    { list: listOverTokens, steps: [inBatches(deleteOverTokens)] }
   ]
 
   async function removeTokens (removal: TokenRemoval): Promise<number> {

@@ -1,5 +1,6 @@
 import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../../db/database.ts'
+import { counterOf, requireOpen } from '../../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
 import { lockMemberships, reachedLimit } from '../../db/callers/memberships.ts'
 import { eventOf, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
@@ -25,7 +26,10 @@ export interface Invitee { id: number, name: string, email: string }
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
-/** Makes the invited person a member. `actorOf` returns the person as an actor with the given role. */
+/**
+ * Makes the invited person a member. `actorOf` returns the person as an actor with the given role. Throws
+ * OrganizationInactive.
+ */
 export async function acceptInvitation (
   db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
 ): Promise<{ role: Role } | Refusal> {
@@ -33,6 +37,7 @@ export async function acceptInvitation (
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (plan === undefined || invitation === undefined) return 'gone'
+  requireOpen(counterOf(db))
   const member = await findMember(db, organizationId, person.id)
   const role = member?.role ?? invitation.role
   if (member === undefined) {

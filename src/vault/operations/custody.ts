@@ -13,7 +13,7 @@ import { openCurrent } from '../documents/documents.ts'
 import {
   clientKeyColumns, dataKeyOf, keyCheckOf, keyStringOf, saltOf, serverKeyColumns, storageKeyOf, type ProofTriple
 } from '../keys/keys.ts'
-import { inPieces } from './rotate.ts'
+import { inBatches } from './rotate.ts'
 
 // The client has chosen the iterations, so an organization derives one key at a time: it cannot occupy all derivations.
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
@@ -75,7 +75,7 @@ export async function handToServer (
     revealed: false,
     make: async (db, project) => {
       const storageKey = storageKeyOf(keyring, organization)
-      await inPieces(await lockDocuments(db, project), async (ids) => {
+      await inBatches(await lockDocuments(db, project), async (ids) => {
         for (const document of await findDocuments(db, organization.id, ids)) {
           const blob = openCurrent(storageKey, { organization_id: organization.id, project }, document)
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')

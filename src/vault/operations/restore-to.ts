@@ -17,7 +17,7 @@ import { acceptRestored } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
-import { inPieces, recordDocuments } from './rotate.ts'
+import { inBatches, recordDocuments } from './rotate.ts'
 
 type Vault = Parameters<typeof acceptRestored>[0] & { longTransactions: Db }
 
@@ -91,7 +91,7 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   const restored: Restored[] = []
   let growth = 0
   const sizes = levels.map(({ id, size_bytes, version_bytes }) => ({ id, size_bytes: size_bytes + version_bytes! }))
-  await inPieces(sizes, async (ids) => {
+  await inBatches(sizes, async (ids) => {
     const began = performance.now()
     const found = await findSecrets(db, organization.id, ids)
     const versions = await findVersionsTogether(db, found.map(({ id }) =>

@@ -66,6 +66,7 @@ export async function rotate (
     // Each document is stored twice: as the current document, replacing the former one, and as a version.
     const expected = found.reduce((sum, { id, size_bytes }) =>
       sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
+    // Early, by the plan at authentication. The counter's plan decides below.
     requireBytes(organization.plan, await findStoredBytes(db, organization.id), expected)
     await rotation.beforeEffect()
     const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
@@ -77,7 +78,7 @@ export async function rotate (
 
     // Growth of the stored bytes, by documents and versions.
     let growth = 0
-    await inPieces(documents, async (ids) => {
+    await inBatches(documents, async (ids) => {
       const began = performance.now()
       const current = await findDocuments(db, organization.id, ids)
       // A batch is read, re-encrypted and written in separate turns of the event loop.
@@ -147,7 +148,7 @@ export async function changeKey<T> (
 }
 
 /** Calls `work` with the ids of each batch of documents. */
-export async function inPieces (
+export async function inBatches (
   documents: readonly { id: string, size_bytes: number }[], work: (ids: string[]) => Promise<void>
 ): Promise<void> {
   let piece: string[] = []
@@ -175,7 +176,7 @@ export async function recordDocuments (
 ): Promise<void> {
   const { organization_id } = project
   let next = first_version
-  await inPieces(documents, async (ids) => {
+  await inBatches(documents, async (ids) => {
     const found = await findDocuments(db, organization_id, ids)
     await rest()
     const versions = found.map((document) => {
