@@ -8,7 +8,7 @@ import {
 import { ListQuery } from '../../schemas/shapes.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { afterCommit, type Withheld } from '../http/repeats/idempotency.ts'
+import { afterCommit, type RedactedReplay } from '../http/repeats/idempotency.ts'
 import { readKeyCheck, warnOfIterations } from '../http/limits/key-checks.ts'
 import { inTurns, takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { levelOf, locate } from '../http/guard/level-lookup.ts'
@@ -29,7 +29,7 @@ import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
 // The response stored for repeats has no key string, so that no copy outlives the key. A repeated request looks up the
 // project again and reads the key string of its active key: `levelOf` may be older than the first request's commit.
-const KEY_STRING: Withheld = {
+const KEY_STRING: RedactedReplay = {
   keep: (answer: Rotated) => withKey(answer, ''),
   give: async (app, request, answer: Rotated) => {
     const { id, attributes } = answer.data.key
@@ -48,7 +48,7 @@ const withKey = ({ data: { key }, ...answer }: Rotated, keyString: string): Rota
 
 export const encryptionKeys: Domain = async (app) => {
   app.get('/:organization/:project/encryption-key', {
-    config: { access: 'key:retrieve', at: 'project', brings: 'key', audit: 'key.retrieve' },
+    config: { access: 'key:retrieve', at: 'project', include: 'key', audit: 'key.retrieve' },
     schema: {
       operationId: 'getEncryptionKey',
       summary: 'Get the active key, which can decrypt every document of the project',
@@ -89,9 +89,9 @@ export const encryptionKeys: Domain = async (app) => {
     config: {
       access: 'key:rotate',
       at: 'project',
-      brings: 'key',
+      include: 'key',
       limitOfEffect: 'key_rotation',
-      withheld: KEY_STRING,
+      redactedReplay: KEY_STRING,
       audit: ['key.rotate', 'key.retrieve'],
       errors: ['client_managed_key', 'rotation_in_progress', 'plan_limit_reached']
     },
@@ -223,7 +223,7 @@ const clientRotation: Domain = async (app) => {
       // The rotation replaces every document of the project.
       access: ['key:rotate', 'secret:write'],
       at: 'project',
-      brings: 'key',
+      include: 'key',
       limitOfEffect: 'client_key_rotation',
       audit: 'key.rotate',
       errors: [

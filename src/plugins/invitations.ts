@@ -49,7 +49,7 @@ export const invitations: Domain = async (app) => {
       access: 'member:create',
       at: 'organization',
       limitOfEffect: 'memberships',
-      tagged: true,
+      etag: true,
       judge: (request) => validateInvitation(principalOf(request), request.body as Static<typeof InviteMemberBody>),
       audit: 'invitation.create',
       errors: ['role_not_held', 'already_member', 'limit_reached', 'plan_limit_reached']
@@ -100,7 +100,7 @@ export const invitations: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/invitations/:invitation', {
-    config: { access: 'member:read', at: 'organization', tagged: true },
+    config: { access: 'member:read', at: 'organization', etag: true },
     schema: {
       operationId: 'getInvitation',
       summary: 'Get an open invitation',
@@ -118,7 +118,7 @@ export const invitations: Domain = async (app) => {
       access: 'member:create',
       at: 'organization',
       limitOfEffect: 'memberships',
-      tagged: true,
+      etag: true,
       audit: 'invitation.send',
       errors: ['role_not_held']
     },

@@ -43,7 +43,7 @@ export const members: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/members/:member', {
-    config: { access: 'member:read', at: 'organization', tagged: true },
+    config: { access: 'member:read', at: 'organization', etag: true },
     schema: {
       operationId: 'getMember',
       summary: 'Get a member',
@@ -61,7 +61,7 @@ export const members: Domain = async (app) => {
       access: 'member:update',
       at: 'organization',
       limitOfEffect: 'memberships',
-      tagged: true,
+      etag: true,
       changes: findItem,
       audit: 'member.update',
       errors: ['role_not_held', 'last_owner', 'memberships_full']

@@ -24,7 +24,7 @@ import { foundOrganization } from '../vault/organizations.ts'
 
 export const organizations: Domain = async (app) => {
   app.get('/organizations/:organization', {
-    config: { access: 'organization:read', whenInactive: true, tagged: true },
+    config: { access: 'organization:read', whenInactive: true, etag: true },
     schema: {
       operationId: 'getOrganization',
       summary: 'Get an organization',
@@ -54,7 +54,7 @@ export const organizations: Domain = async (app) => {
   app.post('/organizations', {
     config: {
       access: 'organization:create',
-      tagged: true,
+      etag: true,
       audit: 'organization.create',
       errors: ['user_required', 'slug_taken', 'organization_limit_reached']
     },
@@ -92,7 +92,7 @@ export const organizations: Domain = async (app) => {
       access: 'organization:update',
       at: 'organization',
       put: true,
-      tagged: true,
+      etag: true,
       changes: lockItem,
       audit: 'organization.update',
       errors: ['slug_taken', 'limit_reached']
@@ -153,7 +153,7 @@ export const organizations: Domain = async (app) => {
   })
 
   app.get('/organization', {
-    config: { access: 'authenticated', whenInactive: true, tagged: true, errors: ['organization_required'] },
+    config: { access: 'authenticated', whenInactive: true, etag: true, errors: ['organization_required'] },
     schema: {
       operationId: 'getOwnOrganization',
       summary: 'Get the organization of the API token',

@@ -60,7 +60,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
   })
 
   app.get(path, {
-    config: { access: `${kind}:read`, at: kind, tagged: true, hasLongPath: true },
+    config: { access: `${kind}:read`, at: kind, etag: true, hasLongPath: true },
     schema: {
       operationId: `get${Kind}`,
       summary: `Get ${a}`,
@@ -74,7 +74,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
 
   app.post(listPath, {
     config: {
-      access: `${kind}:create`, at: parent, tagged: true, audit: `${kind}.create`, errors: ['slug_taken']
+      access: `${kind}:create`, at: parent, etag: true, audit: `${kind}.create`, errors: ['slug_taken']
     },
     schema: {
       operationId: `create${Kind}`,
@@ -111,7 +111,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
       access: `${kind}:update`,
       at: kind,
       put: true,
-      tagged: true,
+      etag: true,
       changes: findItem,
       audit: `${kind}.update`,
       errors: ['slug_taken']

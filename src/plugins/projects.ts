@@ -38,7 +38,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
 
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
-    config: { access: 'project:read', boundsItself: true, hasLongPath: true },
+    config: { access: 'project:read', filtersInHandler: true, hasLongPath: true },
     schema: {
       operationId: 'listProjects',
       summary: 'List projects',
@@ -61,7 +61,7 @@ export const projects: Domain = async (app) => {
   })
 
   app.get('/:organization/:project', {
-    config: { access: 'project:read', at: 'project', tagged: true, hasLongPath: true },
+    config: { access: 'project:read', at: 'project', etag: true, hasLongPath: true },
     schema: {
       operationId: 'getProject',
       summary: 'Get a project',
@@ -78,7 +78,7 @@ export const projects: Domain = async (app) => {
       access: 'project:create',
       // A new project is outside of the restrictions of every token.
       at: 'organization',
-      tagged: true,
+      etag: true,
       audit: 'project.create',
       errors: ['slug_taken', 'plan_limit_reached']
     },
@@ -126,9 +126,9 @@ export const projects: Domain = async (app) => {
     config: {
       access: 'project:update',
       at: 'project',
-      brings: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
+      include: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
       put: true,
-      tagged: true,
+      etag: true,
       changes: findItem,
       // Changing the custody of a key requires the same scope as rotating the key.
       mayNeed: ['key:rotate'],

@@ -19,7 +19,7 @@ import { waitFor } from '../http/routes/request-deadline.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
 import {
-  activeKeyOf, ownSecret, placeOf, type Brings, type LevelState, type SecretRow
+  activeKeyOf, ownSecret, placeOf, type Include, type LevelState, type SecretRow
 } from '../repositories/levels/levels.ts'
 import { findDocumentsAt } from '../repositories/secrets/point-in-time.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
@@ -60,7 +60,7 @@ export const secrets: Domain = async (app) => {
         judge: (request) => validateCombinations(readingOfQuery(request)),
         at: level,
         // Also called before the query is validated, when `decrypt` is a string.
-        brings: (request) => {
+        include: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
           return at === undefined ? includedForRead(request, String(decrypt) === 'true') : 'place'
         },
@@ -99,7 +99,7 @@ export const secrets: Domain = async (app) => {
         }
       },
       at: ({ body }) => namesOf(body as RetrieveBody),
-      brings: (request) => {
+      include: (request) => {
         const { action = 'read' } = request.body as RetrieveBody
         return action === 'key:retrieve' ? 'key' : includedForRead(request, action === 'decrypt')
       },
@@ -152,7 +152,7 @@ export const secrets: Domain = async (app) => {
       const { content = '', plaintext = '' } = request.body
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
-        target: { names: namesIn(request), brings: 'storable' },
+        target: { names: namesIn(request), include: 'storable' },
         bytes: content.length + plaintext.length,
         decide (found) {
           const state = requireLevel(request, found)
@@ -185,7 +185,7 @@ export const secrets: Domain = async (app) => {
       access: 'secret:write',
       mayNeed: ['secret:purge'],
       at: ({ body }) => namesOf(body as DeleteBody),
-      brings: 'revisions',
+      include: 'revisions',
       audit: 'secret.delete',
       errors: ['confirmation_required', 'precondition_failed']
     },
@@ -213,7 +213,7 @@ export const secrets: Domain = async (app) => {
     const storageKey = storageKeyOf(app.keyring, organization)
     await writeLevel(app.db, organization, actorOf(request), {
       storageKey,
-      target: { names: namesIn(request), brings: 'readable' },
+      target: { names: namesIn(request), include: 'readable' },
       bytes: ownSecret(levelOf(request))?.size_bytes ?? 0,
       decide (found) {
         const state = requireLevel(request, found)
@@ -322,10 +322,10 @@ export const secrets: Domain = async (app) => {
 const isConditional = ({ method, headers }: FastifyRequest) =>
   method !== 'POST' && headers['if-none-match'] !== undefined
 
-const includedContents = (decrypt: boolean): Brings => decrypt ? 'readable' : 'documents'
+const includedContents = (decrypt: boolean): Include => decrypt ? 'readable' : 'documents'
 
 // A conditional request loads the contents of documents only if its ETag differs.
-const includedForRead = (request: FastifyRequest, decrypt: boolean): Brings =>
+const includedForRead = (request: FastifyRequest, decrypt: boolean): Include =>
   isConditional(request) ? 'revisions' : includedContents(decrypt)
 
 function isStored (secret: SecretRow | undefined): secret is SecretRow & { sealed: Buffer } {

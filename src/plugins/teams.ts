@@ -46,7 +46,7 @@ export const teams: Domain = async (app) => {
   })
 
   app.get('/organizations/:organization/teams/:team', {
-    config: { access: 'team:read', at: 'organization', tagged: true },
+    config: { access: 'team:read', at: 'organization', etag: true },
     schema: {
       operationId: 'getTeam',
       summary: 'Get a team with its members and its roles in projects',
@@ -128,7 +128,7 @@ export const teams: Domain = async (app) => {
     config: {
       ...CHANGE,
       at: 'organization',
-      tagged: true,
+      etag: true,
       audit: 'team-member.create',
       errors: ['role_not_held', 'limit_reached']
     },
@@ -183,7 +183,7 @@ export const teams: Domain = async (app) => {
       ...CHANGE,
       at: 'project',
       whole: true,
-      tagged: true,
+      etag: true,
       audit: 'team-project.update',
       errors: ['role_not_held', 'limit_reached']
     },

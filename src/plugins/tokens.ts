@@ -9,7 +9,7 @@ import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
-import type { Withheld } from '../http/repeats/idempotency.ts'
+import type { RedactedReplay } from '../http/repeats/idempotency.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
@@ -24,7 +24,7 @@ import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 
 // The value of a token is never stored, not even for repeated requests. A client that lost it rotates the token.
-const VALUE: Withheld = {
+const VALUE: RedactedReplay = {
   keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
   give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
 }
@@ -50,7 +50,7 @@ export const tokens: Domain = async (app) => {
     config: {
       access: 'api-token:create',
       goSdk: 'tokenInObject',
-      withheld: VALUE,
+      redactedReplay: VALUE,
       audit: 'api-token.create',
       errors: ['limit_reached', 'integrity_error']
     },
@@ -147,7 +147,7 @@ export const tokens: Domain = async (app) => {
   app.post('/organizations/:organization/api-keys/:id/rotate', {
     config: {
       access: ['api-token:create', 'api-token:delete'],
-      withheld: VALUE,
+      redactedReplay: VALUE,
       audit: 'api-token.rotate',
       errors: ['limit_reached', 'integrity_error']
     },

@@ -50,7 +50,7 @@ export const versions: Domain = async (app) => {
       repeatable: false,
       judge: ({ body }) => validateLevel(body as LevelOfHistory),
       at: ({ body }) => namesOf(body as LevelOfHistory),
-      brings: 'revisions',
+      include: 'revisions',
       audit: 'none'
     },
     schema: {
@@ -81,7 +81,7 @@ export const versions: Domain = async (app) => {
   app.get('/:organization/secrets/versions/:version', {
     config: {
       access: 'secret:history',
-      finds: findKeptContent,
+      preload: findKeptContent,
       audit: 'version.read',
       errors: ['version_locked', 'integrity_error']
     },
@@ -109,7 +109,7 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/:version/restore', {
-    config: { access: 'secret:restore', finds: findKeptVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
+    config: { access: 'secret:restore', preload: findKeptVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
     schema: {
       operationId: 'restoreVersion',
       summary: 'Restore a version: its content becomes the current document, as a new version',
@@ -148,7 +148,7 @@ export const versions: Domain = async (app) => {
   app.delete('/:organization/secrets/versions/:version', {
     config: {
       access: 'secret:purge',
-      finds: findOwnVersion,
+      preload: findOwnVersion,
       audit: 'version.delete',
       errors: ['version_protected', 'integrity_error']
     },
@@ -187,7 +187,7 @@ export const versions: Domain = async (app) => {
       goSdk: 'levelBySlugs',
       judge: ({ body }) => validateScope(body as PurgeBody),
       at: ({ body }) => namesOf(body as PurgeBody),
-      brings: 'revisions',
+      include: 'revisions',
       audit: 'version.purge',
       errors: ['confirmation_required']
     },

@@ -160,8 +160,8 @@ t.test('a route that gives its first answer again, and bounds itself in its hand
   })
   t.teardown(() => app.close())
   const route = (more: object) =>
-    app.post('/x', { config: { access: 'secret:write', boundsItself: true, audit: 'none', ...more } }, async () => 'x')
-  t.throws(() => route({}), /cannot be repeatable and declare config\.boundsItself/)
+    app.post('/x', { config: { access: 'secret:write', filtersInHandler: true, audit: 'none', ...more } }, async () => 'x')
+  t.throws(() => route({}), /cannot be repeatable and declare config\.filtersInHandler/)
   t.doesNotThrow(() => route({ repeatable: false }))
 })
 

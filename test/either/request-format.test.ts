@@ -14,7 +14,7 @@ const listen = (message: unknown) =>
   (message as { fastify: FastifyInstance }).fastify.addHook('onRoute', ({ method, url, config }: RouteOptions) => {
     for (const one of [method].flat()) {
       const path = url.replaceAll(/:(\w+)/g, '{$1}').replace('*', '{any}')
-      routes.push({ method: one, path, isPage: config?.speaks === 'html' })
+      routes.push({ method: one, path, isPage: config?.responseFormat === 'html' })
     }
   })
 subscribe('fastify.initialization', listen)

@@ -13,7 +13,7 @@ const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8"
 export function installBodyParser (app: FastifyInstance) {
   const known = new WeakMap<object, Bounds>()
   app.addHook('onRoute', ({ schema, config }) => {
-    if (schema?.body !== undefined && config?.speaks === undefined) {
+    if (schema?.body !== undefined && config?.responseFormat === undefined) {
       known.set(schema.body as object, boundsOf(schema.body as TSchema))
     }
   })

@@ -171,8 +171,8 @@ const isGood = (status: string) => Number(status) < 400
 // are only listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
-    const isTagged = operation['x-tagged'] === true || WITH_ETAG.test(operation.operationId ?? '')
-    delete operation['x-tagged']
+    const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
+    delete operation['x-etag']
     const limits = '429' in operation.responses ? LIMITS : []
     for (const [status, response] of Object.entries(operation.responses)) {
       const names: (keyof typeof HEADERS)[] = isGood(status) || status === '429' ? ['X-Request-Id', ...limits] : []

@@ -57,7 +57,7 @@ export function documentAccess (route: RouteOptions): void {
     ...(extra.length > 0 &&
       { description: `Depending on the request, also needs ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
     security: access === 'public' ? [] : alternatives.flatMap(securityOf),
-    response: route.config?.speaks === undefined ? { ...(response as object), ...errorsOf(codes) } : response
+    response: route.config?.responseFormat === undefined ? { ...(response as object), ...errorsOf(codes) } : response
   }
 }
 

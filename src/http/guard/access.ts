@@ -168,7 +168,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
 }
 
 async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
-  request.ahead = null
+  request.prefetch = null
   request.byTeams = null
   const caller = await authenticate(app, request, (request.params as { organization?: string }).organization)
   // A caller that is no longer a member gets the same error as a revoked token.
@@ -314,10 +314,10 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
 
 // The team roles to look up with the caller: in the project of the path, or in any project if the path names none.
 function teamsAskedFor (request: FastifyRequest): TeamQuery {
-  const { at, finds, boundsItself } = request.routeOptions.config
+  const { at, preload, filtersInHandler } = request.routeOptions.config
   const project = projectInPath(request)
   if (project !== undefined) return { project }
-  return namesLevel(at) || finds !== undefined || boundsItself ? { anywhere: true } : {}
+  return namesLevel(at) || preload !== undefined || filtersInHandler ? { anywhere: true } : {}
 }
 
 const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project

@@ -5,7 +5,7 @@ import { requireCurrent } from '../repeats/etags.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
-import { findLevel, placeOf, type Brings, type LevelState } from '../../repositories/levels/levels.ts'
+import { findLevel, placeOf, type Include, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
@@ -22,7 +22,7 @@ declare module 'fastify' {
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /** For a resource with an id: loads the resource before the handler runs. Must call `requireFoundInside`. */
-    finds?: (request: FastifyRequest) => Promise<unknown>
+    preload?: (request: FastifyRequest) => Promise<unknown>
     /** The request also concerns the whole organization: 404 for restricted tokens. */
     whole?: true
     /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */
@@ -33,25 +33,25 @@ declare module 'fastify' {
      */
     isFoundByWrite?: true
     /** What to load with the level; default: `place`. */
-    brings?: Brings | ((request: FastifyRequest) => Brings)
+    include?: Include | ((request: FastifyRequest) => Include)
   }
   interface FastifyRequest {
     /** The level of the request, as it was before the handler ran. */
     at: LevelState | null
     /** The prefetch of the level, which runs in parallel with the look-up of the caller; used at most once. */
-    ahead: Ahead | null
+    prefetch: Prefetch | null
     /** The cache key of the prefetch; empty if the route has none. */
-    expectation: string
+    prefetchKey: string
   }
 }
 
-interface Ahead { organizationId: string, brings: Brings, found: Promise<LevelState | undefined> }
+interface Prefetch { organizationId: string, include: Include, found: Promise<LevelState | undefined> }
 
 /** Looks up the level of every route that declares `at`. Throws at start if a path names a level without `at`. */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
-  app.decorateRequest('ahead', null)
-  app.decorateRequest('expectation', '')
+  app.decorateRequest('prefetch', null)
+  app.decorateRequest('prefetchKey', '')
   app.addHook('onRoute', ({ method, url, config }) => {
     const named = LEVELS.filter((level) => url.includes(`/:${level}`)).at(-1)
     if (named !== undefined && config?.at !== named) {
@@ -59,13 +59,13 @@ export function installPlaces (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, finds, whole, judge } = request.routeOptions.config
+    const { at, preload, whole, judge } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
     if (isOfWhole && principalOf(request).slices.length > 0) return done(new ApiError('not_found'))
     judge?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
-    else if (finds !== undefined) waitFor(request, finds(request)).then(() => done(), done)
+    else if (preload !== undefined) waitFor(request, preload(request)).then(() => done(), done)
     else done()
   })
 }
@@ -94,28 +94,28 @@ export function prefetchLevel (
   const names = request.params as LevelNames & { organization?: string }
   // The names in a body are not known yet, because the body is not parsed.
   if (!namesLevel(at) || typeof at !== 'string' || request.method !== 'GET') return
-  const brings = includedBy(request)
-  request.expectation = `${request.routeOptions.url} ${names.organization} ${brings} ${credential}`
-  const organizationId = lastOrganizations.get(request.expectation)
+  const include = includedBy(request)
+  request.prefetchKey = `${request.routeOptions.url} ${names.organization} ${include} ${credential}`
+  const organizationId = lastOrganizations.get(request.prefetchKey)
   if (organizationId === undefined || !mayLook(organizationId)) return
-  const found = findLevel(app.reads, organizationId, names, brings)
+  const found = findLevel(app.reads, organizationId, names, include)
   // Avoids an unhandled rejection if the result is not used.
   found.catch(() => {})
-  request.ahead = { organizationId, brings, found }
+  request.prefetch = { organizationId, include, found }
 }
 
 /** Stops prefetching for an invalid credential. */
-export const expectNothing = ({ expectation }: FastifyRequest) => lastOrganizations.delete(expectation)
+export const expectNothing = ({ prefetchKey }: FastifyRequest) => lastOrganizations.delete(prefetchKey)
 
-/** Reads the current level of a request and stores it for `levelOf`. By default, loads what the route `brings`. */
-export async function locate (app: FastifyInstance, request: FastifyRequest, brings?: Brings): Promise<LevelState> {
-  request.at = await find(app.reads, request, brings)
+/** Reads the current level of a request and stores it for `levelOf`. By default, loads what the route `include`. */
+export async function locate (app: FastifyInstance, request: FastifyRequest, include?: Include): Promise<LevelState> {
+  request.at = await find(app.reads, request, include)
   return request.at
 }
 
-function includedBy (request: FastifyRequest): Brings {
-  const { brings = 'place' } = request.routeOptions.config
-  return typeof brings === 'function' ? brings(request) : brings
+function includedBy (request: FastifyRequest): Include {
+  const { include = 'place' } = request.routeOptions.config
+  return typeof include === 'function' ? include(request) : include
 }
 
 /** The names of the level of a request; the route must declare `at`. */
@@ -136,18 +136,19 @@ export function requireLevel (request: FastifyRequest, level: LevelState | undef
 const rolesIn = (teams: readonly TeamRole[], { project }: LevelState) =>
   teams.filter(({ project_id }) => project_id === project.id)
 
-async function find (db: Db, request: FastifyRequest, brings = includedBy(request)): Promise<LevelState> {
+async function find (db: Db, request: FastifyRequest, include = includedBy(request)): Promise<LevelState> {
   const names = namesIn(request)
   const organizationId = principalOf(request).organization.id
-  const { ahead } = request
-  request.ahead = null
-  const isKnown = ahead !== null && ahead.organizationId === organizationId && ahead.brings === brings
+  const { prefetch } = request
+  request.prefetch = null
+  const isKnown = prefetch !== null && prefetch.organizationId === organizationId && prefetch.include === include
   const [level, teams] = await waitFor(request, Promise.all([
-    isKnown ? ahead.found : findLevel(db, organizationId, names, brings), teamsIn(db, request, { slug: names.project })
+    isKnown ? prefetch.found : findLevel(db, organizationId, names, include),
+    teamsIn(db, request, { slug: names.project })
   ]))
   requireHeld(request, level === undefined ? teams : rolesIn(teams, level))
   const reached = requireLevel(request, level)
-  if (request.expectation !== '') lastOrganizations.set(request.expectation, organizationId)
+  if (request.prefetchKey !== '') lastOrganizations.set(request.prefetchKey, organizationId)
   return reached
 }
 
@@ -193,7 +194,7 @@ export function requireInside (request: FastifyRequest, place: Place) {
   if (!isInside(principalOf(request).slices, place)) fail('not_found')
 }
 
-/** Like `requireInside`, for `finds`. Also 404 if the team roles in the project do not grant the scopes. */
+/** Like `requireInside`, for `preload`. Also 404 if the team roles in the project do not grant the scopes. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
     const { scopes } = request.byTeams

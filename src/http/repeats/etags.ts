@@ -10,7 +10,7 @@ import { hooksOf, isReader, takeHeaders } from '../routes/routes.ts'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** Adds the ETag of `data` to successful responses. GET routes support `If-None-Match` (304). */
-    tagged?: true
+    etag?: true
     /**
      * Loads the resource that the route changes, in the form of its GET response, to check `If-Match` and
      * `If-None-Match`. The handler must call `requireCurrent` while it holds the lock on the resource.
@@ -34,7 +34,7 @@ const ETAGS = /(?:W\/)?"[^"]*"/g
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
   app.addHook('onRoute', (route) => {
-    const { access, tagged, changes, repeatable, errors = [] } = route.config ?? {}
+    const { access, etag, changes, repeatable, errors = [] } = route.config ?? {}
     if (changes !== undefined) {
       route.config = { ...route.config, errors: [...errors, 'precondition_failed', 'validation_failed'] }
       takeHeaders(route, WriteHeaders.properties)
@@ -43,8 +43,8 @@ export function installEtags (app: FastifyInstance) {
     if (!isReader(route) && access !== 'public' && repeatable !== false && !('if-match' in (headers?.properties ?? {}))) {
       route.config = { ...route.config, isUnconditional: true, errors: [...errors, 'validation_failed'] }
     }
-    if (!tagged) return
-    route.schema = { ...route.schema, 'x-tagged': true } as object
+    if (!etag) return
+    route.schema = { ...route.schema, 'x-etag': true } as object
     route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, payload) => {
       if (reply.statusCode >= 300) return
       request.etag = tagOf((payload as { data: object }).data)

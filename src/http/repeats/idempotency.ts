@@ -22,7 +22,7 @@ declare module 'fastify' {
      */
     repeatable?: boolean
     /** For a response with a secret, which must not be stored. */
-    withheld?: Withheld
+    redactedReplay?: RedactedReplay
   }
   interface FastifyRequest {
     /** Stores the response of a request with an `Idempotency-Key`; null without this header. */
@@ -31,7 +31,7 @@ declare module 'fastify' {
 }
 
 /** How to store and replay a response with a secret. */
-export interface Withheld {
+export interface RedactedReplay {
   /** The response without the secret, to be stored. */
   keep: (answer: never) => object
   /** Rebuilds the response with the current secret (409 if it no longer exists). `event` is recorded first. */
@@ -59,18 +59,18 @@ const STORED_HEADERS = ['etag', 'warning']
 export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
   app.decorateRequest('answering', null)
   app.addHook('onRoute', (route) => {
-    const { access, speaks, withheld, errors = [] } = route.config ?? {}
-    const isOfCaller = route.method === 'POST' && access !== 'public' && speaks === undefined
+    const { access, responseFormat, redactedReplay, errors = [] } = route.config ?? {}
+    const isOfCaller = route.method === 'POST' && access !== 'public' && responseFormat === undefined
     const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
     // A replay skips the handler and its access checks: a caller who has lost access would get the response.
-    if (route.config.boundsItself) {
-      throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.boundsItself`)
+    if (route.config.filtersInHandler) {
+      throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.filtersInHandler`)
     }
     route.config.errors = [
       ...errors, 'conflict', 'idempotency_key_reused', 'validation_failed', 'limit_reached', 'integrity_error',
-      ...(withheld === undefined ? [] : ['idempotent_secret_unavailable' as const])
+      ...(redactedReplay === undefined ? [] : ['idempotent_secret_unavailable' as const])
     ]
     takeHeaders(route, { 'idempotency-key': HEADER })
     // The last hook: all access checks have passed.
@@ -165,10 +165,10 @@ export class KeptOnce implements Answering {
     this.#isKeeping = true
     const { status, ...answer } = await this.#answer
     const { organization = await madeBy(db, answer.body), owner, mac } = this.#asked
-    const { withheld } = this.#request.routeOptions.config
-    const text = JSON.stringify(withheld === undefined
+    const { redactedReplay } = this.#request.routeOptions.config
+    const text = JSON.stringify(redactedReplay === undefined
       ? answer
-      : { ...answer, body: null, kept: withheld.keep(JSON.parse(answer.body!) as never) })
+      : { ...answer, body: null, kept: redactedReplay.keep(JSON.parse(answer.body!) as never) })
     const row = { organization_id: organization.id, ...owner, request: mac, status }
     if (!await createAnswer(db, row, { ...row, sealed: this.#seal.seal(organization, row, text) })) fail('conflict')
   }
@@ -275,7 +275,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/** Sends a stored response again. Loads a withheld secret and records the read; 409 if the secret no longer exists. */
+/** Sends a stored response again. Loads the redacted secret and records the read; 409 if the secret is gone. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {
@@ -285,7 +285,7 @@ export async function replay (
 }
 
 async function withSecret (app: FastifyInstance, request: FastifyRequest, kept: object): Promise<string> {
-  const { answer, event } = await request.routeOptions.config.withheld!.give(app, request, kept as never)
+  const { answer, event } = await request.routeOptions.config.redactedReplay!.give(app, request, kept as never)
   await app.recordRead(actorOf(request), event)
   return JSON.stringify(answer)
 }

@@ -40,7 +40,7 @@ declare module 'fastify' {
      * For lists of projects: the guard accepts callers who have the scope only by a team's role. The handler must list
      * only the projects in which a role grants the scope. Not for repeatable routes: a replay skips the handler.
      */
-    boundsItself?: true
+    filtersInHandler?: true
     /** The rate-limit group; `none` for health checks, metrics and discovery documents. */
     limit?: LimitGroup | 'none'
     /**
@@ -53,7 +53,7 @@ declare module 'fastify' {
     /** Each successful request records at least one of these audit events. `none` for a POST that only reads. */
     audit?: EventName | readonly EventName[] | 'none'
     /** The format of responses outside of the API: OAuth (RFC 6749) or HTML. The plugin also formats its errors. */
-    speaks?: 'oauth' | 'html'
+    responseFormat?: 'oauth' | 'html'
     /** Cache-Control of successful responses; default `no-store`. */
     cache?: string
     /** The route also works if the organization is suspended, locked or cancelled. */

@@ -50,7 +50,7 @@ export const oauth: Domain = async (app) => {
     pages.addHook('onRoute', (route) => { Object.assign(route.config ??= {}, { cors: false }) })
     for (const url of ['/oauth/*', '/account', '/account/*']) {
       pages.options(url, {
-        config: { access: 'public', audit: 'none', speaks: 'html' },
+        config: { access: 'public', audit: 'none', responseFormat: 'html' },
         schema: { hide: true },
         handler: async (request, reply) => app.refuseRoute(request, reply)
       })

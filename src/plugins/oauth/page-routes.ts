@@ -10,7 +10,7 @@ export type Next = Page | string
 type Show<More extends unknown[]> = (request: FastifyRequest, reply: FastifyReply, ...more: More) => Promise<Next>
 type FormConfig = Pick<FastifyContextConfig, 'audit' | 'limit'>
 
-const CONFIG = { access: 'public', speaks: 'html' } as const
+const CONFIG = { access: 'public', responseFormat: 'html' } as const
 
 const NOT_OWN_FORM = problemPage(
   403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'

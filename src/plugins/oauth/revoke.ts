@@ -10,7 +10,7 @@ import { errorAnswers } from './token.ts'
 
 export const revoke: Domain = async (app) => {
   app.post('/revoke', {
-    config: { access: 'public', limit: 'oauth_revoke', audit: 'oauth.revoke', speaks: 'oauth' },
+    config: { access: 'public', limit: 'oauth_revoke', audit: 'oauth.revoke', responseFormat: 'oauth' },
     validatorCompiler: () => () => true,
     schema: {
       operationId: 'revokeToken',

@@ -15,7 +15,7 @@ const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
 
 export const token: Domain = async (app) => {
   app.post('/token', {
-    config: { access: 'public', limit: 'oauth_token', audit: 'none', speaks: 'oauth' },
+    config: { access: 'public', limit: 'oauth_token', audit: 'none', responseFormat: 'oauth' },
     validatorCompiler: () => () => true,
     schema: {
       operationId: 'getAccessToken',

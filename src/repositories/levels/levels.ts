@@ -37,7 +37,7 @@ export interface LevelState {
 }
 
 /** What to load with a level: document rows, their content, and the active key. */
-export type Brings = keyof typeof FLAGS
+export type Include = keyof typeof FLAGS
 
 const FLAGS = {
   place: { documents: false, content: false, key: false },
@@ -132,14 +132,14 @@ const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${F
     sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`,
 sql`ARRAY[own.level_id]`, FREE)
 
-interface Asked { organization_id: string, names: LevelNames, brings: Brings }
+interface Asked { organization_id: string, names: LevelNames, include: Include }
 
 const findLevels = batchLoad({
-  keyOf: ({ organization_id, names: { project, target, environment }, brings }: Asked) =>
-    JSON.stringify([organization_id, project, target, environment, brings]),
+  keyOf: ({ organization_id, names: { project, target, environment }, include }: Asked) =>
+    JSON.stringify([organization_id, project, target, environment, include]),
   find: async (db, batch) => {
-    const numbered = batch.map(({ organization_id, names: { project, target, environment }, brings }, query_index) =>
-      ({ query_index, organization_id, project, target, environment, ...FLAGS[brings] }))
+    const numbered = batch.map(({ organization_id, names: { project, target, environment }, include }, query_index) =>
+      ({ query_index, organization_id, project, target, environment, ...FLAGS[include] }))
     return groupByQuery(await bySlugs(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, rows, { names }) => stateOf(db, rows, names)
@@ -147,13 +147,13 @@ const findLevels = batchLoad({
 
 /** The level with these slugs; undefined if a slug does not exist. Throws TamperedRow. */
 export async function findLevel (
-  db: Db, organizationId: string, names: LevelNames, brings: Brings
+  db: Db, organizationId: string, names: LevelNames, include: Include
 ): Promise<LevelState | undefined> {
-  return findLevels(db, { organization_id: organizationId, names, brings })
+  return findLevels(db, { organization_id: organizationId, names, include })
 }
 
 /** The level of a write: given by slugs, or by the secret to which a version is restored. */
-export type Target = { names: LevelNames, brings: 'storable' | 'readable' } | { secret_id: string, version: number }
+export type Target = { names: LevelNames, include: 'storable' | 'readable' } | { secret_id: string, version: number }
 
 /**
  * Loads the levels of writes, each with its own document only, and locks their projects (FOR SHARE); `isFree` is false
@@ -166,7 +166,7 @@ export async function findLevelsToWrite (
   const named: object[] = []
   const ofSecrets: object[] = []
   for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
-    if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.brings] })
+    if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.include] })
     else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
   }
   const rows = await Promise.all([
