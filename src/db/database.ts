@@ -50,7 +50,7 @@ export interface Database {
   authenticate (authority: RowAuthority): void
   /** Runs a transaction without a deadline, before the service starts. Progress messages contain `what`. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
-  /** Runs a read-only REPEATABLE READ transaction. The first statement that is not a LOCK takes the snapshot. */
+  /** Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /** Migrates the schema to this build's version. Throws the reason of `signal` if the signal ends a wait. */
   migrate (signal?: AbortSignal): Promise<void>

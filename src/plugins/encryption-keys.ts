@@ -9,7 +9,7 @@ import { ListQuery } from '../../schemas/shapes.ts'
 import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { afterCommit, type RedactedReplay } from '../http/repeats/idempotency.ts'
-import { readKeyCheck, warnOfIterations } from '../http/limits/key-checks.ts'
+import { readKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
 import { inTurns, takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { levelOf, locate } from '../http/guard/level-lookup.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -294,7 +294,8 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
   if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
   const isClients = project.encryption_type === 'client'
   const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
-  // In a client-managed project, a purge or the retention can delete the last pending version: `finished_at` is null.
+  // In a client-managed project, a purge can delete the last pending version, or the retention window can lock it:
+  // `finished_at` is then null.
   return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 

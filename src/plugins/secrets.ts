@@ -24,7 +24,7 @@ import {
 import { findDocumentsAt } from '../repositories/secrets/point-in-time.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { requireKept } from '../rules/moments.ts'
+import { requireKeptAt } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { acceptContent } from '../vault/documents/accept.ts'
@@ -277,7 +277,7 @@ export const secrets: Domain = async (app) => {
     ) ?? fail('not_found')
     if (found === 'future') return refuse('at', 'Lies in the future')
     const visible = found.filter(({ level }) => isInside(slices, placeOf(state, level)))
-    requireKept(visible, organization.plan)
+    requireKeptAt(visible, organization.plan)
     const etag = readingEtag(storageKey, state, visible, reading)
     reply.header('etag', etag)
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()

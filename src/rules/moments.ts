@@ -11,7 +11,7 @@ interface PastLevel {
 }
 
 /** Throws `version_locked` for a document outside the retention window, else `version_gone` for an unknown one. */
-export function requireKept (levels: readonly PastLevel[], { retention_days }: Plan): void {
+export function requireKeptAt (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)
   if (locked !== undefined) {
     fail('version_locked', { retention_days: retention_days!, version_created_at: locked.version_created_at! })

@@ -50,7 +50,10 @@ declare module 'fastify' {
     limitOfEffect?: LimitGroup
     /** Error codes of the handler, in addition to the codes of every route. */
     errors?: readonly ErrorCode[]
-    /** Each successful request records at least one of these audit events. `none` for a POST that only reads. */
+    /**
+     * The audit events that the route can record. A change always records one; a read only if it reveals a secret.
+     * `none` for a POST that only reads.
+     */
     audit?: EventName | readonly EventName[] | 'none'
     /** The format of responses outside of the API: OAuth (RFC 6749) or HTML. The plugin also formats its errors. */
     responseFormat?: 'oauth' | 'html'

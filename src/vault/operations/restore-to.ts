@@ -11,7 +11,7 @@ import {
 } from '../../repositories/secrets/rotations.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
 import { fail, refuse } from '../../rules/errors.ts'
-import { requireKept } from '../../rules/moments.ts'
+import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { acceptRestored } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf } from '../documents/documents.ts'
@@ -52,7 +52,7 @@ export async function restoreTo (
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
     if (levels === undefined) return fail('not_found')
     if (levels === 'future') return refuse('at', 'Lies in the future')
-    requireKept(levels, organization.plan)
+    requireKeptAt(levels, organization.plan)
     const toRestore = levels.filter((level): level is Restored => level.held === 'version')
     const toEmpty = levels.filter(({ held }) => held === 'none')
     await beforeEffect()
