@@ -129,7 +129,10 @@ function readVariables (env: NodeJS.ProcessEnv) {
     /** Keys in the format of `masterKey`, with unique ids. */
     masterKeysPrevious: read('MASTER_KEYS_PREVIOUS', variable((text) => readList(text, readMasterKey),
       'a comma-separated list of <id>:<base64 of 32 bytes>', hide)) ?? [],
-    /** Requests per minute; per hour for `keyRotation` and `longOperations`. 0 disables a limit. */
+    /**
+     * Base values of the limits in `http/limits/limits.ts`, in requests per minute or hour, as stated there. 0 disables
+     * the limits with this base value.
+     */
     rateLimits: {
       api: read('RATE_LIMIT_API', perWindow) ?? 100,
       oauth: read('RATE_LIMIT_OAUTH', perWindow) ?? 10,
@@ -191,8 +194,8 @@ function readVariables (env: NodeJS.ProcessEnv) {
   }
 }
 
-// Cloud tools read their credentials from the environment. Excludes the variables of the service, such as the database
-// password.
+// Key commands, such as cloud tools, read their credentials from the environment. Excludes the variables of the
+// service, such as the database password.
 function environmentOfCommands (env: NodeJS.ProcessEnv, own: ReadonlySet<string>): Record<string, string> {
   const entries = Object.entries(env).filter((entry): entry is [string, string] => {
     const [name, value] = entry
@@ -209,7 +212,8 @@ export function readKeyFile (path: string, name = 'MASTER_KEY_FILE'): string {
 
 /**
  * Reads a regular file of at most 4096 bytes; symbolic links are followed, because secret mounts use them. Throws a
- * ConfigError if neither this user nor root owns the file, or if its group or others have any permission.
+ * ConfigError for any other file, for a file that cannot be read, if neither this user nor root owns the file, or if
+ * its group or others have any permission.
  *
  * @param name the variable or option that is the source of the path, for error messages
  */
@@ -311,7 +315,7 @@ function readMasterKey (text: string) {
   return (exec === undefined ? bytes.length === 32 : bytes.length <= WRAPPED_BYTES) ? text : undefined
 }
 
-// Commands run without a shell, so shell metacharacters are refused.
+// Commands run without a shell, so shell metacharacters are refused, except in a JSON array.
 function readCommand (text: string) {
   const isJson = text.trimStart().startsWith('[')
   if (!isJson && /["'`\\$|&;<>(){}*?~#!]/.test(text)) return undefined

@@ -42,8 +42,8 @@ export async function beginSubscription (
 }
 
 /**
- * Changes the plan or interval of a subscription at once and starts a new period. The unused part of the old period
- * becomes credit, which the new invoice uses first.
+ * Changes the plan or interval of a subscription at once and starts a new period. If the invoice of the old period is
+ * paid, the unused part of that period becomes credit, which the new invoice uses first.
  */
 export async function changeSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, offer: Offer, now: Date
@@ -61,8 +61,8 @@ async function beginPeriods (db: Db, invoicing: Invoicing, account: Account, off
   return { plan, interval, currency, amount, anchor: now, periods: 0, ...period }
 }
 
-// Converts the unused part of the period to credit: at once for a paid invoice, at payment for an open one, never for a
-// void one.
+// Stores the unused part of the period. It becomes credit: at once if the invoice is paid, at payment if it is open,
+// never if it is void.
 async function cutShort (
   db: Db, { organization_id, invoice_id, period_start, period_end }: Subscription, now: Date
 ): Promise<void> {
@@ -126,7 +126,7 @@ async function renewSubscription (
 
 /**
  * Ends a subscription: switches the organization to the default plan, unless the operator has set another plan. Data
- * above the limits of that plan stays.
+ * above the limits of the default plan stays.
  */
 async function endSubscription (
   db: Db, { organization_id, plan }: Subscription, defaultPlan: string

@@ -19,7 +19,7 @@ const JOURNAL = [
 // Short, because statements of running instances queue behind a waiting migration, and fail after 1.2 s (`SESSION`).
 const TABLE_LOCK_TIMEOUT_MS = 500
 const RETRY_MS = 500
-// A dump or a forgotten session may hold a table lock for hours.
+// Give up after a minute, because a dump or a forgotten session may hold a table lock for hours.
 const RETRY_TIMEOUT_MS = 60_000
 const SCHEMA_LOCK_POLL_MS = 100
 const WAIT_MESSAGES_PER_TIMEOUT = 6
@@ -45,12 +45,13 @@ export class UnreleasedDatabase extends Error {
 }
 
 /**
- * Migrates the database to this build's schema. Instances of the previous release may run meanwhile (0047). Each
- * migration is one transaction, so the next start continues after an interruption. If several instances start at once,
- * one migrates and the others wait.
+ * Migrates the database to this build's schema. Instances of the previous release may run meanwhile (decision 0047).
+ * Each migration is one transaction, so the next start continues after an interruption. If several instances start at
+ * once, one migrates and the others wait.
  *
  * @param client a client with a single connection, which nothing else uses during the migration
- * @throws if the database is of an unreleased or newer build, or a wait times out; the reason of the signal
+ * @throws UnreleasedDatabase; an Error if a newer build has migrated the database, or if the wait for a table lock
+ *   times out; `signal.reason` if the signal is aborted during a wait
  */
 export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<void> {
   const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
@@ -75,7 +76,8 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
 
 type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal'>
 
-// Polls, so that the signal can end the wait. No timeout: the lock's owner may have many migrations.
+// Polls, so that the signal can end the wait. Waits without a limit, because the lock's owner may have many migrations
+// to apply; `timeout` only sets how often `onWait` is called.
 async function lock (client: Sql, { onWait, signal, timeout }: How) {
   const isMessageDue = createPacer(timeout)
   for (;;) {
@@ -96,7 +98,7 @@ async function lock (client: Sql, { onWait, signal, timeout }: How) {
   }
 }
 
-/** Returns a function that returns the elapsed seconds when the next message is due, else undefined. */
+/** The returned function returns the elapsed seconds if a message is due, else undefined. */
 function createPacer (timeout: number): () => number | undefined {
   const began = performance.now()
   let last = began
@@ -151,7 +153,8 @@ const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Checks for a table first: another instance may commit tables and journal between the two queries.
+// Checks for a table before it reads the journal. In the other order, if another instance commits its first migration
+// between the two queries, the database would seem to have tables without a journal, as of an unreleased build.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)

@@ -61,7 +61,8 @@ async function openTransport (smtp: NonNullable<Config['smtp']>) {
   return createTransport({
     ...smtp,
     requireTLS: !smtp.secure && !isLocal,
-    // A local relay may work without TLS, so do not verify its certificate, which is usually self-signed.
+    // Without smtps, TLS is optional for a local relay. If the relay offers TLS, its certificate is usually
+    // self-signed, so it is not verified.
     tls: { rejectUnauthorized: smtp.secure || !isLocal },
     dnsTimeout: TIMEOUT_MS,
     connectionTimeout: TIMEOUT_MS,

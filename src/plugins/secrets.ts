@@ -349,7 +349,7 @@ function validateCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, '
   }
 }
 
-// Validates the parameters against the project's custody and format.
+// Validates the parameters against the project's `encryption_type` and `secret_format`.
 function validateReading ({ project }: LevelState, { decrypt, merge, raw }: Reading) {
   if (decrypt && project.encryption_type === 'client') fail('client_managed_encryption')
   if (project.secret_format === 'text' && (merge !== 'false' || raw)) {

@@ -19,9 +19,9 @@ import { retryDatabase } from '../common/retry.ts'
 import { readChunks, warn, write } from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
-// An export is JSON Lines. The first line contains the wrapped first chain key. Each organization has lines with its
-// other chain keys, a line with its counter and a MAC, and lines with its events. The last line has the numbers of
-// organizations and events.
+// An export is JSON Lines. The first line contains the wrapped first chain key. For each organization, lines with its
+// other chain keys follow, then one line with the start and the end of its exported chain and a MAC, then its events.
+// The last line has the numbers of organizations and events.
 
 const FORMAT = 'strongroom audit export 2'
 
@@ -85,7 +85,7 @@ export const noun: Noun = {
   })
 }
 
-/** One organization by id or slug (default: all), and its events since a time (default: all). */
+/** One organization (default: all) by id, or in the database also by slug; its events since a time (default: all). */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
 
 /** Verifies the chains in the database, or in an export if `file` is set. `since` has no effect on an export. */
@@ -129,7 +129,8 @@ export async function * rotateChainKeys (
   }
 }
 
-// Lists the organizations again at the end, because those created during the rotation start with the first chain key.
+// Lists the organizations again at the end: organizations created during the rotation use the first chain key, so they
+// need a rotation as well.
 async function * organizationsOnce (db: Db, organization: string | undefined): AsyncGenerator<string> {
   const ids = await organizationsOf(db, { organization })
   yield * ids
@@ -153,7 +154,7 @@ export async function * verifyDatabase (
 ): AsyncGenerator<Verified> {
   const first = firstKey(keyring, await wrappedKey(db))
   for (const organization of await organizationsOf(db, filter, anchors)) {
-    // Read the start first, so that the start is never after the end.
+    // Read the start before the end, because events may be appended in between.
     const after = filter.since && await findBefore(db, organization, filter.since)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
@@ -165,7 +166,7 @@ export async function * verifyDatabase (
   }
 }
 
-/** Yields the lines of an export. `since` omits earlier events, which the export then does not verify. */
+/** Yields the lines of an export. With `since`, it omits earlier events, so they cannot be verified from it. */
 export async function * exportEvents (
   { database: { db }, keyring }: Opened, { organization, since }: Filter
 ): AsyncGenerator<string> {
@@ -270,7 +271,7 @@ export async function * verifyFile (
   if (wanted !== undefined && seen.size === 0) {
     refuse(`${file} has no events of the organization ${filter.organization}`)
   }
-  // A broken chain has already been reported, and may lack events.
+  // Compare the counts only if all chains are intact: missing events have already been reported as a broken chain.
   if (!isBroken && (stated.organizations !== counted.organizations || stated.events !== counted.events)) {
     refuse(`${file} is truncated: its last line states ${inWords(stated)}, but it contains ${inWords(counted)}`)
   }
@@ -297,7 +298,7 @@ export async function readAnchors (file: string | undefined): Promise<Anchors> {
 }
 
 async function organizationsOf (db: Db, { organization }: Filter, anchors?: Anchors): Promise<string[]> {
-  // Includes organizations that have only an anchor, because all of their events are missing.
+  // Includes organizations that have an anchor but no chain, so that the verification reports their events as missing.
   const all = [...new Set([...await listChains(db), ...anchors?.organizations() ?? []])].sort()
   if (organization === undefined) return all
   const id = (await findOrganization(db, organization))?.id ?? organization.toUpperCase()
@@ -316,7 +317,7 @@ function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
-// Ignores a key that cannot be unwrapped. The verification then fails at the event that introduces the key.
+// Ignores a key that cannot be unwrapped. The verification then fails at the handover event of the key.
 function keysOf (
   keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
 ): ChainKeys {
@@ -379,7 +380,7 @@ function readLine (text: string): Record<string, unknown> | undefined {
   }
 }
 
-// Checks only these fields, because the MAC covers the others.
+// Checks only the fields that are parsed here. An invalid value in another field makes the MAC invalid.
 function eventOf (value: Record<string, unknown>): ChainRow | undefined {
   const { seq, occurred_at, mac } = value
   const time = typeof occurred_at === 'string' ? parseTimestamp(occurred_at) : undefined
@@ -402,7 +403,7 @@ function chainOf (
   }
 }
 
-// With invalid fields, the key cannot be unwrapped.
+// Does not validate the fields: a key with invalid fields cannot be unwrapped.
 const chainKeyOf = (value: Record<string, unknown>, kid: string): ChainKeyRow => ({
   organization_id: textOf(value.organization_id) ?? '',
   kid,

@@ -212,7 +212,7 @@ const insertLate = preparedSql<object, { late: string }>('late_events', ($) => s
   SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
     AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
 
-/** Stores events with their times, until `recordLate` numbers them. Each row has its own MAC. */
+/** Stores events with their times, until `recordLate` appends them to the chain. Each row has its own MAC. */
 export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
   const late = events.map((event) => {
     const { organization_id } = event

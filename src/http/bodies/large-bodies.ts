@@ -26,8 +26,9 @@ interface LargeBody {
 
 /**
  * Route options for a large body, which is read and validated in steps. Changes the parser and validator of `app`, so
- * call this in a separate plugin. A body above the normal limit occupies a slot (503 if none is free) from the access
- * checks until the response is sent, or until the client disconnects before the body is complete.
+ * call this in a separate plugin. A body above the normal limit, or without Content-Length, occupies a slot from the
+ * access checks until the response; fails with 503 if no slot is free. If the client disconnects before the body is
+ * complete, the slot is released at once.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
@@ -42,7 +43,8 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
-      // Without this option, an error in the loop would destroy the connection before the error response is sent.
+      // Without `destroyOnReturn: false`, an error in `readLargeJson` would destroy the connection before the error
+      // response is sent.
       const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
       // From here on the body stays in memory until the response, even if the client disconnects.
       const slot = held.get(request)

@@ -18,7 +18,7 @@ export interface Person { id: number, name: string }
 
 /**
  * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
- * organization cannot record the event now, it is recorded later. `ended`: API tokens that end with the event; each
+ * organization cannot record the event now, it is recorded later. `ended`: API tokens that the event has ended; each
  * organization sees only its own tokens.
  */
 export async function recordForUser (

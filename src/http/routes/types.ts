@@ -96,7 +96,7 @@ declare module 'fastify' {
     histories: Worker
     /** Cleans up purged and deleted rows in the background. */
     removals: Worker
-    /** Numbers late audit events in the background. */
+    /** Appends late audit events to their chains in the background. */
     lateEvents: Worker
     /** Writes the ends of audit chains to the log. */
     anchors: Worker
@@ -110,7 +110,7 @@ declare module 'fastify' {
     principal: Principal | null
     /** The user of the access token; null for API tokens. */
     user: UserCall | null
-    /** Whether the request recorded audit events that are not numbered yet. */
+    /** Whether the request recorded audit events that are not in a chain yet. */
     hasLateEvents: boolean
     /** Whether the request ended API tokens, which the background cleanup may have to delete. */
     hasEnded: boolean

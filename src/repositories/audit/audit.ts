@@ -51,18 +51,23 @@ export const eventOf = (action: EventName, id: string | number, details?: AuditE
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
 
-// How long a long operation waits for a transaction that may be revoking the caller.
+// Maximum wait while another transaction, such as a revocation, locks the caller's rows. Applies only if the counter
+// was not locked before, as in a long operation.
 const CALLER_LOCK_TIMEOUT_MS = 1_000
 
-/** Locks the counter last in a long operation, and validates the caller. Throws CallerEnded or RowLocked. */
+/**
+ * Locks the organization's counter and validates the caller. For long operations, which must take all other locks
+ * before. Throws CallerEnded, OrganizationInactive or RowLocked.
+ */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
   return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
 }
 
 /**
- * Records the events of a change, in order; the `audit` option of the route names them. Locks the organization's
- * counter unless the transaction (`transaction` with the actor) has locked it; in a long operation, the counter must be
- * the last lock. Throws CallerEnded if the caller may no longer make the change.
+ * Records the events of a change, in order. A route must declare its events in its `audit` option. Locks the
+ * organization's counter, unless `transaction` was called with the actor and has locked it already. A long operation
+ * must take all other locks before. Throws CallerEnded if the caller may no longer make the change,
+ * OrganizationInactive or RowLocked.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
@@ -73,7 +78,7 @@ export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]
   await appendToCounter(db, events.map((event) => eventRow(actor, event)))
 }
 
-/** Records an event of a read. `bytes`: the size of the response, which is held in memory meanwhile. */
+/** Records an event of a read. `bytes`: the size of the response, which stays in memory until the event is recorded. */
 export type RecordRead = (actor: Actor, event: AuditEvent, bytes?: number) => Promise<void>
 
 /** Records an event of a request that changes nothing, in a transaction of its own. */
@@ -82,10 +87,11 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
 }
 
 /**
- * Records an event of a person, or of an attempt to sign in as a person, in each organization of the person, at the end
- * of the transaction. If the counter of an organization is locked or its chain key is missing, stores the event in
- * `late_events`, to be numbered later. Returns whether any event was stored there. The same statements run without
- * actors, so the duration of a refused sign-in reveals nothing.
+ * Records an event of a person, such as a refused sign-in, in each of the person's organizations. Call this at the end
+ * of the transaction, because it locks the counters. If the counter of an organization is locked or its chain key is
+ * missing, stores the event in `late_events`, from which `recordLate` appends it to the chain. Returns whether any
+ * event was stored there. For an unknown account, `actors` is empty: the same statements run, so that the duration of a
+ * refused sign-in does not reveal whether the account exists.
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
@@ -118,13 +124,14 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
 /**
  * Appends an organization's late events to its chain, oldest first, if the counter is not locked. An event whose MAC
  * does not verify, or that was appended before, is reported and deleted. Returns the number of processed events;
- * undefined if the counter is locked. Throws TamperedRow if the chain key is missing, since a retry would not help.
+ * undefined if the counter is locked. Throws TamperedRow if the chain key is missing.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const locked = await lockCounters(db, [organizationId], 'free')
     if (locked.size === 0) return undefined
-    // Must come before the reports: a rollback would repeat them at each retry.
+    // Check this before any row is reported. A later error would roll back the deletion of the reported rows, and each
+    // retry would report them again.
     if (!locked.get(organizationId)!.hasKey) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
@@ -145,15 +152,16 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
   })
 }
 
-// The key for the id of the late event in the details of the appended event. The MAC of the chain covers the details.
+// The member of an appended event's `details` with the id of its row in `late_events`. The MAC of the chain covers it.
 const LATE = 'late'
 
 // Maximum late events in one transaction.
 const AT_ONCE = 200
 
 /**
- * Returns the ids of late events that are already in the chain. A copy of such a row that was put back into
- * `late_events` still has a valid MAC. The caller has locked the counter, so no other transaction appends events.
+ * Returns the ids of late events that are already in the chain. Detects a replay: a copy of an appended row that is put
+ * back into `late_events` still has a valid MAC. The caller has locked the counter, so no other transaction appends
+ * events.
  */
 async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]

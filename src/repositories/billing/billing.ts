@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// The callers of functions that change rows have locked the organization (`lockPlan`).
+// Before calling a function that changes rows of an organization, lock the organization with `lockPlan`.
 
 export type Account = typeof billing_accounts.$inferSelect
 
@@ -38,14 +38,14 @@ export async function updateDetails (db: Db, organizationId: string, details: Bi
   return row!
 }
 
-/** Increments the invoice number, and returns the number for the next invoice. */
+/** Returns the number for a new invoice, and increments the stored next number. */
 export async function takeInvoiceNumber (db: Db, organizationId: string): Promise<number> {
   const [row] = await db.update(billing_accounts).set({ next_invoice: sql`${billing_accounts.next_invoice} + 1` })
     .where(itsAccount(organizationId)).returning({ next: billing_accounts.next_invoice })
   return row!.next - 1
 }
 
-/** Adds to an organization's credit balance in a currency, which later invoices use. */
+/** Increases an organization's credit balance in a currency. Later invoices use the balance. */
 export async function giveCredit (db: Db, organizationId: string, currency: string, amount: number): Promise<void> {
   if (amount === 0) return
   await db.insert(credits).values({ organization_id: organizationId, currency, amount }).onConflictDoUpdate({
@@ -145,7 +145,7 @@ export async function listCoupons (db: Db, after: string): Promise<Coupon[]> {
   return db.select().from(coupons).where(gt(coupons.code, after)).orderBy(asc(coupons.code)).limit(200)
 }
 
-/** Ends a coupon for organizations that have not redeemed it yet; false when there is no such coupon. */
+/** Ends a coupon, also for organizations that have redeemed it; false if there is no such coupon. */
 export async function endCoupon (db: Db, code: string): Promise<boolean> {
   const ended = await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
     .returning({ code: coupons.code })
@@ -158,7 +158,10 @@ export async function hasRedeemed (db: Db, organizationId: string, code: string)
   return await db.$count(coupon_redemptions, its) > 0
 }
 
-/** Redeems a coupon for the first time; undefined if it is not valid. Concurrent calls cannot exceed its limit. */
+/**
+ * Redeems a coupon; undefined if it does not exist, has expired or has reached its limit. The caller has checked that
+ * the organization has not redeemed it yet (`hasRedeemed`). Concurrent calls cannot exceed the limit.
+ */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
     eq(coupons.code, code), or(isNull(coupons.valid_until), gt(coupons.valid_until, sql`now()`)),

@@ -85,9 +85,9 @@ export interface FactorRow { id: number, factor_id: number, secret: Buffer }
 /** A table with values that a master key wraps. */
 export interface WrappedTable<Row extends { id: string | number }> {
   name: string
-  /** Sorts before every id. */
+  /** The `after` of the first page: sorts before every id. */
   first: Row['id']
-  /** Locks the next page of rows with a value that another master key wraps, sorted by id. */
+  /** Locks the next page of rows, sorted by id, that have a value wrapped by a master key other than `keyId`. */
   lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<Row[]>
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
@@ -152,8 +152,8 @@ export async function countWrapped (db: Db, keyId: string): Promise<number> {
   return count
 }
 
-// A wrapped value begins with the length of its master key's id and the id. The bytes are compared without decoding,
-// because decoding a manipulated value could make the statement fail.
+// A wrapped value begins with one byte for the length of its master key's id, followed by the id. The bytes are
+// compared without decoding, because decoding a manipulated value could make the statement fail.
 const labelOf = (keyId: string) => Buffer.concat([Buffer.of(keyId.length), Buffer.from(keyId)])
 const label = (column: PgColumn | SQL, keyId: string) =>
   sql`substring(${column} from 1 for ${1 + keyId.length}::int)`

@@ -28,7 +28,7 @@ const itsCounts =
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
 
-// Written out, because object spread would dominate the cost of a row.
+// Lists all members, because object spread would take most of the time for a row.
 function toAttributes (db: Db, row: Row): ProjectAttributes {
   const {
     ulid, organization_id, name, slug, description, secret_format, encryption_type, history_policy, key_version, mac,
@@ -65,8 +65,8 @@ export async function findProject (db: Db, organizationId: string, id: string): 
   return row && toAttributes(db, row)
 }
 
-// Selects the page before the counts. For a join, the planner would assume an average organization and read the counts
-// of all projects.
+// Selects the page in a subquery, and then looks up the `project_counts` of its rows. For a plain join, the planner
+// would assume an organization of average size, and read the counts of all projects instead of those on the page.
 const listed = (
   name: string, which: (value: Value) => SQL
 ) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
@@ -136,8 +136,8 @@ export interface ProjectQuery {
 }
 
 /**
- * A page of projects, sorted by slug. A project that a member sees only through rows that do not verify is left out,
- * though the total counts it. Throws TamperedRow if a project does not verify.
+ * A page of projects, sorted by slug. Omits a project if none of the team roles that give the member access to it
+ * verifies; `total` still counts the project. Throws TamperedRow if a project does not verify.
  */
 export async function listProjects (
   db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
@@ -154,12 +154,13 @@ async function listByTeams (
   const { rows, total } = await readPage(page, async (part) => {
     if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
     const near = await nearOfTeams(db, { ...values, ...part })
-    // An incomplete page is at the end of the list, or reaches beyond the bounded scan.
+    // A page that is not full is complete only at the end of the list. Otherwise it reaches beyond the bounded scan, so
+    // run the query without the bound.
     const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
     return isWhole ? near : allOfTeams(db, { ...values, ...part })
   })
   const { organization_id, user_id } = values
-  // All rows with the same team have the same membership.
+  // Rows with the same team have the same membership, so verify each membership once.
   const macs = new Map(rows.map(({ team_id, member_mac }) => [team_id, member_mac]))
   const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
@@ -218,7 +219,10 @@ export async function deleteProject (db: Db, organizationId: string, id: string)
   await db.delete(projects).where(oneOf(organizationId, id))
 }
 
-/** Returns the slugs that a sibling already has. */
+/**
+ * Returns those of `slugs` that are taken in the parent: by teams or projects of the organization, targets of a
+ * project, or environments of a target.
+ */
 export async function listTakenSlugs (
   db: Db, {
     organization_id, ...among

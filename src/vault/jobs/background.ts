@@ -11,7 +11,10 @@ export interface Background {
 const INTERVAL_MS = 30_000
 const MIN_REST_MS = 5
 
-/** Runs `work` on each wake-up, one run at a time. `work` must call `isStopped` before and `rest` after each batch. */
+/**
+ * Runs `work` on each wake-up, one run at a time. Long work must check `isStopped` before each batch, and should call
+ * `rest` after it.
+ */
 export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = INTERVAL_MS): Background {
   let timer: NodeJS.Timeout | undefined
   let running: Promise<void> | undefined

@@ -35,9 +35,10 @@ interface LockedProject {
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 /**
- * Restores all documents of a project to a moment, in one transaction. Documents with different content are replaced,
- * with a new version. Documents that did not exist are deleted, with a version of their content. The checks are those
- * of a single restore, in this order: retention, missing versions, key.
+ * Restores all documents of a project to a moment, in one transaction. Documents whose content was different at that
+ * moment are replaced; the restored content is recorded as a new version. Documents that did not exist at that moment
+ * are deleted; their content becomes a version. The checks are those of a single restore, in this order: retention,
+ * missing versions, key.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -84,7 +85,8 @@ export async function restoreTo (
   }
 }
 
-// Replaces documents whose content differs. Returns their levels, and the growth of the stored bytes with versions.
+// Replaces documents whose content differs. Returns their levels, and the growth of the stored bytes. Each new content
+// counts twice: as the document and as its version.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
@@ -128,7 +130,8 @@ function contentOf (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
 }
 
-// The change of the number of documents by target; null: the document of the project itself.
+// For each target, how many documents were added or, if negative, removed. A `target_id` of null stands for the
+// document of the project itself.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()
   for (const { target_id, held, is_stored } of changed) {
