@@ -29,7 +29,7 @@ try {
   }
   place(added.filter(({ columns }) => 'organization_id' in columns).map(({ name }) => name))
   if (own.length + others.length > 0) copyFileSync(join(fresh, SNAPSHOT), join('drizzle', SNAPSHOT))
-  if (others.length > 0) console.log(`${BASELINE} must say, by hand:\n${others.join('\n')}`)
+  if (others.length > 0) console.log(`Add these statements to ${BASELINE} by hand:\n${others.join('\n')}`)
 } finally {
   rmSync(folder, { recursive: true })
 }

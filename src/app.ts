@@ -259,9 +259,9 @@ export async function buildApp (
   }
   await app.register(oauth)
   for (const [tag, [, ...plugins]] of Object.entries(DOMAINS)) {
-    await app.register(async (tagged) => {
-      tagged.addHook('onRoute', (route) => { route.schema = { tags: [tag], ...route.schema } })
-      for (const plugin of plugins) await tagged.register(plugin)
+    await app.register(async (domain) => {
+      domain.addHook('onRoute', (route) => { route.schema = { tags: [tag], ...route.schema } })
+      for (const plugin of plugins) await domain.register(plugin)
     }, { prefix: '/api/v1' })
   }
   await app.register(cli, { prefix: '/api/v1' })

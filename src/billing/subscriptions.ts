@@ -1,11 +1,12 @@
 import { ulid } from 'ulidx'
 import type { Interval } from '../../schemas/billing.ts'
+import { openChange } from '../db/changes/chain.ts'
 import { readNow, transaction, type Db } from '../db/database.ts'
 import type { Plan } from '../../schemas/organizations.ts'
 import { eventOf, recordEvent, systemOf, type AuditEvent } from '../repositories/audit/audit.ts'
 import { findCoupon, giveCredit, requireAccount, type Account } from '../repositories/billing/billing.ts'
 import { findInvoice, updateUnused } from '../repositories/billing/invoices.ts'
-import { countOf, findStatus, findStoredBytes, lockPlan, updatePlan } from '../repositories/billing/plans.ts'
+import { countOf, findStoredBytes, lockPlan, updatePlan } from '../repositories/billing/plans.ts'
 import {
   createSubscription, deleteSubscription, findDue, updateSubscription, type Subscription
 } from '../repositories/billing/subscriptions.ts'
@@ -94,11 +95,12 @@ export async function closePeriods (
 async function closePeriod (
   db: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string
 ): Promise<AuditEvent | undefined> {
-  if (await lockPlan(db, organizationId) === undefined) return undefined
+  const counter = await openChange(db, { organization_id: organizationId })
+  if (counter === undefined || counter.is_closed) return undefined
   // Check again under the lock: another instance may have closed the period.
   const due = await findDue(db, organizationId)
   if (due === undefined) return undefined
-  const status = await findStatus(db, organizationId)
+  const { status } = counter
   const isOver = due.cancel_at_period_end || status === 'cancelled'
   if (!isOver && status !== 'active') return undefined
   if (isOver) await endSubscription(db, due, defaultPlan)

@@ -4,7 +4,7 @@ import { sealBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
 import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { writeInSteps } from '../../src/http/responses/large-responses.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 const test = await startApp(t)
@@ -727,12 +727,4 @@ function forbidden (t: Test, answer: Answer, scope: string) {
   t.equal(answer.body.details?.required_scope, scope)
 }
 
-/** What the requests of `work` may not touch: documents, versions and the version counters. */
-async function unchanged (t: Test, work: () => Promise<unknown>) {
-  const stored = () => test.sql(`
-    SELECT s::text AS row FROM secrets s UNION ALL SELECT v::text FROM secret_versions v
-    UNION ALL SELECT organization_id || ' ' || next_version FROM organization_counters ORDER BY 1`)
-  const before = await stored()
-  await work()
-  t.same(await stored(), before, 'nothing was stored')
-}
+const unchanged = (t: Test, work: () => Promise<unknown>) => isUnchanged(t, test, work)

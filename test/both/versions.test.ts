@@ -5,7 +5,7 @@ import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { encryption_keys } from '../../src/db/tables.ts'
 import type { NewKey } from '../../src/repositories/keys/encryption-keys.ts'
 import { dataKeyOf, makeServerKey, registerClientKey } from '../../src/vault/keys/keys.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
 import { miscounted } from '../helpers/traffic.ts'
 
@@ -831,12 +831,4 @@ function refused (t: Test, answer: Answer, status: number, code: string, message
   t.type(answer.body?.message, 'string', message)
 }
 
-/** What the requests of `work` may not touch: documents, versions and the version counters. */
-async function unchanged (t: Test, work: () => Promise<unknown>) {
-  const stored = () => test.sql(`
-    SELECT s::text AS row FROM secrets s UNION ALL SELECT v::text FROM secret_versions v
-    UNION ALL SELECT organization_id || ' ' || next_version FROM organization_counters ORDER BY 1`)
-  const before = await stored()
-  await work()
-  t.same(await stored(), before, 'nothing was stored or removed')
-}
+const unchanged = (t: Test, work: () => Promise<unknown>) => isUnchanged(t, test, work)

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import type { FastifyInstance, InjectOptions, LightMyRequestResponse } from 'fastify'
 import { sql } from 'drizzle-orm'
 import postgres, { type Sql } from 'postgres'
+import type { Test } from 'tap'
 import { ulid } from 'ulidx'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
@@ -183,6 +184,16 @@ export async function makeToken (
     expires_at: expires_at ?? null
   })
   return text
+}
+
+/** Asserts that the requests of `work` leave documents, versions and the version counters as they are. */
+export async function isUnchanged (t: Test, { sql }: Pick<TestApp, 'sql'>, work: () => Promise<unknown>) {
+  const stored = () => sql(`
+    SELECT s::text AS row FROM secrets s UNION ALL SELECT v::text FROM secret_versions v
+    UNION ALL SELECT organization_id || ' ' || next_version FROM organization_counters ORDER BY 1`)
+  const before = await stored()
+  await work()
+  t.same(await stored(), before, 'nothing was stored or removed')
 }
 
 /** Creates a project, a target and an environment, and returns their slugs. */

@@ -1,10 +1,10 @@
 import { ulid } from 'ulidx'
 import { FORMER_SLUG_DAYS, ORGANIZATION_STATUSES } from '../../../schemas/organizations.ts'
+import { openChange } from '../../db/changes/chain.ts'
 import { transaction, type Database } from '../../db/database.ts'
 import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
 import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../../repositories/levels/organizations.ts'
-import { findStatus, lockPlan } from '../../repositories/billing/plans.ts'
 import { restartPeriods } from '../../repositories/billing/subscriptions.ts'
 import { findUserByEmail } from '../../repositories/people/users.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
@@ -94,8 +94,8 @@ export async function setOrganization (
   await transaction(handle, async (db) => {
     if (plan !== undefined) await findPlan(db, plan) ?? refuse(`There is no plan ${plan}`)
     const { id } = await findOrganization(db, idOrSlug) ?? refuse(`There is no organization ${idOrSlug}`)
-    await lockPlan(db, id)
-    if (status === 'active' && await findStatus(db, id) !== 'active') await restartPeriods(db, id)
+    const counter = await openChange(db, { organization_id: id })
+    if (status === 'active' && counter?.status !== 'active') await restartPeriods(db, id)
     await updateOrganization(db, id, changes)
     const details = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined))
     await recordEvent(db, operatorOf(id), eventOf('organization.update', id, details))

@@ -84,7 +84,7 @@ export async function lockCounters (
     head: headOf(row),
     is_closed: row.is_closed,
     status: row.status,
-    plan: row.plan ?? planOfNextSnapshot(),
+    plan: row.plan ?? failForNewPlan(),
     hasKey: chain.hasKey(row.organization_id, row.chain_kid),
     live: new Set<string>()
   }]))
@@ -148,7 +148,7 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
 }
 
 // While the statement waited for the lock, the organization got a plan that its snapshot does not contain.
-function planOfNextSnapshot (): never {
+function failForNewPlan (): never {
   throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
 }
 

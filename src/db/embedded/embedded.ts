@@ -102,7 +102,7 @@ export async function openEmbedded ({
     const done = watchdog.patiently(what)
     watchdog.begin()
     try {
-      await heard(thread, until, fail => { stalled = fail })
+      await waitForMessage(thread, until, fail => { stalled = fail })
       return thread
     } catch (error) {
       await thread.terminate()
@@ -149,7 +149,7 @@ export async function openEmbedded ({
     // The client also disconnects after its copy. The listener would then cancel the next copy.
     const done = () => signal.removeEventListener('abort', cancel)
     await patiently('is copied', async () => {
-      const response = heard(one, 'copied')
+      const response = waitForMessage(one, 'copied')
       one.postMessage({ copy: to })
       const { copied } = await response
       if (copied !== '') throw new Error(copied)
@@ -217,7 +217,7 @@ async function shut (worker: Worker) {
   if (worker.threadId !== -1) {
     worker.postMessage({ close: true })
     let timer: NodeJS.Timeout | undefined
-    await heard(worker, 'closed', fail => {
+    await waitForMessage(worker, 'closed', fail => {
       timer = setTimeout(() => fail('it does not close'), CLOSE_TIMEOUT_MS)
     }).catch(() => {})
     clearTimeout(timer)
@@ -226,7 +226,7 @@ async function shut (worker: Worker) {
 }
 
 // Resolves with the first message that has this property, or at the end of the thread (`exit`).
-function heard (
+function waitForMessage (
   worker: Worker, property: 'ready' | 'copied' | 'closed' | 'exit', giveUp: (fail: (reason: string) => void) => void = () => {}
 ) {
   return new Promise<Answer>((resolve, reject) => {

@@ -1,30 +1,18 @@
 import { asc, eq, getTableColumns, sql } from 'drizzle-orm'
 import type { Interval, PlanPrice } from '../../../schemas/billing.ts'
-import type { OrganizationStatus, Plan } from '../../../schemas/organizations.ts'
+import type { Plan } from '../../../schemas/organizations.ts'
 import { openChange } from '../../db/changes/chain.ts'
-import { lookUp, preparedSql, type Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { numberOf } from '../../db/rows/query.ts'
 import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
 
-const planOf = preparedSql<Omit<Plan, 'max_bytes'> & { max_bytes: string | null }, { id: string }>('plan_of', ($) => sql`
-  SELECT p.name, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes
-  FROM organization_counters c CROSS JOIN ${lookUp('p', plans, sql`name = c.plan`)}
-  WHERE c.organization_id = ${$('id')}::char(26) AND NOT c.is_closed`)
-
-/** Locks the counter, to serialize changes that count against the plan. Undefined for a deleted organization. */
+/**
+ * Locks the counter, to serialize changes that count against the plan. Returns the plan as it was when the counter was
+ * locked, also after `updatePlan`. Undefined for a deleted organization.
+ */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
-  await openChange(db, { organization_id: organizationId })
-  const [row] = await planOf(db, { id: organizationId })
-  return row && { ...row, max_bytes: numberOf(row.max_bytes) }
-}
-
-/** The status of an organization; undefined when it was deleted. */
-export async function findStatus (db: Db, organizationId: string): Promise<OrganizationStatus | undefined> {
-  const { status } = organization_counters
-  const [row] = await db.select({ status }).from(organization_counters)
-    .where(matching(organization_counters, { organization_id: organizationId, is_closed: false }))
-  return row?.status
+  const counter = await openChange(db, { organization_id: organizationId })
+  return counter?.is_closed === false ? counter.plan : undefined
 }
 
 const TABLES = { projects, members }
