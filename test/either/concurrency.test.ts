@@ -691,6 +691,31 @@ t.test('a grant ends while a token that was made through it is changed: one afte
   }
 })
 
+t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { send, service, organization, addresses } = await startInstances(t)
+  const [level] = await makeLevels(send, 'orbit', ['live'])
+  const [other, leaving] = [
+    await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
+  ]
+  const own = client(addresses, { token: (await issuePair(service, leaving, SCOPE_NAMES)).access, organization })
+  const account = sql`SELECT FROM users WHERE id = ${String(other.id)}::bigint FOR NO KEY UPDATE`
+  const left = await service.database.longTransactions.transaction(async (db) => {
+    await db.execute(account)
+    let isOver = false
+    const leave = own('DELETE', `//api/v1/organizations/${organization}/members/${leaving.id}`)
+      .finally(() => { isOver = true })
+    await pause(WAITS)
+    t.same(await service.sql(`SELECT pid FROM pg_stat_activity
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`), [], 'no transaction waits for a lock')
+    t.equal((await send('POST', '/secrets/store', { ...level, plaintext: 'A=1' })).status, 200, 'a store commits')
+    t.equal(isOver, false, 'the owner has not left yet')
+    return { leave }
+  })
+  t.equal((await left.leave).status, 204)
+})
+
 t.test('the operator closes an owner’s account while another owner leaves: one stays, or the operator is told', {
   skip: ONE_SESSION
 }, async (t) => {

@@ -28,7 +28,7 @@ export interface TestPostgres {
  * Creates a temporary cluster and starts its server on the loopback interface.
  *
  * @param options.durable false: without fsync, for tests without crashes; also without autovacuum, so that query plans
- *   do not depend on the time
+ *   do not depend on the time, and with an early search for deadlocks, so that the concurrency tests find all of them
  * @param options.within the parent directory of the cluster
  */
 export async function startPostgres ({ durable = true, within = os.tmpdir() } = {}): Promise<TestPostgres> {
@@ -49,7 +49,7 @@ export async function startPostgres ({ durable = true, within = os.tmpdir() } = 
   async function start () {
     const args = [
       '-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200',
-      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off']
+      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off', '-c', 'deadlock_timeout=50ms']
     ]
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
     for (const until = Date.now() + 20_000; ;) {

@@ -1,36 +1,11 @@
-import { eq, sql, type SQL } from 'drizzle-orm'
-import { MAX_OWNED } from '../../../schemas/organizations.ts'
+import { sql, type SQL } from 'drizzle-orm'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
 import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
-import { former_slugs, members, projects, team_projects, users } from '../tables.ts'
-
-/** Maximum memberships of a person, and maximum organizations that a person owns. */
-export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MAX_OWNED } as const
-
-/** The number of memberships and of owned organizations, including deleted ones while their slugs are reserved. */
-export interface Memberships { joined: number, owned: number }
-
-/** Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. */
-export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
-  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update')
-  const [row] = await db.select({
-    joined: sql<number>`count(*)::int`,
-    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
-      SELECT count(DISTINCT f.organization_id)::int FROM ${former_slugs} f
-      WHERE f.owner_id = ${userId}::bigint AND f.reserved_until > now())`
-  }).from(members).where(eq(members.user_id, userId))
-  return row!
-}
-
-/** The limit that another membership with this role would exceed; undefined if there is none. */
-export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
-  if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
-  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
-}
+import { projects, team_projects } from '../tables.ts'
 
 /** Roles from teams to load with a member. */
 export interface TeamQuery {

@@ -46,6 +46,15 @@ const counters = new WeakMap<Db, Counter>()
 /** The counter that the transaction has locked with `openChange`, if any. */
 export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 
+/**
+ * Options for locking rows that a transaction about a person (accounts, grants) or a long operation (projects) can
+ * hold while it waits for this transaction. Under a counter the lock does not wait: if a row is locked, the statement
+ * fails, and `transaction` runs the change again (RowLocked). A wait for an API token is safe: each transaction locks
+ * the grant of a token first.
+ */
+export const waitUnlessCounter = (db: Db): { noWait: true } | Record<string, never> =>
+  counterOf(db) === undefined ? {} : { noWait: true }
+
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 

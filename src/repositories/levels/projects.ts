@@ -3,8 +3,7 @@ import type { ProjectAttributes } from '../../../schemas/projects.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { RowLocked } from '../../db/callers/caller.ts'
-import { counterOf } from '../../db/changes/chain.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
@@ -199,18 +198,15 @@ export async function updateProject (
 
 /**
  * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
- * changes of the project. `share` excludes long operations on the project. A long operation locks the project before
- * the organization's counter. So, to avoid a deadlock, a transaction that has already locked the counter does not wait:
- * throws RowLocked if the row is locked.
+ * changes of the project. `share` excludes long operations on the project, which lock the project before the counter;
+ * so a transaction that has already locked the counter does not wait (`waitUnlessCounter`).
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
 ): Promise<KeyState | undefined> {
-  const hasCounter = counterOf(db) !== undefined
-  const find = () => db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
-  const [row] = await find().for(strength === 'update' ? 'no key update' : 'share', hasCounter ? { skipLocked: true } : {})
+  const [row] = await db.select(authenticatedColumns('projects')).from(projects).where(oneOf(organizationId, id))
+    .for(strength === 'update' ? 'no key update' : 'share', waitUnlessCounter(db))
   if (row !== undefined) requireAuthentic(db, 'projects', row)
-  else if (hasCounter && (await find()).length > 0) throw new RowLocked()
   return row
 }
 

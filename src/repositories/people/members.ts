@@ -67,9 +67,12 @@ export async function countOtherOwners (db: Db, organizationId: string, userId: 
   return countOwners(db, await selectOtherOwners(db, organizationId, userId))
 }
 
-/** Like `countOtherOwners`, and prevents closing these accounts. The caller has locked only the organization. */
+/**
+ * Like `countOtherOwners`, and prevents closing these accounts. The caller has locked the organization's counter, so
+ * this does not wait for an account that is being closed (`waitUnlessCounter`).
+ */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
-  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users }))
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users, noWait: true }))
 }
 
 const MAX_OWNERS = 100

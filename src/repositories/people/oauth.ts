@@ -210,7 +210,7 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
   }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
-    .where(eq(oauth_codes.code_hash, code_hash)).for('update', { of: [oauth_grants, oauth_codes] })
+    .where(eq(oauth_codes.code_hash, code_hash)).for('no key update', { of: [oauth_grants, oauth_codes] })
   if (row === undefined) return undefined
   const { code, itsGrant, itsUser, itsClient, ...found } = row
   if (isOver(found)) return found
@@ -267,7 +267,7 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
     is_used: sql<boolean>`${oauth_tokens.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_tokens.refresh_expires_at} <= now()`
   }).from(oauth_tokens).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id)).$dynamic())
-    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('update', { of: [oauth_grants, oauth_tokens] })
+    .where(eq(oauth_tokens.refresh_hash, refresh_hash)).for('no key update', { of: [oauth_grants, oauth_tokens] })
   if (row === undefined) return undefined
   const { pair, itsGrant, itsUser, itsClient, ...found } = row
   if (isOver(found)) return found

@@ -232,7 +232,7 @@ export async function lockTokenSupport (
       SELECT g.* FROM oauth_grants g WHERE g.revoked_at IS NULL AND g.expires_at > now()
         AND g.id = ANY(ARRAY(SELECT grant_id FROM token UNION ALL SELECT ${by?.grant_id ?? null}::bigint))
         AND (SELECT count(*) FROM member) >= 0
-      ORDER BY g.id FOR SHARE
+      ORDER BY g.id FOR SHARE NOWAIT
     )
     SELECT token.user_id IS NOT NULL AS is_somebodys, token.grant_id IS NOT NULL AS has_grant,
       to_jsonb(m) AS member, to_jsonb(g) AS its_grant

@@ -5,13 +5,13 @@ import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow } from '../../db/rows/query.ts'
-import { lockMemberships, reachedLimit } from '../../db/callers/memberships.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
   members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { lockMemberships, reachedLimit } from './memberships.ts'
 
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
