@@ -2,7 +2,7 @@ import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '.
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
-import { lockMemberships, reachedLimit } from '../repositories/people/memberships.ts'
+import { lockMemberships, reachedLimit } from '../repositories/people/users.ts'
 import { requireScope, requireSecondFactor } from '../http/guard/access.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'

@@ -1,6 +1,8 @@
 import { and, asc, eq, gt, isNull, sql, type SQL } from 'drizzle-orm'
+import { MAX_OWNED } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -8,10 +10,10 @@ import { authenticRow } from '../../db/rows/query.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
-  members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps, userColumns, users
+  former_slugs, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
+  userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { lockMemberships, reachedLimit } from './memberships.ts'
 
 export type User = Pick<typeof users.$inferSelect, keyof typeof userColumns>
 
@@ -117,6 +119,33 @@ export async function endEverything (db: Db, id: number): Promise<EndedTokens[]>
   await db.delete(password_links).where(eq(password_links.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
   return [...ended, ...await endTokensWithoutGrant(db, id)]
+}
+
+/** Maximum memberships of a person, and maximum organizations that a person owns. */
+export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MAX_OWNED } as const
+
+/** The number of memberships and of owned organizations, including deleted ones while their slugs are reserved. */
+export interface Memberships { joined: number, owned: number }
+
+/**
+ * Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. Under a counter,
+ * does not wait for an account that is being closed (`waitUnlessCounter`).
+ */
+export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
+  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update', waitUnlessCounter(db))
+  const [row] = await db.select({
+    joined: sql<number>`count(*)::int`,
+    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
+      SELECT count(DISTINCT f.organization_id)::int FROM ${former_slugs} f
+      WHERE f.owner_id = ${userId}::bigint AND f.reserved_until > now())`
+  }).from(members).where(eq(members.user_id, userId))
+  return row!
+}
+
+/** The limit that another membership with this role would exceed; undefined if there is none. */
+export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
+  if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
+  return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
 /**
