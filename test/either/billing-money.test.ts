@@ -271,11 +271,13 @@ async function instance (t: Test, provider: Provider, patienceOfProvider = 100) 
 }
 
 /** Asks an instance for a charge. */
-async function ask (app: Awaited<ReturnType<typeof instance>>['app'], caller: Caller, amount: number) {
+async function ask (
+  app: Awaited<ReturnType<typeof instance>>['app'], caller: Caller, amount: number, headers: Record<string, string> = {}
+) {
   const response = await app.inject({
     method: 'POST',
     url: `/api/v1/organizations/${caller.organization}/billing/charges`,
-    headers: { authorization: `Bearer ${caller.token}` },
+    headers: { authorization: `Bearer ${caller.token}`, ...headers },
     payload: { amount, currency: 'EUR', description: 'Onboarding' }
   })
   if (response.statusCode !== 201) throw new Error(response.payload)
@@ -528,6 +530,15 @@ t.test('an order is told to the provider that it was asked of, and to no other t
   const again = await instance(t, first.provider)
   await background(again.app, () => first.ledger.has(theirs.id))
   t.notOk(first.asked.includes(own.id))
+})
+
+t.test('a charge with an Idempotency-Key is sent to the provider after its commit, as one without', async (t) => {
+  const { provider, asked } = processor()
+  const { app } = await instance(t, provider)
+  const caller = await service.organization()
+  const { id } = await ask(app, caller, 100, { 'idempotency-key': 'charge-1' })
+  // Does not wake the worker, which would otherwise run every 30 s.
+  await background({ billing: { wake () {} } }, () => asked.includes(id))
 })
 
 t.test('a provider that says nothing holds up no period, and no end of the service', async (t) => {

@@ -691,6 +691,36 @@ t.test('a grant ends while a token that was made through it is changed: one afte
   }
 })
 
+t.test('OA-63 a form of /account has no effect if its session ended while the form waited', {
+  skip: ONE_SESSION
+}, async (t) => {
+  const { send, service, organization, addresses } = await startInstances(t)
+  const person = await makePerson(service, { [organization]: 'developer' })
+  const browser = visitor(addresses[0]!)
+  const account = await browser.signIn(await browser.open('/account'), person.email, person.password)
+  const { body } = await send('POST', `//api/v1/organizations/${organization}/members`, {
+    email: 'other@example.org', role: 'developer'
+  })
+  await service.write(`UPDATE users SET email = 'other@example.org', email_normalized = 'other@example.org'
+    WHERE id = ${person.id}`)
+  const members = () => service.sql(`SELECT user_id::float8 FROM members WHERE organization_id = '${organization}'`)
+  const before = await members()
+  const forms = { 'organizations/leave': organization, 'invitations/accept': body.data.id as string }
+  for (const [path, id] of Object.entries(forms)) {
+    const answers = await service.database.longTransactions.transaction(async (db) => {
+      await db.execute(sql`SELECT FROM users WHERE id = ${String(person.id)}::bigint FOR NO KEY UPDATE`)
+      await db.execute(sql`SELECT FROM sessions WHERE user_id = ${String(person.id)}::bigint FOR UPDATE`)
+      const sent = browser.send({ ...formIn(account), action: `/account/${path}` }, { id })
+      await pause(WAITS)
+      await db.execute(sql`UPDATE sessions SET expires_at = now() WHERE user_id = ${String(person.id)}::bigint`)
+      return [sent]
+    })
+    t.equal((await answers[0]!).status, 303, path)
+    t.same(await members(), before, `${path} changed nothing`)
+    await service.write(`UPDATE sessions SET expires_at = now() + interval '1 hour' WHERE user_id = ${person.id}`)
+  }
+})
+
 t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {
   skip: ONE_SESSION
 }, async (t) => {

@@ -54,13 +54,13 @@ const callersOf = ($: Value) => sql`caller AS (
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
+const IS_ITS_TOKEN = sql`organization_id = caller.organization_id AND id = caller.api_token
+        AND (expires_at IS NULL OR expires_at > now())`
+
 // The valid API tokens among the callers, each with its grant.
-const apiTokens = (lock: SQL) => sql`
+const apiTokens = sql`
     SELECT caller.n, t.grant_id, t.user_id FROM caller CROSS JOIN LATERAL (
-      SELECT token_hash, grant_id, user_id FROM api_tokens
-      WHERE organization_id = caller.organization_id AND id = caller.api_token
-        AND (expires_at IS NULL OR expires_at > now())
-      LIMIT 1 ${lock}
+      SELECT token_hash, grant_id, user_id FROM api_tokens WHERE ${IS_ITS_TOKEN} LIMIT 1
     ) AS t
     WHERE t.token_hash = caller.hash OR EXISTS (
       SELECT FROM former_token_hashes f
@@ -69,17 +69,15 @@ const apiTokens = (lock: SQL) => sql`
 
 const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
-  FROM (${apiTokens(sql``)}) AS its`)
+  FROM (${apiTokens}) AS its`)
 
-// Transactions that revoke a grant, refresh a token or close an account lock rows of the credential, but not the
-// counter. SKIP LOCKED omits callers with such locked rows.
+// Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but not the
+// counter. Locks in the same order; SKIP LOCKED omits callers with such locked rows.
 const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
-  WITH ${callersOf($)}, credential AS (${apiTokens(lock)}
+  WITH ${callersOf($)}, credential AS (${apiTokens}
     UNION ALL
     SELECT caller.n, t.grant_id, NULL::bigint FROM caller CROSS JOIN LATERAL (
-      SELECT grant_id FROM oauth_tokens
-      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > now()
-      LIMIT 1 ${lock}
+      SELECT grant_id FROM oauth_tokens WHERE id = caller.access_token LIMIT 1
     ) AS t
   ), live_grant AS (
     SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
@@ -88,11 +86,23 @@ const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Pa
       WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > now()
       LIMIT 1 ${lock}
     ) AS g
+  ), granted AS (
+    SELECT caller.* FROM caller JOIN credential ON credential.n = caller.n
+    WHERE credential.grant_id IS NULL
+      OR EXISTS (SELECT FROM live_grant g WHERE g.id = credential.grant_id AND g.user_id = caller.user_id)
+  ), held AS (
+    SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
+      SELECT FROM api_tokens WHERE ${IS_ITS_TOKEN} LIMIT 1 ${lock}
+    ) AS t
+    UNION ALL
+    SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
+      SELECT FROM oauth_tokens
+      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > now()
+      LIMIT 1 ${lock}
+    ) AS t
   )
-  SELECT caller.n FROM caller JOIN credential ON credential.n = caller.n
-  WHERE (credential.grant_id IS NULL
-      OR EXISTS (SELECT FROM live_grant g WHERE g.id = credential.grant_id AND g.user_id = caller.user_id))
-    AND EXISTS (
+  SELECT caller.n FROM caller JOIN held ON held.n = caller.n
+  WHERE EXISTS (
       SELECT FROM members m
       WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
         AND m.status = 'active' AND m.role = caller.role)

@@ -1,5 +1,4 @@
 import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
-import { CallerEnded } from './caller.ts'
 import { PIECE } from './expired.ts'
 import type { Db } from '../postgres/handle.ts'
 import { isOneOf } from '../rows/lists.ts'
@@ -164,14 +163,4 @@ export function endingOf (
     tokens: own.reduce((sum, { count }) => sum + count, 0),
     token_ids: namesOf(own.flatMap(({ ids }) => ids))
   }
-}
-
-/** Locks an access token and its grant, for a change outside of any organization. Throws CallerEnded. */
-export async function lockAccessToken (db: Db, id: number): Promise<void> {
-  const rows = await db.execute(sql`
-    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
-    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
-      AND g.revoked_at IS NULL AND g.expires_at > now()
-    FOR SHARE OF g, t`) as unknown as object[]
-  if (rows.length === 0) throw new CallerEnded()
 }

@@ -49,8 +49,8 @@ export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 /**
  * Options for locking rows that a transaction about a person (accounts, grants) or a long operation (projects) can
  * hold while it waits for this transaction. Under a counter the lock does not wait: if a row is locked, the statement
- * fails, and `transaction` runs the change again (RowLocked). A wait for an API token is safe: each transaction locks
- * the grant of a token first.
+ * fails, and `transaction` runs the change again (RowLocked). A wait for an API token is safe: a transaction that holds
+ * a token waits for no account, grant or counter afterwards.
  */
 export const waitUnlessCounter = (db: Db): { noWait: true } | Record<string, never> =>
   counterOf(db) === undefined ? {} : { noWait: true }

@@ -123,6 +123,7 @@ export class KeptOnce implements Answering {
   readonly #answer: Promise<Known>
   #settle: { resolve: (answer: Known) => void, reject: (error: Error) => void } | undefined
   #isKeeping = false
+  #outcome: 'committed' | 'undone' | undefined
   readonly #afterwards: { work: () => void, undone: (() => void) | undefined }[] = []
 
   constructor (seal: AnswerSeal, request: FastifyRequest, asked: Asked) {
@@ -181,7 +182,9 @@ export class KeptOnce implements Answering {
   }
 
   afterwards (work: () => void, undone?: () => void) {
-    this.#afterwards.push({ work, undone })
+    if (this.#outcome === undefined) this.#afterwards.push({ work, undone })
+    else if (this.#outcome === 'committed') work()
+    else undone?.()
   }
 
   /** Call this before the response is sent. Waits until the response is stored; throws after a rollback. */
@@ -209,10 +212,12 @@ export class KeptOnce implements Answering {
       for (const name of STORED_HEADERS) reply.removeHeader(name)
       throw error
     }
+    this.#outcome = 'committed'
     for (const { work } of this.#afterwards) work()
   }
 
   #undone () {
+    this.#outcome = 'undone'
     for (const { undone } of this.#afterwards) undone?.()
   }
 }

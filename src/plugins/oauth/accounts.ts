@@ -16,7 +16,7 @@ import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/people/second-factors.ts'
-import { deleteSession, listSessions } from '../../repositories/people/sessions.ts'
+import { deleteSession, listSessions, lockSession } from '../../repositories/people/sessions.ts'
 import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/people/tokens.ts'
 import {
   changePassword, createUser, endEverything, findPasswordLink, findUser, findUserByEmail, listMemberships, lockUser,
@@ -130,20 +130,32 @@ export const accounts: Domain = async (app) => {
   } as const)) {
     onOwnForm(`/account/${path}`, { audit: event }, async (request, _reply, session, form) => {
       const id = (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
-      const organization_id = path.startsWith('invitations/')
-        ? await findInvitingOrganization(app.db, session.user.email, id)
-        : undefined
-      const problem = await transaction(app.db, async (db) =>
-        act(db, request, session, id), { organization_id, waited: request.waited })
+      const organization_id = await findOrganizationOf(path, session.user, id)
+      if (path === 'organizations/leave' && organization_id === undefined) return '/account'
+      const problem = await transaction(app.db, async (db) => {
+        // Every transaction that ends sessions locks the account first.
+        if (organization_id === undefined) await lockUser(db, session.user.id)
+        // The session may have ended while the request waited for the organization.
+        return await lockSession(db, session.hash) ? act(db, request, session, id) : undefined
+      }, { organization_id, waited: request.waited })
       // The background cleanup deletes the tokens of an ended membership.
       app.removals.wake()
       return problem === undefined ? '/account' : showAccount(request, session, problem)
     })
   }
 
+  // The organization that a form changes; undefined for a form about the person only.
+  async function findOrganizationOf (path: string, { id: userId, email }: SignedIn['user'], id: string) {
+    if (path.startsWith('invitations/')) return findInvitingOrganization(app.db, email, id)
+    return path === 'organizations/leave' ? (await findMembership(userId, id))?.id : undefined
+  }
+
+  const findMembership = async (userId: number, id: unknown) =>
+    (await listMemberships(app.db, userId)).find((one) => one.id === id)
+
   showOwnPage('/account/organizations/leave', async (request, _reply, session) => {
     const { id } = request.query as Record<string, unknown>
-    const membership = (await listMemberships(app.db, session.user.id)).find((one) => one.id === id)
+    const membership = await findMembership(session.user.id, id)
     return membership === undefined ? '/account' : leavePage(session, membership)
   })
 
@@ -310,13 +322,11 @@ async function openAccount (
 const MAX_ID_LENGTH = 64
 
 async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  await lockUser(db, user.id)
   if (!await deleteSession(db, Buffer.from(id, 'base64url'), user.id)) return
   await recordForUser(db, request, user, 'session.delete')
 }
 
 async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  await lockUser(db, user.id)
   const token = parseId(id)
   if (token === undefined) return
   const organization = await lockOwnToken(db, user.id, token)
@@ -326,7 +336,6 @@ async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id
 }
 
 async function endApplication (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  await lockUser(db, user.id)
   const grant = parseId(id)
   if (grant === undefined) return
   const revoked = await revokeGrantOf(db, user.id, grant)

@@ -4,6 +4,8 @@ import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import { CallerEnded } from '../../db/callers/caller.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
@@ -414,4 +416,17 @@ function userCallOf (
   // Scopes beyond the grant are ignored.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
   return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
+}
+
+/**
+ * Locks an access token and its grant, for a change by a person who is not a member. Under a counter, does not wait
+ * (`waitUnlessCounter`). Throws CallerEnded.
+ */
+export async function lockAccessToken (db: Db, id: number): Promise<void> {
+  const rows = await db.execute(sql`
+    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
+    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
+      AND g.revoked_at IS NULL AND g.expires_at > now()
+    FOR SHARE OF g, t ${sql.raw('noWait' in waitUnlessCounter(db) ? 'NOWAIT' : '')}`) as unknown as object[]
+  if (rows.length === 0) throw new CallerEnded()
 }

@@ -1,5 +1,6 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -61,6 +62,18 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
       .where(matching(sessions, { token_hash, seen_at: session.seen_at }))
   }
   return user
+}
+
+/**
+ * Locks a session, so that the session cannot end before the transaction. Returns false if the session has ended or the
+ * account was closed. Under a counter, does not wait (`waitUnlessCounter`).
+ */
+export async function lockSession (db: Db, token_hash: Buffer): Promise<boolean> {
+  const rows = await db.select({ user_id: sessions.user_id }).from(sessions)
+    .innerJoin(users, eq(users.id, sessions.user_id))
+    .where(and(eq(sessions.token_hash, token_hash), live, isNull(users.disabled_at)))
+    .for('share', { of: sessions, ...waitUnlessCounter(db) })
+  return rows.length === 1
 }
 
 export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }

@@ -3,6 +3,7 @@ import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import { PIECE } from '../../db/callers/expired.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
@@ -294,7 +295,7 @@ export async function findSlice (
 ): Promise<Slice | undefined> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
   // A separate statement, so that the next one sees the result of a deletion that this one waited for.
-  await db.select({ id: projects.id }).from(projects).where(named).for('key share')
+  await db.select({ id: projects.id }).from(projects).where(named).for('key share', waitUnlessCounter(db))
   const { organization_id, id: project_id } = projects
   const [row] = await db
     .select({

@@ -75,9 +75,12 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
   return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
-/** Locks an account: the first lock of transactions that end its sessions, grants or tokens, to prevent deadlocks. */
+/**
+ * Locks an account: the first lock of transactions that end its sessions, grants or tokens, to prevent deadlocks. Under
+ * a counter, does not wait (`waitUnlessCounter`).
+ */
 export async function lockUser (db: Db, id: number): Promise<void> {
-  await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update')
+  await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update', waitUnlessCounter(db))
 }
 
 /**
@@ -132,7 +135,7 @@ export interface Memberships { joined: number, owned: number }
  * does not wait for an account that is being closed (`waitUnlessCounter`).
  */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
-  await db.select({ id: users.id }).from(users).where(eq(users.id, userId)).for('no key update', waitUnlessCounter(db))
+  await lockUser(db, userId)
   const [row] = await db.select({
     joined: sql<number>`count(*)::int`,
     owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
