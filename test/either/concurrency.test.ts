@@ -6,6 +6,8 @@ import t, { type Test } from 'tap'
 import { transaction } from '../../src/db/database.ts'
 import { recordLate } from '../../src/repositories/audit/audit.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
+import { beginFactor } from '../../src/vault/keys/second-factor.ts'
 import { revokeToken } from '../../src/commands/people/tokens.ts'
 import { switchUser } from '../../src/commands/people/users.ts'
 import { startApp, type Caller, type TestApp } from '../helpers/app.ts'
@@ -703,22 +705,33 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
   })
   await service.write(`UPDATE users SET email = 'other@example.org', email_normalized = 'other@example.org'
     WHERE id = ${person.id}`)
-  const members = () => service.sql(`SELECT user_id::float8 FROM members WHERE organization_id = '${organization}'`)
-  const before = await members()
-  const forms = { 'organizations/leave': organization, 'invitations/accept': body.data.id as string }
-  for (const [path, id] of Object.entries(forms)) {
-    const answers = await service.database.longTransactions.transaction(async (db) => {
+  const state = () => service.sql(`SELECT password_hash, second_factor_id,
+    (SELECT jsonb_agg(user_id) FROM members WHERE organization_id = '${organization}') AS members,
+    (SELECT jsonb_agg(id) FROM second_factors WHERE user_id = users.id) AS factors,
+    (SELECT count(*) FROM sessions WHERE user_id = users.id) AS sessions FROM users WHERE id = ${person.id}`)
+
+  async function isWithoutEffect (path: string, fields: Record<string, string>, status: number) {
+    const before = await state()
+    const { sent } = await service.database.longTransactions.transaction(async (db) => {
       await db.execute(sql`SELECT FROM users WHERE id = ${String(person.id)}::bigint FOR NO KEY UPDATE`)
       await db.execute(sql`SELECT FROM sessions WHERE user_id = ${String(person.id)}::bigint FOR UPDATE`)
-      const sent = browser.send({ ...formIn(account), action: `/account/${path}` }, { id })
+      const sent = browser.send({ ...formIn(account), action: `/account/${path}` }, fields)
       await pause(WAITS)
       await db.execute(sql`UPDATE sessions SET expires_at = now() WHERE user_id = ${String(person.id)}::bigint`)
-      return [sent]
+      return { sent }
     })
-    t.equal((await answers[0]!).status, 303, path)
-    t.same(await members(), before, `${path} changed nothing`)
+    t.equal((await sent).status, status, path)
+    t.same(await state(), before, `${path} changed nothing`)
     await service.write(`UPDATE sessions SET expires_at = now() + interval '1 hour' WHERE user_id = ${person.id}`)
   }
+
+  const current = person.password
+  await isWithoutEffect('organizations/leave', { id: organization }, 303)
+  await isWithoutEffect('invitations/accept', { id: body.data.id as string }, 303)
+  await isWithoutEffect('password', { current, password: 'another long password' }, 422)
+  await isWithoutEffect('second-factor', { current }, 303)
+  const secret = await transaction(service.database.db, (db) => beginFactor(db, service.keyring, person.id))
+  await isWithoutEffect('second-factor/confirm', { code: await codeAt(secret, stepAt(Date.now())) }, 422)
 })
 
 t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {

@@ -223,8 +223,9 @@ export class KeptOnce implements Answering {
 }
 
 /**
- * Runs `work` after the change has committed: immediately, or, with an `Idempotency-Key`, before the response is sent.
- * Runs `undone` instead if the transaction that stores the response was rolled back.
+ * Runs `work` after the change has committed. Without an `Idempotency-Key` that is now. With one, the commit comes just
+ * before the response is sent: runs `work` then, or now if the response was sent already. Runs `undone` instead if the
+ * transaction that stores the response was rolled back.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
   if (answering === null) work()

@@ -16,7 +16,7 @@ import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/people/second-factors.ts'
-import { deleteSession, listSessions, lockSession } from '../../repositories/people/sessions.ts'
+import { deleteSession, listSessions } from '../../repositories/people/sessions.ts'
 import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/people/tokens.ts'
 import {
   changePassword, createUser, endEverything, findPasswordLink, findUser, findUserByEmail, listMemberships, lockUser,
@@ -29,8 +29,8 @@ import {
   acceptInvitation, declineInvitation, endMembership, type Invitee, type Refusal
 } from '../../vault/jobs/memberships.ts'
 import {
-  authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, problemWith,
-  refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
+  authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
+  problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
 import { pagesOf } from './page-routes.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
@@ -123,31 +123,42 @@ export const accounts: Domain = async (app) => {
   for (const [path, { event, act }] of Object.entries({
     'sessions/end': { event: 'session.delete', act: endSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
-    'applications/end': { event: 'oauth.revoke', act: endApplication },
-    'invitations/accept': { event: 'member.join', act: accept },
-    'invitations/decline': { event: 'invitation.decline', act: decline },
-    'organizations/leave': { event: 'member.delete', act: leave }
+    'applications/end': { event: 'oauth.revoke', act: endApplication }
   } as const)) {
     onOwnForm(`/account/${path}`, { audit: event }, async (request, _reply, session, form) => {
-      const id = (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
-      const organization_id = await findOrganizationOf(path, session.user, id)
-      if (path === 'organizations/leave' && organization_id === undefined) return '/account'
-      const problem = await transaction(app.db, async (db) => {
-        // Every transaction that ends sessions locks the account first.
-        if (organization_id === undefined) await lockUser(db, session.user.id)
-        // The session may have ended while the request waited for the organization.
-        return await lockSession(db, session.hash) ? act(db, request, session, id) : undefined
-      }, { organization_id, waited: request.waited })
+      await inSession(app, request, session, (db) => act(db, request, session, idIn(form)))
+      // The background cleanup deletes the tokens of a revoked grant.
+      app.removals.wake()
+      return '/account'
+    })
+  }
+
+  const findInviter = async ({ email }: SignedIn['user'], id: string) =>
+    findInvitingOrganization(app.db, email, id)
+
+  // These forms change an organization, which `find` returns: the inviting one, or one of which the user is a member.
+  for (const [path, { event, find, act, missing }] of Object.entries({
+    'invitations/accept': {
+      event: 'member.join', find: findInviter, act: accept, missing: { problem: REFUSALS.gone, status: 422 }
+    },
+    'invitations/decline': { event: 'invitation.decline', find: findInviter, act: decline, missing: undefined },
+    'organizations/leave': {
+      event: 'member.delete',
+      find: async ({ id: userId }: SignedIn['user'], id: string) => (await findMembership(userId, id))?.id,
+      act: leave,
+      missing: undefined
+    }
+  } as const)) {
+    onOwnForm(`/account/${path}`, { audit: event }, async (request, _reply, session, form) => {
+      const id = idIn(form)
+      const organization = await find(session.user, id)
+      const problem = organization === undefined
+        ? missing
+        : await inSession(app, request, session, (db) => act(db, request, session, organization, id), organization)
       // The background cleanup deletes the tokens of an ended membership.
       app.removals.wake()
       return problem === undefined ? '/account' : showAccount(request, session, problem)
     })
-  }
-
-  // The organization that a form changes; undefined for a form about the person only.
-  async function findOrganizationOf (path: string, { id: userId, email }: SignedIn['user'], id: string) {
-    if (path.startsWith('invitations/')) return findInvitingOrganization(app.db, email, id)
-    return path === 'organizations/leave' ? (await findMembership(userId, id))?.id : undefined
   }
 
   const findMembership = async (userId: number, id: unknown) =>
@@ -320,6 +331,7 @@ async function openAccount (
 
 // Longer than every id in a form.
 const MAX_ID_LENGTH = 64
+const idIn = (form: Form) => (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
 
 async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
   if (!await deleteSession(db, Buffer.from(id, 'base64url'), user.id)) return
@@ -344,10 +356,8 @@ async function endApplication (db: Db, request: FastifyRequest, { user }: Signed
 }
 
 async function accept (
-  db: Db, request: FastifyRequest, { user }: SignedIn, id: string
+  db: Db, request: FastifyRequest, { user }: SignedIn, organization_id: string, id: string
 ): Promise<Problem | undefined> {
-  const organization_id = await findInvitingOrganization(db, user.email, id)
-  if (organization_id === undefined) return { problem: REFUSALS.gone, status: 422 }
   return join(db, request, user, { organization_id, id })
 }
 
@@ -364,9 +374,10 @@ async function join (
   return undefined
 }
 
-async function decline (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  const organization = await findInvitingOrganization(db, user.email, id)
-  if (organization === undefined || !await declineInvitation(db, organization, id, user)) return
+async function decline (
+  db: Db, request: FastifyRequest, { user }: SignedIn, organization: string, id: string
+): Promise<undefined> {
+  if (!await declineInvitation(db, organization, id, user)) return
   await recordForPersonAlone(db, request, user, 'invitation.decline', await nameOfOrganization(db, organization))
 }
 

@@ -8,7 +8,7 @@ import { browserOf, readCookie, setCookie, type Form } from '../../http/pages/pa
 import {
   findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../repositories/people/attempts.ts'
-import { createSession, deleteSession, findSession } from '../../repositories/people/sessions.ts'
+import { createSession, deleteSession, findSession, lockSession } from '../../repositories/people/sessions.ts'
 import {
   findUser, findUserByEmail, lockUser, updatePasswordHash, type User
 } from '../../repositories/people/users.ts'
@@ -29,6 +29,20 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   const hash = hashToken(cookie)
   const user = await findSession(app.db, hash)
   return user && { cookie, hash, user }
+}
+
+/**
+ * Runs a change of a signed-in user in a transaction that locks the counter of the organization, or without one the
+ * account. If the session has ended meanwhile, changes nothing and returns undefined.
+ */
+export async function inSession<T> (
+  app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, change: (db: Db) => Promise<T>,
+  organization_id?: string
+): Promise<T | undefined> {
+  return transaction(app.db, async (db) => {
+    if (organization_id === undefined) await lockUser(db, user.id)
+    return await lockSession(db, hash) ? change(db) : undefined
+  }, { organization_id, waited: request.waited })
 }
 
 /**
@@ -124,8 +138,8 @@ export async function confirmPassword (
 
 type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
 
-/** A code to validate, its user, and the counters of wrong codes. */
-export interface CodeGiven { user: Holder, code: string, counts: readonly Count[] }
+/** A code to validate, its user, the counters of wrong codes, and the hash of the session; none during sign-in. */
+export interface CodeGiven { user: Holder, code: string, counts: readonly Count[], session?: Buffer }
 
 // Longer than a code in every accepted spelling.
 const MAX_CODE = 100
@@ -140,7 +154,7 @@ export async function codeOfStranger (
 
 /** A code of a signed-in user; attempts are counted per session. */
 export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGiven {
-  return { user, code, counts: [{ of: 'place', name: `code session:${hash.toString('hex')}` }] }
+  return { user, code, counts: [{ of: 'place', name: `code session:${hash.toString('hex')}` }], session: hash }
 }
 
 /**
@@ -148,11 +162,11 @@ export function codeInSession ({ user, hash }: SignedIn, code: string): CodeGive
  * second factor needs no code. Returns `wrong` for a wrong code, and the seconds to wait after too many attempts.
  */
 export async function withSecondFactor<T> (
-  app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
-  act: (db: Db) => Promise<T>
+  app: FastifyInstance, request: FastifyRequest, given: CodeGiven, act: (db: Db) => Promise<T>
 ): Promise<{ done: T } | 'wrong' | number> {
-  const given = { user, code, counts: user.second_factor_id === null ? [] : counts }
-  return withAttempt(app, request, given, async (db) => {
+  const { user } = given
+  const counts = user.second_factor_id === null ? [] : given.counts
+  return withAttempt(app, request, { ...given, counts }, async (db, code) => {
     const used = user.second_factor_id === null ? 'none' : await useCode(db, app.keyring, user, code)
     if (used === undefined) return undefined
     const done = await act(db)
@@ -166,7 +180,7 @@ export async function withSecondFactor<T> (
  * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`.
  */
 export async function withAttempt<T extends object> (
-  app: FastifyInstance, request: FastifyRequest, { user, code, counts }: CodeGiven,
+  app: FastifyInstance, request: FastifyRequest, { user, code, counts, session }: CodeGiven,
   judge: (db: Db, code: string) => Promise<T | undefined>
 ): Promise<{ done: T } | 'wrong' | number> {
   const attempt = await takeAttempts(app.db, counts)
@@ -176,8 +190,9 @@ export async function withAttempt<T extends object> (
     done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
       const found = await findUser(db, user.id)
-      // Another request may have changed the second factor or disabled the account.
-      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
+      // Another request may have changed the second factor, disabled the account or ended the session.
+      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null &&
+        (session === undefined || await lockSession(db, session))
       return isSame ? judge(db, code) : undefined
     }, request)
   } catch (error) {

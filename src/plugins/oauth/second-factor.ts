@@ -1,12 +1,12 @@
 import { describeFactor } from '../../crypto/second-factor.ts'
-import { tampered, transaction, type Db } from '../../db/database.ts'
+import { tampered, type Db } from '../../db/database.ts'
 import type { Page } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { countRecoveryCodes, deleteFactor } from '../../repositories/people/second-factors.ts'
-import { findUser, lockUser, type User } from '../../repositories/people/users.ts'
+import { findUser, type User } from '../../repositories/people/users.ts'
 import { beginFactor, confirmFactor, renewRecoveryCodes } from '../../vault/keys/second-factor.ts'
 import {
-  beginSession, codeIn, codeInSession, confirmPassword, refusal, withAttempt, withSecondFactor, WRONG_CODE
+  beginSession, codeIn, codeInSession, confirmPassword, inSession, refusal, withAttempt, withSecondFactor, WRONG_CODE
 } from './browser.ts'
 import { pagesOf } from './page-routes.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
@@ -26,14 +26,13 @@ export const secondFactor: Domain = async (app) => {
     const { user } = session
     const confirmed = await confirmPassword(app, request, session, form)
     if (typeof confirmed !== 'object') return overview(session, refusal(reply, confirmed, WRONG_PASSWORD))
-    const secret = await transaction(app.db, async (db) => {
-      await lockUser(db, user.id)
+    const secret = await inSession(app, request, session, async (db) => {
       // An active second factor can only be replaced after it was turned off with a code.
       if ((await findUser(db, user.id))?.second_factor_id !== null) return undefined
       const secret = await beginFactor(db, app.keyring, user.id)
       await recordForUser(db, request, user, 'second-factor.prepare')
       return secret
-    }, request)
+    })
     return secret === undefined ? HOME : confirmFactorPage(session, describeFactor(secret, user.email))
   })
 

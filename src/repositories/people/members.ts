@@ -2,6 +2,7 @@ import { and, asc, eq, gt, isNull, ne, sql, type SQL } from 'drizzle-orm'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { PIECE } from '../../db/callers/expired.ts'
@@ -68,11 +69,13 @@ export async function countOtherOwners (db: Db, organizationId: string, userId: 
 }
 
 /**
- * Like `countOtherOwners`, and prevents closing these accounts. The caller has locked the organization's counter, so
- * this does not wait for an account that is being closed (`waitUnlessCounter`).
+ * Like `countOtherOwners`, and prevents closing these accounts. Does not wait for an account that is being closed
+ * (`waitUnlessCounter`). The caller has locked the organization's counter.
  */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
-  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', { of: users, noWait: true }))
+  return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', {
+    of: users, ...waitUnlessCounter(db)
+  }))
 }
 
 const MAX_OWNERS = 100

@@ -423,10 +423,10 @@ function userCallOf (
  * (`waitUnlessCounter`). Throws CallerEnded.
  */
 export async function lockAccessToken (db: Db, id: number): Promise<void> {
-  const rows = await db.execute(sql`
-    SELECT t.id FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
-    WHERE t.id = ${id}::bigint AND t.used_at IS NULL AND t.access_expires_at > now()
-      AND g.revoked_at IS NULL AND g.expires_at > now()
-    FOR SHARE OF g, t ${sql.raw('noWait' in waitUnlessCounter(db) ? 'NOWAIT' : '')}`) as unknown as object[]
+  const rows = await db.select({ id: oauth_tokens.id }).from(oauth_tokens)
+    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
+    .where(and(
+      eq(oauth_tokens.id, id), isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, sql`now()`), isActiveGrant
+    )).for('share', { of: [oauth_grants, oauth_tokens], ...waitUnlessCounter(db) })
   if (rows.length === 0) throw new CallerEnded()
 }
