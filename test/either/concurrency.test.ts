@@ -6,6 +6,7 @@ import t, { type Test } from 'tap'
 import { transaction } from '../../src/db/database.ts'
 import { recordLate } from '../../src/repositories/audit/audit.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { hashToken } from '../../src/crypto/bearer.ts'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { beginFactor } from '../../src/vault/keys/second-factor.ts'
 import { revokeToken } from '../../src/commands/people/tokens.ts'
@@ -732,6 +733,22 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
   await isWithoutEffect('second-factor', { current }, 303)
   const secret = await transaction(service.database.db, (db) => beginFactor(db, service.keyring, person.id))
   await isWithoutEffect('second-factor/confirm', { code: await codeAt(secret, stepAt(Date.now())) }, 422)
+})
+
+t.test('a long operation is refused if its token expired while the operation waited', { skip: ONE_SESSION }, async (t) => {
+  const { send, service, organization, addresses } = await startInstances(t)
+  await makeLevels(send, 'orbit', ['live'])
+  const { token } = await service.token(organization, ['*'])
+  const hash = `'\\x${hashToken(token).toString('hex')}'`
+  const own = client(addresses, { token, organization } as Caller)
+  const { sent } = await service.database.longTransactions.transaction(async (db) => {
+    await db.execute(sql`SELECT FROM projects WHERE organization_id = ${organization} FOR NO KEY UPDATE`)
+    const sent = own('POST', '/orbit/encryption-key/rotate', {})
+    await pause(WAITS)
+    await service.write(`UPDATE api_tokens SET expires_at = now() WHERE token_hash = ${hash}`)
+    return { sent }
+  })
+  t.match(await sent, { status: 401, body: { error: 'unauthenticated' } })
 })
 
 t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {
