@@ -223,8 +223,8 @@ export class KeptOnce implements Answering {
 }
 
 /**
- * Runs `work` after the change has committed. Without an `Idempotency-Key` that is now. With one, the commit comes just
- * before the response is sent: runs `work` then, or now if the response was sent already. Runs `undone` instead if the
+ * Without an `Idempotency-Key`, runs `work` at once, because the change has committed. With one, runs `work` when the
+ * response is stored, just before it is sent, or at once if it was stored already. Runs `undone` instead if the
  * transaction that stores the response was rolled back.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {

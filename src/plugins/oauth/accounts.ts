@@ -99,22 +99,19 @@ export const accounts: Domain = async (app) => {
       : showAccount(request, session)
   })
 
-  onForm('/account/sign-out', {
-    cookie: 'session', audit: ['session.delete', 'oauth.revoke']
-  }, async (request, reply, form) => {
-    const session = await signedIn(app, request)
-    if (session !== undefined) {
-      const { user, hash } = session
-      await transaction(app.db, async (db) => {
-        if (form.get('where') === 'everywhere') {
-          const ended = await endEverything(db, user.id)
-          await recordForUser(db, request, user, 'oauth.revoke', { everything: true }, ended)
-        } else {
-          await deleteSession(db, hash)
-          await recordForUser(db, request, user, 'session.delete')
-        }
-      }, request)
-    }
+  onOwnForm('/account/sign-out', {
+    audit: ['session.delete', 'oauth.revoke']
+  }, async (request, reply, session, form) => {
+    const { user, hash } = session
+    await inSession(app, request, session, async (db) => {
+      if (form.get('where') === 'everywhere') {
+        const ended = await endEverything(db, user.id)
+        await recordForUser(db, request, user, 'oauth.revoke', { everything: true }, ended)
+      } else {
+        await deleteSession(db, hash)
+        await recordForUser(db, request, user, 'session.delete')
+      }
+    })
     setCookie(app, reply, 'session', undefined)
     return '/account'
   })

@@ -1,7 +1,7 @@
 import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
-import { transaction, type Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import { namesOf } from '../../db/callers/grants.ts'
 import { valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -10,20 +10,20 @@ import {
   type PendingRequest
 } from '../../repositories/people/oauth.ts'
 import { listRolesInTeams } from '../../repositories/people/teams.ts'
-import { listMemberships, lockUser } from '../../repositories/people/users.ts'
+import { listMemberships } from '../../repositories/people/users.ts'
 import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
-import { codeIn, codeInSession, formCookie, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
+import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
 import { pagesOf } from './page-routes.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
 export const authorize: Domain = async (app) => {
-  const { showPage, onForm } = pagesOf(app)
+  const { showPage, onOwnForm } = pagesOf(app, STALE)
 
   showPage('/authorize', async (request, reply) => {
     const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
@@ -53,21 +53,18 @@ export const authorize: Domain = async (app) => {
       : signIn()
   })
 
-  onForm('/authorize/decision', {
-    cookie: 'session',
+  onOwnForm('/authorize/decision', {
     audit: ['oauth.grant', 'oauth.revoke', 'second-factor.use_recovery_code', 'second-factor.refuse']
-  }, async (request, reply, form) => {
-    const session = await signedIn(app, request)
+  }, async (request, reply, session, form) => {
     const pending = form.get('request') ?? ''
-    if (session === undefined) return STALE
     const chosen = new Set(valuesOf(request, 'scope'))
     const code = mintCredential('ac')
     const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
     if (shown === undefined) return STALE
     const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
     const decided = needsFactor
-      ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), (db) => decide(db, session))
-      : { done: await transaction(app.db, (db) => decide(db, session), request) }
+      ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), decide)
+      : { done: await inSession(app, request, session, decide) }
     if (typeof decided !== 'object') {
       const client = await findClient(app.db, shown.client_id)
       return client === undefined
@@ -84,8 +81,7 @@ export const authorize: Domain = async (app) => {
     const { to, issued } = decided.done
     return returnUrl(to, app.issuer(), issued === undefined ? errorOf('access_denied') : { code: issued })
 
-    async function decide (db: Db, session: SignedIn): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
-      await lockUser(db, session.user.id)
+    async function decide (db: Db): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
       const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
       // No redirect to a client that was disabled meanwhile.
       if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined

@@ -31,17 +31,21 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   return user && { cookie, hash, user }
 }
 
+/** The session of a signed-in user ended while the change waited for its locks. `onOwnForm` answers it. */
+export class SessionEnded extends Error {}
+
 /**
- * Runs a change of a signed-in user in a transaction that locks the counter of the organization, or without one the
- * account. If the session has ended meanwhile, changes nothing and returns undefined.
+ * Runs a change of a signed-in user in a transaction. It locks the organization's counter if `organization_id` is
+ * given, else the account. Throws `SessionEnded` and changes nothing if the session has ended.
  */
 export async function inSession<T> (
   app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, change: (db: Db) => Promise<T>,
   organization_id?: string
-): Promise<T | undefined> {
+): Promise<T> {
   return transaction(app.db, async (db) => {
     if (organization_id === undefined) await lockUser(db, user.id)
-    return await lockSession(db, hash) ? change(db) : undefined
+    if (!await lockSession(db, hash)) throw new SessionEnded()
+    return change(db)
   }, { organization_id, waited: request.waited })
 }
 
@@ -177,7 +181,8 @@ export async function withSecondFactor<T> (
 
 /**
  * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
- * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`.
+ * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`. Throws
+ * `SessionEnded` and changes nothing if the session has ended.
  */
 export async function withAttempt<T extends object> (
   app: FastifyInstance, request: FastifyRequest, { user, code, counts, session }: CodeGiven,
@@ -191,9 +196,10 @@ export async function withAttempt<T extends object> (
       await lockUser(db, user.id)
       const found = await findUser(db, user.id)
       // Another request may have changed the second factor, disabled the account or ended the session.
-      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null &&
-        (session === undefined || await lockSession(db, session))
-      return isSame ? judge(db, code) : undefined
+      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
+      if (!isSame) return undefined
+      if (session !== undefined && !await lockSession(db, session)) throw new SessionEnded()
+      return judge(db, code)
     }, request)
   } catch (error) {
     await returnAttempts(app.db, counts)

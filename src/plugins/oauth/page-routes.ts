@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../http/pages/pages.ts'
-import { formCookie, signedIn } from './browser.ts'
+import { formCookie, SessionEnded, signedIn } from './browser.ts'
 import { problemPage, type SignedIn } from './views.ts'
 
 /** The page to show, or the path or URL of the page to redirect to. */
@@ -16,8 +16,8 @@ const NOT_OWN_FORM = problemPage(
   403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
 )
 
-/** Functions that add pages and forms. Pages and forms of signed-in users redirect other users to `home`. */
-export function pagesOf (app: FastifyInstance, home = '/account') {
+/** Functions that add pages and forms. Pages and forms of signed-in users answer other users with `signedOut`. */
+export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
   function showPage (url: string, show: Show<[]>) {
     app.get(url, {
       schema: { hide: true },
@@ -51,14 +51,18 @@ export function pagesOf (app: FastifyInstance, home = '/account') {
     showOwnPage (url: string, show: Show<[SignedIn]>) {
       showPage(url, async (request, reply) => {
         const session = await signedIn(app, request)
-        return session === undefined ? home : show(request, reply, session)
+        return session === undefined ? signedOut : show(request, reply, session)
       })
     },
-    /** A form of the signed-in user. */
+    /** A form of the signed-in user. Answers `signedOut` if there is no session, or it ends before the change. */
     onOwnForm (url: string, config: FormConfig, act: Show<[SignedIn, Form]>) {
       onForm(url, { ...config, cookie: 'session' }, async (request, reply, form) => {
         const session = await signedIn(app, request)
-        return session === undefined ? home : act(request, reply, session, form)
+        if (session === undefined) return signedOut
+        return act(request, reply, session, form).catch((error: unknown) => {
+          if (error instanceof SessionEnded) return signedOut
+          throw error
+        })
       })
     }
   }
