@@ -11,6 +11,7 @@ import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { beginFactor } from '../../src/vault/keys/second-factor.ts'
 import { revokeToken } from '../../src/commands/people/tokens.ts'
 import { switchUser } from '../../src/commands/people/users.ts'
+import { createClient } from '../../src/repositories/people/oauth.ts'
 import { startApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { issuePair, makePerson, post, type Person } from '../helpers/people.ts'
@@ -710,31 +711,45 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
     (SELECT jsonb_agg(user_id) FROM members WHERE organization_id = '${organization}') AS members,
     (SELECT jsonb_agg(id) FROM second_factors WHERE user_id = users.id) AS factors,
     (SELECT count(*) FROM sessions WHERE user_id = users.id) AS sessions,
-    (SELECT count(*) FROM personal_events WHERE user_id = users.id) AS events FROM users WHERE id = ${person.id}`)
+    (SELECT count(*) FROM personal_events WHERE user_id = users.id) AS events,
+    (SELECT count(*) FROM oauth_grants WHERE user_id = users.id) AS grants,
+    (SELECT coalesce(sum(failures), 0) FROM sign_in_failures) AS attempts FROM users WHERE id = ${person.id}`)
 
-  async function isWithoutEffect (path: string, fields: Record<string, string>) {
+  async function isWithoutEffect (action: string, fields: Record<string, string>, page = account) {
     const before = await state()
     const { sent } = await service.database.longTransactions.transaction(async (db) => {
       await db.execute(sql`SELECT FROM users WHERE id = ${String(person.id)}::bigint FOR NO KEY UPDATE`)
       await db.execute(sql`SELECT FROM sessions WHERE user_id = ${String(person.id)}::bigint FOR UPDATE`)
-      const sent = browser.send({ ...formIn(account), action: `/account/${path}` }, fields)
+      let isOver = false
+      const sent = browser.send({ ...formIn(page), action }, fields).finally(() => { isOver = true })
       await pause(WAITS)
+      t.equal(isOver, false, `${action} waits`)
       await db.execute(sql`UPDATE sessions SET expires_at = now() WHERE user_id = ${String(person.id)}::bigint`)
       return { sent }
     })
-    t.equal((await sent).status, 303, path)
-    t.same(await state(), before, `${path} changed nothing`)
+    t.equal((await sent).status, page === account ? 303 : 400, action)
+    t.same(await state(), before, `${action} changed nothing`)
     await service.write(`UPDATE sessions SET expires_at = now() + interval '1 hour' WHERE user_id = ${person.id}`)
   }
 
   const current = person.password
-  await isWithoutEffect('organizations/leave', { id: organization })
-  await isWithoutEffect('invitations/accept', { id: body.data.id as string })
-  await isWithoutEffect('password', { current, password: 'another long password' })
-  await isWithoutEffect('second-factor', { current })
-  await isWithoutEffect('sign-out', { where: 'everywhere' })
+  await isWithoutEffect('/account/organizations/leave', { id: organization })
+  await isWithoutEffect('/account/invitations/accept', { id: body.data.id as string })
+  await isWithoutEffect('/account/password', { current, password: 'another long password' })
+  await isWithoutEffect('/account/second-factor', { current })
+  await isWithoutEffect('/account/sign-out', { where: 'everywhere' })
+  await createClient(service.database.db, { id: 'app', name: 'App', redirect_uris: ['https://app.example.org/'] })
+  const consent = await browser.open(`/oauth/authorize?${new URLSearchParams({
+    response_type: 'code',
+    client_id: 'app',
+    redirect_uri: 'https://app.example.org/',
+    scope: 'project:read',
+    code_challenge: 'A'.repeat(43),
+    code_challenge_method: 'S256'
+  })}`)
+  await isWithoutEffect(formIn(consent).action, { decision: 'allow' }, consent)
   const secret = await transaction(service.database.db, (db) => beginFactor(db, service.keyring, person.id))
-  await isWithoutEffect('second-factor/confirm', { code: await codeAt(secret, stepAt(Date.now())) })
+  await isWithoutEffect('/account/second-factor/confirm', { code: await codeAt(secret, stepAt(Date.now())) })
 })
 
 t.test('a long operation is refused if its token expired while the operation waited', { skip: ONE_SESSION }, async (t) => {

@@ -31,7 +31,7 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   return user && { cookie, hash, user }
 }
 
-/** The session of a signed-in user ended while the change waited for its locks. `onOwnForm` answers it. */
+/** The session of a signed-in user ended while the change waited for its locks. `onOwnForm` catches this error. */
 export class SessionEnded extends Error {}
 
 /**
@@ -142,7 +142,7 @@ export async function confirmPassword (
 
 type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
 
-/** A code to validate, its user, the counters of wrong codes, and the hash of the session; none during sign-in. */
+/** A code to validate, its user, the counters of wrong codes, and the hash of the session; a sign-in has no session. */
 export interface CodeGiven { user: Holder, code: string, counts: readonly Count[], session?: Buffer }
 
 // Longer than a code in every accepted spelling.
@@ -194,12 +194,11 @@ export async function withAttempt<T extends object> (
   try {
     done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
-      const found = await findUser(db, user.id)
-      // Another request may have changed the second factor, disabled the account or ended the session.
-      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
-      if (!isSame) return undefined
       if (session !== undefined && !await lockSession(db, session)) throw new SessionEnded()
-      return judge(db, code)
+      const found = await findUser(db, user.id)
+      // Another request may have changed the second factor or disabled the account.
+      const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
+      return isSame ? judge(db, code) : undefined
     }, request)
   } catch (error) {
     await returnAttempts(app.db, counts)

@@ -54,7 +54,7 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
         return session === undefined ? signedOut : show(request, reply, session)
       })
     },
-    /** A form of the signed-in user. Answers `signedOut` if there is no session, or it ends before the change. */
+    /** A form of the signed-in user. Answers `signedOut` without a session, and if the session ended meanwhile. */
     onOwnForm (url: string, config: FormConfig, act: Show<[SignedIn, Form]>) {
       onForm(url, { ...config, cookie: 'session' }, async (request, reply, form) => {
         const session = await signedIn(app, request)
