@@ -7,6 +7,12 @@ export const bytea = customType<{ data: Buffer, driverData: Buffer }>({ dataType
 /** A timestamp: a Date in code. Both have milliseconds, so a stored Date is read back unchanged. */
 export const moment = () => timestamp({ withTimezone: true, mode: 'date', precision: 3 })
 
+/**
+ * The start of the statement, for checks of an expiry. Not now(), which is the start of the transaction, because the
+ * transaction may have waited for locks since then.
+ */
+export const STATEMENT_TIME = sql`statement_timestamp()`
+
 /** Selects a count. Nested, because Drizzle strips table names from top-level columns in a select of one table. */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
 

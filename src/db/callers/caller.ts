@@ -1,6 +1,7 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { OrganizationStatus } from '../../../schemas/organizations.ts'
 import type { Role } from '../../../schemas/users.ts'
+import { STATEMENT_TIME } from '../columns.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
 
@@ -54,9 +55,8 @@ const callersOf = ($: Value) => sql`caller AS (
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
-// Times are compared with the start of the statement: a long operation may have begun before the credential expired.
 const IS_ITS_TOKEN = sql`organization_id = caller.organization_id AND id = caller.api_token
-        AND (expires_at IS NULL OR expires_at > statement_timestamp())`
+        AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})`
 
 // The valid API tokens among the callers, each with its grant.
 const apiTokens = sql`
@@ -66,7 +66,7 @@ const apiTokens = sql`
     WHERE t.token_hash = caller.hash OR EXISTS (
       SELECT FROM former_token_hashes f
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
-        AND f.token_id = caller.api_token AND f.expires_at > statement_timestamp())`
+        AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME})`
 
 const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
@@ -84,7 +84,7 @@ const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Pa
     SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
     CROSS JOIN LATERAL (
       SELECT id, user_id FROM oauth_grants
-      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > statement_timestamp()
+      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > ${STATEMENT_TIME}
       LIMIT 1 ${lock}
     ) AS g
   ), granted AS (
@@ -98,7 +98,7 @@ const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Pa
     UNION ALL
     SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
       SELECT FROM oauth_tokens
-      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > statement_timestamp()
+      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > ${STATEMENT_TIME}
       LIMIT 1 ${lock}
     ) AS t
   )

@@ -16,7 +16,7 @@ const NOT_OWN_FORM = problemPage(
   403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
 )
 
-/** Functions that add pages and forms. Pages and forms of signed-in users answer other users with `signedOut`. */
+/** Functions that add pages and forms. Those of signed-in users respond with `signedOut` if there is no session. */
 export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
   function showPage (url: string, show: Show<[]>) {
     app.get(url, {
@@ -54,7 +54,7 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
         return session === undefined ? signedOut : show(request, reply, session)
       })
     },
-    /** A form of the signed-in user. Answers `signedOut` without a session, and if the session ended meanwhile. */
+    /** A form of the signed-in user. Responds with `signedOut` if there is no session, or if it ended meanwhile. */
     onOwnForm (url: string, config: FormConfig, act: Show<[SignedIn, Form]>) {
       onForm(url, { ...config, cookie: 'session' }, async (request, reply, form) => {
         const session = await signedIn(app, request)

@@ -5,6 +5,7 @@ import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { CallerEnded } from '../../db/callers/caller.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
@@ -171,9 +172,7 @@ interface Issued { grant: LiveGrant & { is_live: boolean }, is_used: boolean, is
 export type Code = Issued & Pick<AuthenticatedRow<'oauth_codes'>, 'redirect_uri' | 'code_challenge'>
 export type Pair = Issued & { id: number }
 
-// The transaction can begin long before it checks a grant, because it waits for locks.
-const NOW = sql`statement_timestamp()`
-const isActiveGrant = and(isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, NOW))
+const isActiveGrant = and(isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, STATEMENT_TIME))
 const isEnabled = and(isNull(users.disabled_at), isNull(oauth_clients.disabled_at))
 const grant = {
   ...columnsOf(oauth_grants, 'id', 'client_id', 'user_id', 'scopes'),
@@ -373,7 +372,7 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
   .leftJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
   .leftJoin(plans, eq(plans.name, organization_counters.plan))
   .where(and(
-    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, NOW), isActiveGrant, isEnabled
+    isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, STATEMENT_TIME), isActiveGrant, isEnabled
   )))
 
 interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
@@ -428,7 +427,8 @@ export async function lockAccessToken (db: Db, id: number): Promise<void> {
   const rows = await db.select({ id: oauth_tokens.id }).from(oauth_tokens)
     .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
     .where(and(
-      eq(oauth_tokens.id, id), isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, NOW), isActiveGrant
+      eq(oauth_tokens.id, id), isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, STATEMENT_TIME),
+      isActiveGrant
     )).for('share', { of: [oauth_grants, oauth_tokens], ...waitUnlessCounter(db) })
   if (rows.length === 0) throw new CallerEnded()
 }

@@ -1,5 +1,6 @@
 import { and, desc, eq, gt, isNull, sql } from 'drizzle-orm'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
@@ -10,9 +11,7 @@ import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
 
 const DAY = 24 * 60 * 60 * 1000
-// The transaction can begin long before it checks a session, because it waits for locks.
-const NOW = sql`statement_timestamp()`
-const IDLE = sql`${NOW} - interval '12 hours'`
+const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
 const MINUTE = 60_000
 /** Maximum sessions of a person; the most recently used ones are kept. */
 const MAX_SESSIONS = 1_000
@@ -37,13 +36,13 @@ export async function createSession (
       AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
     RETURNING user_id`)
   // Must come after the lock of the user: every transaction that ends sessions locks the user first.
-  await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${NOW} OR ${sessions.seen_at} < ${IDLE}`)
+  await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${STATEMENT_TIME} OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
   await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
   return made.length === 1
 }
 
-const live = and(gt(sessions.expires_at, NOW), gt(sessions.seen_at, IDLE))
+const live = and(gt(sessions.expires_at, STATEMENT_TIME), gt(sessions.seen_at, IDLE))
 
 /** The user of a valid session: used within the last 12 hours, at most 7 days old, and with an open account. */
 export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
