@@ -61,25 +61,26 @@ CREATE TABLE last_backup (
 
 CREATE TABLE organizations (
   id char(26) PRIMARY KEY,
-  name varchar(255) NOT NULL,
   slug varchar(64) NOT NULL,
   storage_key bytea NOT NULL,
-  require_second_factor boolean NOT NULL DEFAULT false,
   created_at timestamptz(3) NOT NULL DEFAULT now(),
-  updated_at timestamptz(3) NOT NULL DEFAULT now(),
   CONSTRAINT organizations_slug_unique UNIQUE (slug)
 );
 
 CREATE TABLE organization_counters (
   organization_id char(26) PRIMARY KEY,
+  name varchar(255) NOT NULL,
   status varchar(16) NOT NULL DEFAULT 'active',
   plan varchar(64) NOT NULL,
   next_version bigint NOT NULL DEFAULT 1,
   next_event bigint NOT NULL DEFAULT 1,
+  last_at timestamptz(3) NOT NULL DEFAULT now(),
   event_head bytea,
   chain_kid char(26),
   stored_bytes bigint NOT NULL DEFAULT 0,
   is_closed boolean NOT NULL DEFAULT false,
+  require_second_factor boolean NOT NULL DEFAULT false,
+  updated_at timestamptz(3) NOT NULL DEFAULT now(),
   CONSTRAINT organization_counters_plan_plans_name_fk FOREIGN KEY (plan) REFERENCES plans (name)
 );
 
@@ -350,7 +351,7 @@ CREATE TABLE invitation_mails (
 CREATE INDEX invitation_mails_sent_at_index ON invitation_mails (sent_at);
 
 CREATE TABLE api_tokens (
-  id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+  id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
   organization_id char(26) NOT NULL,
   name varchar(255) NOT NULL,
   token_hash bytea NOT NULL,
@@ -367,12 +368,13 @@ CREATE TABLE api_tokens (
   created_at timestamptz(3) NOT NULL DEFAULT now(),
   updated_at timestamptz(3) NOT NULL DEFAULT now(),
   mac bytea,
-  CONSTRAINT api_tokens_token_hash_unique UNIQUE (token_hash),
-  CONSTRAINT api_tokens_of_organization UNIQUE (organization_id, id),
+  CONSTRAINT api_tokens_organization_id_id_pk PRIMARY KEY (organization_id, id),
+  CONSTRAINT api_tokens_organization_id_token_hash_unique UNIQUE (organization_id, token_hash),
   CONSTRAINT api_tokens_user_id_users_id_fk FOREIGN KEY (user_id) REFERENCES users (id) ON DELETE CASCADE,
   CONSTRAINT api_tokens_grant_id_oauth_grants_id_fk FOREIGN KEY (grant_id)
     REFERENCES oauth_grants (id) ON DELETE CASCADE
 );
+CREATE INDEX api_tokens_by_id ON api_tokens (id);
 CREATE INDEX api_tokens_user_id_index ON api_tokens (user_id);
 CREATE INDEX api_tokens_grant_id_index ON api_tokens (grant_id);
 CREATE INDEX api_tokens_by_expiry ON api_tokens (expires_at);
@@ -384,7 +386,7 @@ CREATE TABLE former_token_hashes (
   expires_at timestamptz(3) NOT NULL,
   mac bytea,
   CONSTRAINT former_token_hashes_organization_id_token_id_pk PRIMARY KEY (organization_id, token_id),
-  CONSTRAINT former_token_hashes_token_hash_unique UNIQUE (token_hash),
+  CONSTRAINT former_token_hashes_organization_id_token_hash_unique UNIQUE (organization_id, token_hash),
   CONSTRAINT former_token_hashes_of_token FOREIGN KEY (organization_id, token_id)
     REFERENCES api_tokens (organization_id, id) ON DELETE CASCADE
 );
@@ -473,7 +475,7 @@ CREATE INDEX team_projects_organization_id_project_id_index ON team_projects (or
 CREATE INDEX team_projects_organization_id_team_id_role_index ON team_projects (organization_id, team_id, role);
 
 CREATE TABLE encryption_keys (
-  id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+  id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
   organization_id char(26) NOT NULL,
   project_id char(26) NOT NULL,
   version integer NOT NULL,
@@ -488,6 +490,7 @@ CREATE TABLE encryption_keys (
   is_active boolean NOT NULL,
   created_at timestamptz(3) NOT NULL DEFAULT now(),
   rotated_at timestamptz(3),
+  CONSTRAINT encryption_keys_organization_id_id_pk PRIMARY KEY (organization_id, id),
   CONSTRAINT encryption_keys_check_hash CHECK ((key_check_hash IS NULL) = (key_check IS NULL)),
   CONSTRAINT encryption_keys_custody CHECK (CASE WHEN managed = 'client'
     THEN key_string IS NULL AND data_key IS NULL AND key_check IS NOT NULL
@@ -496,6 +499,7 @@ CREATE TABLE encryption_keys (
   CONSTRAINT encryption_keys_in_project FOREIGN KEY (organization_id, project_id)
     REFERENCES projects (organization_id, id) ON DELETE CASCADE
 );
+CREATE INDEX encryption_keys_by_id ON encryption_keys (id);
 CREATE UNIQUE INDEX encryption_keys_organization_id_project_id_version_index ON encryption_keys
   (organization_id, project_id, version);
 CREATE UNIQUE INDEX encryption_keys_one_active ON encryption_keys (organization_id, project_id) WHERE is_active;

@@ -1,5 +1,5 @@
-// `npm run db:baseline`: brings the baseline migration, its snapshot and examples/citus.sql up to date with
-// src/db/tables.ts. New tables are appended; other changes of the baseline are made by hand, before this runs
+// `npm run db:baseline`: brings the baseline migration and its snapshot up to date with src/db/tables.ts. New tables
+// are appended; other changes of the baseline are made by hand, before this runs
 // (docs/decisions/0061-one-baseline-migration.md).
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
@@ -7,7 +7,6 @@ import { join } from 'node:path'
 
 const BASELINE = 'drizzle/0000_baseline.sql'
 const SNAPSHOT = 'meta/0000_snapshot.json'
-const CITUS = 'examples/citus.sql'
 
 mkdirSync('dist', { recursive: true })
 const folder = mkdtempSync(join('dist', 'generated-'))
@@ -27,7 +26,6 @@ try {
   if (own.length > 0) {
     writeFileSync(BASELINE, `${baseline}--> statement-breakpoint\n\n${own.join('\n')}\n`)
   }
-  place(added.filter(({ columns }) => 'organization_id' in columns).map(({ name }) => name))
   if (own.length + others.length > 0) copyFileSync(join(fresh, SNAPSHOT), join('drizzle', SNAPSHOT))
   if (others.length > 0) console.log(`Add these statements to ${BASELINE} by hand:\n${others.join('\n')}`)
 } finally {
@@ -45,13 +43,4 @@ function statementsIn (migrations) {
   if (added === undefined) return []
   return readFileSync(join(migrations, added), 'utf8').split('--> statement-breakpoint').map((statement) =>
     statement.trim().replaceAll('"public".', '').replaceAll('"', '').replaceAll('\t', '  ').replace(' USING btree', ''))
-}
-
-// Tables of organizations are distributed by them, after the tables that they reference.
-function place (tables) {
-  const lines = readFileSync(CITUS, 'utf8').split('\n')
-  const missing = tables.filter((table) => !lines.some((line) => line.includes(`'${table}'`))).map((table) =>
-    `SELECT create_distributed_table('${table}', 'organization_id', colocate_with => 'organization_counters');`)
-  const last = lines.findLastIndex((line) => line.startsWith('SELECT create_distributed_table('))
-  if (missing.length > 0) writeFileSync(CITUS, lines.toSpliced(last + 1, 0, ...missing).join('\n'))
 }

@@ -4,12 +4,14 @@ import { spawn } from 'node:child_process'
 import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { availableParallelism, tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
+import { missingForCitus, startCitus } from '../dist/test/helpers/citus.js'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 const args = process.argv.slice(2)
 const long = args.includes('--long')
 const faults = args.includes('--faults')
 const quick = args.includes('--quick')
+const citus = args.includes('--citus')
 const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.replace(/^test\/|\.test\.ts$/g, ''))
 
 // Timeout of a file in milliseconds, long enough for a busy machine.
@@ -24,12 +26,19 @@ const WATCH = `--import ${new URL('../dist/test/helpers/statements.js', import.m
 const MEMORY = '/dev/shm'
 const MEMORY_NEEDED = 4 * 2 ** 30
 
-const FOLDERS = ['both', 'either', 'own', 'server', 'last', 'faults', 'faults/alone']
+const FOLDERS = ['both', 'either', 'own', 'server', 'last', 'citus', 'faults', 'faults/alone']
 // Lists the sources, because `tsc` leaves the output of deleted and moved files in dist.
 const all = readdirSync('test', { recursive: true }).filter((name) => name.endsWith('.test.ts')).sort().map(fileOf)
 const isQuick = ({ folder, duration }) => ['both', 'own'].includes(folder) && duration === 0
 const isChosen = (file) => words.length > 0 ? words.some((word) => file.id.includes(word)) : !quick || isQuick(file)
-const files = all.filter((file) => file.folder.startsWith('faults') === faults && isChosen(file))
+const isOfRun = ({ folder }) => citus
+  ? ['both', 'either', 'citus'].includes(folder)
+  : folder !== 'citus' && folder.startsWith('faults') === faults
+const files = all.filter((file) => isOfRun(file) && isChosen(file))
+if (citus && missingForCitus() !== undefined) {
+  console.log(`The tests on Citus need ${missingForCitus()}`)
+  process.exit(1)
+}
 
 const inMemory = hasMemory() ? mkdtempSync(join(MEMORY, 'strongroom-')) : undefined
 if (inMemory !== undefined) {
@@ -47,7 +56,9 @@ for (const { id } of all.filter(({ folder }) => !FOLDERS.includes(folder))) {
   console.log(`test/${id}.test.ts is in none of the folders that are run: ${FOLDERS.join(', ')}`)
   broken = true
 }
-const server = hasPostgres() && !quick ? await startPostgres({ durable: false }) : undefined
+const server = citus
+  ? await startCitus()
+  : hasPostgres() && !quick ? await startPostgres({ durable: false }) : undefined
 if (server === undefined && !quick && process.env.CI === 'true') {
   console.log('PostgreSQL is missing: install its programs (Debian: postgresql)')
   broken = true
@@ -61,11 +72,17 @@ process.once('exit', () => {
 
 const isOn = {
   server: ({ folder, hasLongForm }) =>
-    ['both', 'either', 'server'].includes(folder) && (!long || hasLongForm),
+    ['both', 'either', 'server', 'citus'].includes(folder) && (!long || hasLongForm),
   embedded: ({ folder, hasLongForm }) =>
-    folder === 'either' ? long || server === undefined : ['both', 'own'].includes(folder) && (!long || hasLongForm)
+    folder === 'either' ? long || server === undefined : !citus && ['both', 'own'].includes(folder) && (!long || hasLongForm)
 }
-const onServer = (files) => ({ files, on: 'PostgreSQL', env: { TEST_DATABASE_URL: server.url } })
+const onServer = (files) => ({
+  files,
+  on: citus ? 'Citus' : 'PostgreSQL',
+  env: {
+    TEST_DATABASE_URL: server.url, ...(citus && { TEST_CITUS_NODES: server.nodes.map(({ url }) => url).join() })
+  }
+})
 const onEmbedded = (files) => ({ files, on: 'embedded database', env: {} })
 const onOne = server === undefined ? onEmbedded : onServer
 // These files run one after the other, after all other files.

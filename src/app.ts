@@ -179,7 +179,7 @@ export async function buildApp (
     recordRead: createReadRecorder(db, commitOfReads),
     recordRefused: async (own, actors, event) => transaction(db, async (db) => {
       await createPersonalEvent(db, own)
-      return recordOfPerson(db, actors, event, commitOfReads)
+      return recordOfPerson(db, actors, event, { isRefusal: true, synchronousCommit: commitOfReads })
     }),
     issuer: issuerOf(app, config)
   })

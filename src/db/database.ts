@@ -1,11 +1,14 @@
 import path from 'node:path'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import postgres, { type Options, type Sql } from 'postgres'
+import { setEngine, type Engine } from './postgres/engine.ts'
 import { findAuthority, setAuthority, type RowAuthority } from './rows/authority.ts'
 import { openEmbedded, type EmbeddedOptions } from './embedded/embedded.ts'
 import { codeOf, databaseError, DatabaseUnavailable } from './postgres/errors.ts'
 import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
+import { mergePlaced, hasCitus, isCoordinator, placeTables, setDefaults, type Placed } from './citus/placement.ts'
+import { takeSnapshots } from './citus/snapshot.ts'
 import { migrateSchema } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
 import { tlsOf } from './postgres/tls.ts'
@@ -46,18 +49,27 @@ export interface Database {
   /** For messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
   pools: Readonly<Record<string, Pool>>
+  /** The kind of database; known after `migrate` or `authenticate`. */
+  readonly engine: Engine
   /** Sets the authority that computes and verifies row MACs, for all handles. */
-  authenticate (authority: RowAuthority): void
+  authenticate (authority: RowAuthority): Promise<void>
   /** Runs a transaction without a deadline, before the service starts. Progress messages contain `what`. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /** Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
-  /** Migrates the schema to this build's version. Throws the reason of `signal` if the signal ends a wait. */
-  migrate (signal?: AbortSignal): Promise<void>
+  /**
+   * Migrates the schema to this build's version, and on Citus places new tables and sets the settings of the nodes.
+   * With `isThorough`, checks these settings on the coordinator also if no table is new. Throws the reason of `signal`
+   * if the signal ends a wait, and CitusError. Returns undefined without Citus.
+   */
+  migrate (signal?: AbortSignal, options?: { isThorough?: boolean }): Promise<Migrated | undefined>
   /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
 }
+
+/** What `migrate` did on a Citus cluster, and whether it checked the settings of all nodes. */
+export interface Migrated extends Placed { isChecked: boolean }
 
 export interface ConnectOptions extends Partial<EmbeddedOptions> {
   /** A PostgreSQL URL. Without a URL, the embedded database in `dir` is used. */
@@ -121,9 +133,18 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   const lists = shared ? writes : client(some, {}, FOR_LISTS)
   const pages = paged ? client(1, {}, FOR_LISTS) : lists
 
+  let engine: Engine = 'postgres'
+  const detect = async (client: Sql) => { engine = await hasCitus(handle(client)) ? 'citus' : 'postgres' }
+  const handleOf = (client: Sql) => {
+    const db = handle(client)
+    setEngine(db, () => engine)
+    return db
+  }
+
   const alone: Alone = async (silence, _what, work) => {
     const own = client(1, { silence_timeout: silence }, {})
     try {
+      await detect(own)
       return await work(own)
     } catch (error) {
       throw databaseError(error)
@@ -146,7 +167,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))
   }
   const bounded = (name: keyof typeof pools, client: Sql, more: Partial<Bounds> = {}) =>
-    handle(guard(client, { pool: pools[name], prepare: true, ...more }))
+    handleOf(guard(client, { pool: pools[name], prepare: true, ...more }))
   const handles = {
     db: bounded('db', writes),
     reads: bounded('reads', reads),
@@ -157,11 +178,15 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
   }
   return {
     ...handles,
-    ...withoutDeadline(alone, onWait),
+    ...withoutDeadline(alone, handleOf, () => engine === 'citus', onWait),
     kind: 'postgres',
+    get engine () { return engine },
     where: `${host.map((name, i) => `${name}:${port[i]}`).join(',')}/${database}`,
     pools,
-    authenticate: authority => authenticate(handles, authority),
+    authenticate: async authority => {
+      await detect(writes)
+      authenticate(handles, authority)
+    },
     ping: () => ping(reads),
     close: async () => {
       await findAuthority(handles.db)?.settled()
@@ -219,11 +244,12 @@ async function connectEmbedded (
   const handles = { db, reads: db, lists: db, pages: db, background, longTransactions }
   return {
     ...handles,
-    ...withoutDeadline(alone),
+    ...withoutDeadline(alone, handle, () => false),
     kind: 'embedded',
+    engine: 'postgres',
     where: path.resolve(dir),
     pools,
-    authenticate: authority => authenticate(handles, authority),
+    authenticate: async authority => authenticate(handles, authority),
     ping: () => ping(client),
     close
   }
@@ -233,12 +259,24 @@ async function connectEmbedded (
 type Alone = <T>(silence: number, what: string, work: (client: Sql) => Promise<T>) => Promise<T>
 
 const withoutDeadline = (
-  alone: Alone, onWait?: ConnectOptions['onWait']
+  alone: Alone, handle: (client: Sql) => Db, isCitus: () => boolean, onWait?: ConnectOptions['onWait']
 ): Pick<Database, 'maintain' | 'snapshot' | 'migrate'> => ({
   maintain: (fn, what = 'authenticates its rows') =>
     alone(CHANGING, what, client => handle(client).transaction(async tx => await fn(tx))),
-  snapshot: fn => alone(READING, 'is read', client => handle(client).transaction(async tx => await fn(tx), SNAPSHOT)),
-  migrate: signal => alone(CHANGING, 'changes the schema', client => migrateSchema(client, { onWait, signal }))
+  snapshot: fn => alone(READING, 'is read', client => handle(client).transaction(async tx => {
+    if (isCitus()) await alone(READING, 'is locked', async holder => takeSnapshots(tx, handle(holder)))
+    return fn(tx)
+  }, SNAPSHOT)),
+  migrate: (signal, { isThorough = false } = {}) => alone(CHANGING, 'changes the schema', async client => {
+    const migrated = await migrateSchema(client, { onWait, signal })
+    const db = handle(client)
+    if (!await hasCitus(db)) return undefined
+    // Also for an existing schema, to which the extension was added later.
+    const placed = mergePlaced(migrated, await db.transaction(async tx => await placeTables(tx)))
+    const isChecked = isThorough && await isCoordinator(db)
+    const nodes = isChecked ? await setDefaults(db) : []
+    return { ...mergePlaced(placed, { tables: 0, nodes }), isChecked }
+  })
 })
 
 function authenticate (handles: Record<string, Db>, authority: RowAuthority) {

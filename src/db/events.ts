@@ -1,5 +1,6 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { EventName } from '../../schemas/events.ts'
+import { perEngine, rowsIn } from './postgres/engine.ts'
 
 // The events of an organization form a hash chain: each MAC covers the event and the MAC of the previous event. The
 // database never gets the key, so the service must read the last MAC before it inserts the next event.
@@ -16,7 +17,7 @@ export interface EventRow {
   ip: string | null
   user_agent: string | null
   details: Record<string, string | number | boolean | null> | null
-  /** ISO 8601, for an event that is recorded after it occurred. Default: the current time of the database. */
+  /** ISO 8601, for an event that is recorded after it occurred. Default: the time of the change. */
   occurred_at?: string
 }
 
@@ -83,14 +84,21 @@ export type HeadRow = Omit<Head, 'next_event'> & { next_event: string }
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
 
-/** Inserts events of the organizations in the CTE `counter (organization_id)`, which the statement must define. */
+/**
+ * Inserts events of the organizations in the CTE `counter (organization_id)`, which the statement must define. On
+ * Citus, inserts events of the organization in the values of the statement.
+ */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,
     request_id, ip, user_agent, details, chain_kid, mac)
   SELECT organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id, request_id, ip,
     user_agent, details, chain_kid, decode(mac, 'hex')
-  FROM counter JOIN jsonb_to_recordset(${events}::jsonb) AS event (
-    organization_id char(26), seq bigint, occurred_at timestamptz, action varchar, actor_type varchar,
-    actor_id bigint, resource_type varchar, resource_id varchar, request_id varchar, ip varchar, user_agent varchar,
-    details jsonb, chain_kid varchar, mac text
-  ) USING (organization_id)`
+  FROM ${perEngine({
+    postgres: sql`counter JOIN jsonb_to_recordset(${events}::jsonb) AS event (organization_id char(26), ${COLUMNS})
+      USING (organization_id)`,
+    citus: sql`(${rowsIn(events, COLUMNS)}) AS event`
+  })}`
+
+const COLUMNS = sql`seq bigint, occurred_at timestamptz, action varchar, actor_type varchar, actor_id bigint,
+    resource_type varchar, resource_id varchar, request_id varchar, ip varchar, user_agent varchar, details jsonb,
+    chain_kid varchar, mac text`

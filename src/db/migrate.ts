@@ -4,6 +4,7 @@ import { sql } from 'drizzle-orm'
 import { readMigrationFiles, type MigrationMeta } from 'drizzle-orm/migrator'
 import { drizzle } from 'drizzle-orm/postgres-js'
 import type { Sql } from 'postgres'
+import { mergePlaced, NOTHING_PLACED, requireCoordinator, runStatements, type Placed } from './citus/placement.ts'
 import { codeOf, LOCK_TIMEOUT } from './postgres/errors.ts'
 import type { Db } from './postgres/handle.ts'
 
@@ -51,24 +52,31 @@ export class UnreleasedDatabase extends Error {
  *
  * @param client a client with a single connection, which nothing else uses during the migration
  * @throws UnreleasedDatabase; an Error if a newer build has migrated the database, or if the wait for a table lock
- *   times out; `signal.reason` if the signal is aborted during a wait
+ *   times out; `signal.reason` if the signal is aborted during a wait; CitusError
+ * @returns what was done on the nodes of a Citus cluster
  */
-export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<void> {
+export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<Placed> {
   const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
   const how = { onWait, signal, timeout }
   const known = readMigrationFiles({ migrationsFolder: folder })
   await lock(client, how)
   try {
-    const applied = await readJournal(drizzle({ client }) as unknown as Db, known)
+    const db = drizzle({ client }) as unknown as Db
+    const applied = await readJournal(db, known)
     if (applied.some((hash) => !known.some((migration) => migration.hash === hash))) {
       throw new Error(
         'The database has migrations that this build does not know: start the newer build, or restore a backup'
       )
     }
     // Before any DDL, so that a role without CREATE privileges can start on an up-to-date schema.
-    if (applied.length === known.length) return
+    if (applied.length === known.length) return NOTHING_PLACED
+    await requireCoordinator(db)
     for (const statement of JOURNAL) await client.unsafe(statement)
-    for (const migration of known) if (!applied.includes(migration.hash)) await apply(client, migration, how)
+    let placed = NOTHING_PLACED
+    for (const migration of known) {
+      if (!applied.includes(migration.hash)) placed = mergePlaced(placed, await apply(db, migration, how))
+    }
+    return placed
   } finally {
     await client`SELECT pg_advisory_unlock(${SCHEMA_LOCK})`.catch(() => {})
   }
@@ -110,16 +118,16 @@ function createPacer (timeout: number): () => number | undefined {
   }
 }
 
-async function apply (client: Sql, { sql, hash, folderMillis }: MigrationMeta, { onWait, signal, timeout }: How) {
+async function apply (db: Db, migration: MigrationMeta, { onWait, signal, timeout }: How): Promise<Placed> {
   const isMessageDue = createPacer(timeout)
   for (const began = performance.now(); ;) {
     try {
-      await client.begin(async tx => {
-        await tx`SELECT set_config('lock_timeout', ${String(TABLE_LOCK_TIMEOUT_MS)}, true)`
-        for (const statements of sql) await tx.unsafe(statements)
-        await tx`INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES (${hash}, ${folderMillis})`
+      return await db.transaction(async (tx) => {
+        await tx.execute(sql`SELECT set_config('lock_timeout', ${String(TABLE_LOCK_TIMEOUT_MS)}, true)`)
+        const placed = await runStatements(tx, migration.sql)
+        await recordMigration(tx, migration)
+        return placed
       })
-      return
     } catch (error) {
       if (codeOf(error) !== LOCK_TIMEOUT) throw error
       signal?.throwIfAborted()
@@ -181,11 +189,15 @@ export async function makeSchema (db: Db, hashes: readonly string[]): Promise<bo
   const known = readKnown()
   if (!canMakeSchema(hashes, known)) return false
   for (const statement of JOURNAL) await db.execute(sql.raw(statement))
-  for (const { hash, folderMillis, sql: statements } of known.slice(0, hashes.length)) {
-    for (const statement of statements) await db.execute(sql.raw(statement))
-    await db.execute(
-      sql`INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES (${hash}, ${folderMillis}::bigint)`
-    )
+  for (const migration of known.slice(0, hashes.length)) {
+    await runStatements(db, migration.sql)
+    await recordMigration(db, migration)
   }
   return true
+}
+
+async function recordMigration (db: Db, { hash, folderMillis }: MigrationMeta): Promise<void> {
+  await db.execute(
+    sql`INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES (${hash}, ${folderMillis}::bigint)`
+  )
 }

@@ -115,34 +115,34 @@ export const last_backup = unauthenticated(
 }, (table) => [check('last_backup_one', sql`${table.id} = 1`)])
 
 export const organizations = unauthenticated(
-  'Name, slug, and whether members need a second factor. With exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open'
+  'Slug: with exchanged slugs, requests by slug go to the other organization if the caller is a member of both. The storage key is wrapped for its organization: another one does not open'
 )('organizations', {
   id: ulid().primaryKey(),
-  name: name(),
   slug: slug().unique(),
   /** The key that seals all documents of the organization. Wrapped by a master key. */
   storage_key: bytea().notNull(),
-  /** Members need a second factor to act in the organization. */
-  require_second_factor: boolean().notNull().default(false),
-  ...timestamps
+  ...created
 })
 
-export const organizationColumns = columnsOf(
-  organizations, 'id', 'name', 'slug', 'storage_key', 'require_second_factor', 'created_at', 'updated_at'
-)
+export const organizationColumns = columnsOf(organizations, 'id', 'slug', 'storage_key', 'created_at')
 
 /**
  * Every change in an organization locks this row. So version ids and event numbers increase in commit order, and status
- * and plan stay the same until the commit. No foreign key, because events outlive the organization.
+ * and plan stay the same until the commit. No foreign key, because events outlive the organization. On Citus, each node
+ * has a copy of `organizations`, so the columns that change often are here.
  */
 export const organization_counters = unauthenticated(
-  'Status, plan, next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'
+  'Name, status, plan, whether members need a second factor, the time of the last change (later changes get that time, if it is at most an hour ahead of the clock), next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'
 )('organization_counters', {
   organization_id: ulid().primaryKey(),
+  /** Empty after the organization was deleted. */
+  name: name(),
   status: varchar({ length: 16, enum: ORGANIZATION_STATUSES }).notNull().default('active'),
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
+  /** The time of the last change. The next one gets this time, or a later one, although clocks of nodes differ. */
+  last_at: moment().notNull().default(sql`now()`),
   /** The MAC of the last event. */
   event_head: bytea(),
   /** The id of the chain key for the next event. Null: the first key, which all chains share. */
@@ -150,8 +150,16 @@ export const organization_counters = unauthenticated(
   /** The sum of `size_bytes` over documents and versions. */
   stored_bytes: count().notNull().default(0),
   /** True after the organization was deleted: requests change nothing any more, but the service can record events. */
-  is_closed: boolean().notNull().default(false)
+  is_closed: boolean().notNull().default(false),
+  /** Members need a second factor to act in the organization. */
+  require_second_factor: boolean().notNull().default(false),
+  /** The last change of the name, slug, status, plan or second-factor requirement. */
+  updated_at: moment().notNull().default(sql`now()`)
 })
+
+export const counterColumns = columnsOf(
+  organization_counters, 'name', 'status', 'require_second_factor', 'updated_at'
+)
 
 /** A long operation locks its organization's row, so only one runs. No foreign key: a deletion does not wait. */
 export const long_operations = unauthenticated(
@@ -404,11 +412,11 @@ export const members = pgTable('members', {
 
 /** No foreign key to the organization: a background job deletes its tokens later (`organization_removals`). */
 export const api_tokens = pgTable('api_tokens', {
-  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  id: count().notNull().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
   name: name(),
   /** SHA-256 of the token. The token itself is not stored. */
-  token_hash: bytea().notNull().unique(),
+  token_hash: bytea().notNull(),
   token_prefix: varchar({ length: 12 }).notNull(),
   abilities: text().array().$type<Ability[]>().notNull(),
   /** The levels to which the token is restricted. Ids, because slugs can change. Null: the whole organization. */
@@ -425,19 +433,21 @@ export const api_tokens = pgTable('api_tokens', {
   ...timestamps,
   ...authenticated
 }, (table) => [
-  unique('api_tokens_of_organization').on(table.organization_id, table.id), index().on(table.user_id),
-  index().on(table.grant_id), index('api_tokens_by_expiry').on(table.expires_at)
+  primaryKey({ columns: [table.organization_id, table.id] }), unique().on(table.organization_id, table.token_hash),
+  index('api_tokens_by_id').on(table.id), index().on(table.user_id), index().on(table.grant_id),
+  index('api_tokens_by_expiry').on(table.expires_at)
 ])
 
 /** The previous value of a rotated token, valid for the overlap period. */
 export const former_token_hashes = pgTable('former_token_hashes', {
   organization_id: ulid().notNull(),
   token_id: count().notNull(),
-  token_hash: bytea().notNull().unique(),
+  token_hash: bytea().notNull(),
   expires_at: moment().notNull(),
   ...authenticated
 }, (table) => [
   primaryKey({ columns: [table.organization_id, table.token_id] }),
+  unique().on(table.organization_id, table.token_hash),
   within('former_token_hashes_of_token', table, 'token_id', api_tokens).onDelete('cascade')
 ])
 
@@ -535,7 +545,7 @@ export const team_projects = pgTable('team_projects', {
 export const encryption_keys = unauthenticated(
   'Key strings, data keys, salts and key checks are wrapped for their project, version and column: another value does not open. Custody, iterations, active version, hint, id, times and the hash of the key check are not wrapped: with another custody, version or iteration count documents do not open, or writes are refused'
 )('encryption_keys', {
-  id: count().primaryKey().generatedAlwaysAsIdentity(),
+  id: count().notNull().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   version: integer().notNull(),
@@ -556,6 +566,9 @@ export const encryption_keys = unauthenticated(
   ...created,
   rotated_at: moment()
 }, (table) => [
+  primaryKey({ columns: [table.organization_id, table.id] }),
+  // For `rewrap`, which walks through the keys of all organizations.
+  index('encryption_keys_by_id').on(table.id),
   inProject('encryption_keys', table),
   uniqueIndex().on(table.organization_id, table.project_id, table.version),
   uniqueIndex('encryption_keys_one_active').on(table.organization_id, table.project_id).where(sql`${table.is_active}`),

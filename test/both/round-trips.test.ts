@@ -2,7 +2,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { makeProof } from '../../src/crypto/key-proof.ts'
-import { makeLevel, startApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -55,7 +55,7 @@ const STATEMENTS: Record<string, number> = {
   restoreVersion: 9,
   restoreProject: 3,
   deleteVersion: 10,
-  purgeVersions: 11,
+  purgeVersions: 12,
   deleteSecrets: 8,
   listTeams: 2,
   getTeam: 4,
@@ -75,7 +75,7 @@ const STATEMENTS: Record<string, number> = {
   sendInvitation: 11,
   withdrawInvitation: 7,
   listOwnInvitations: 3,
-  acceptInvitation: 20,
+  acceptInvitation: 22,
   declineInvitation: 12,
   updateMember: 10,
   removeMember: 10,
@@ -96,7 +96,7 @@ const STATEMENTS: Record<string, number> = {
   deleteEnvironment: 15,
   deleteTarget: 15,
   deleteProject: 13,
-  createOrganization: 15,
+  createOrganization: 16,
   updateOrganization: 7,
   putOrganization: 7,
   deleteOrganization: 15,
@@ -104,10 +104,10 @@ const STATEMENTS: Record<string, number> = {
   getUsage: 2,
   getSubscription: 3,
   getSubscriptionShortPath: 3,
-  createSubscription: 22,
-  createSubscriptionShortPath: 22,
-  updateSubscription: 23,
-  updateSubscriptionShortPath: 23,
+  createSubscription: 21,
+  createSubscriptionShortPath: 21,
+  updateSubscription: 22,
+  updateSubscriptionShortPath: 22,
   cancelSubscription: 9,
   cancelSubscriptionShortPath: 9,
   resumeSubscription: 9,
@@ -184,7 +184,9 @@ function partition (sent: readonly Sent[]): [own: Sent[], planned: Sent[]] {
 
 const shown = (sent: readonly Sent[]) => sent.map(({ text }) => text.trim().slice(0, 60)).join('; ')
 
-t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a list three', async (t) => {
+const skip = ON_CITUS && 'counts the statements on PostgreSQL; test/citus/tasks.test.ts counts those of the nodes'
+
+t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a list three', { skip }, async (t) => {
   const { caller, ids, person } = await settle(service, 'counted')
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
@@ -212,7 +214,7 @@ t.test('each operation sends as many statements as it is given here, every one p
   }
 })
 
-t.test('who asks again waits once for a level in a path, twice for one in a body, once more for a list; a transaction of a write or of the event of a read is four waits', async (t) => {
+t.test('who asks again waits once for a level in a path, twice for one in a body, once more for a list; a transaction of a write or of the event of a read is four waits', { skip }, async (t) => {
   const caller = await service.organization()
   const level = await makeLevel(caller)
   const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
@@ -233,7 +235,7 @@ t.test('who asks again waits once for a level in a path, twice for one in a body
   }
 })
 
-t.test('who acts by a team reads a level in a path by two statements, and waits no more often than anybody for one in a body', async (t) => {
+t.test('who acts by a team reads a level in a path by two statements, and waits no more often than anybody for one in a body', { skip }, async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const level = await makeLevel(owner)
@@ -257,7 +259,7 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
   }
 })
 
-t.test('a change of custody sends as many, whatever the project holds', async (t) => {
+t.test('a change of custody sends as many, whatever the project holds', { skip }, async (t) => {
   const caller = await service.organization()
   const ask = async (method: string, path: string, body?: object) => {
     const { status, body: answer, text } = await caller.call(method, `/${caller.organization}/${path}`, body)

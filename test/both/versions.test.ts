@@ -820,7 +820,9 @@ async function age (caller: Caller, version: string, interval: string) {
 
 async function countVersions (project: string): Promise<number> {
   const [row] = await test.sql(`
-    SELECT count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id
+    SELECT count(*)::int AS count FROM secret_versions v
+    JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id
+    JOIN projects p ON p.organization_id = s.organization_id AND p.id = s.project_id
     WHERE p.organization_id = '${owner.organization}' AND p.slug = '${project}'`)
   return row!.count as number
 }
@@ -832,3 +834,25 @@ function refused (t: Test, answer: Answer, status: number, code: string, message
 }
 
 const unchanged = (t: Test, work: () => Promise<unknown>) => isUnchanged(t, test, work)
+
+t.test('no version and no event is older than an earlier one, also if the clock of the database goes back', async (t) => {
+  const caller = await test.organization()
+  const { organization, call } = caller
+  const level = await makeLevel(caller)
+  const path = `/${organization}/${level.project}/${level.target}/${level.environment}`
+  const store = () => call('POST', `/${organization}/secrets/store`, { ...level, plaintext: 'CLOCK=back' })
+  await store()
+  // As after a move to a machine whose clock is an hour behind.
+  const [{ ahead }] = await test.sql(`UPDATE organization_counters SET last_at = date_trunc('second', now()) + interval '1 hour'
+    WHERE organization_id = '${organization}' RETURNING last_at AS ahead`) as [{ ahead: string }]
+  const later = new Date(ahead).toISOString()
+  t.equal((await store()).status, 200)
+  t.equal((await call('GET', `${path}/secrets?decrypt=true`)).status, 200)
+  t.equal((await call('POST', `/${organization}/${level.project}/encryption-key/rotate`, {})).status, 200)
+  const versions = (await call('POST', `/${organization}/secrets/versions`, level)).body.data as { attributes: { created_at: string } }[]
+  t.same(versions.slice(0, 2).map(({ attributes }) => attributes.created_at), [later, later])
+  const events = (await test.sql(`SELECT occurred_at FROM audit_events WHERE organization_id = '${organization}' ORDER BY seq`))
+    .map(({ occurred_at }) => new Date(String(occurred_at)).toISOString())
+  t.same(events, events.toSorted(), 'times grow with numbers')
+  t.ok(events.filter((time) => time === later).length >= 3)
+})

@@ -9,7 +9,7 @@ import { buildApp } from '../../src/app.ts'
 import { connect, transaction } from '../../src/db/database.ts'
 import { lockProject, updateProject } from '../../src/repositories/levels/projects.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import {
   makeLevels, miscounted, ON_POSTGRES, opener, times, type Level, type Send as SendOverHttp
@@ -265,6 +265,8 @@ t.test('20 organizations at once: few commits, and each has ids and events of it
   const organizations = await several(20)
   for (const { status, body } of await all(organizations)) t.match([status, body], [200, { data: { version: '2' } }])
   for (const running of organizations) await agree(t, running)
+  // On Citus, a transaction is about one organization.
+  if (ON_CITUS) return
   const ids = organizations.map(({ organization }) => `'${organization}'`).join()
   const commits = await service.sql(`SELECT xmin::text, count(*)::int FROM secret_versions
     WHERE organization_id IN (${ids}) AND id = 2 GROUP BY 1`)

@@ -107,7 +107,7 @@ t.test('AU-06: each of nine manipulations is found at the right event, in the da
     ]],
     ['the head put back', 6, [endAt(5)]],
     ['the head changed', last, [`UPDATE organization_counters SET event_head = '\\x00' WHERE ${mine}`]],
-    ['the clock changed', 8, [`UPDATE audit_events SET occurred_at = occurred_at - interval '1 hour' WHERE ${mine} AND seq = 8`]]
+    ['the clock changed', 8, [`UPDATE audit_events SET occurred_at = (SELECT occurred_at - interval '1 hour') WHERE ${mine} AND seq = 8`]]
   ]
   for (const [what, sequence, statements, needsAnchors = false] of cases) {
     await tampered(statements, async () => {
@@ -182,7 +182,7 @@ t.test('of an organization that only an anchor tells of everything is missing, w
 
 t.test('AU-03: a change of any column of an event is found', async (t) => {
   const changed: Record<Exclude<ChainedColumn, 'organization_id' | 'seq'>, string> = {
-    occurred_at: "occurred_at + interval '1 millisecond'",
+    occurred_at: "(SELECT occurred_at + interval '1 millisecond')",
     action: "action || 'x'",
     actor_type: "'user'",
     actor_id: 'actor_id + 1',

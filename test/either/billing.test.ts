@@ -468,8 +468,8 @@ t.test('a plan that the usage does not fit is refused, and says by what', async 
 t.test('a cancelled subscription ends with its period and can be resumed until then; any other is renewed', async (t) => {
   const caller = await service.organization({ plan: 'free' })
   await subscribe(caller)
-  const over = () => service.sql(`UPDATE subscriptions SET anchor = anchor - interval '1 month',
-    period_start = period_start - interval '1 month', period_end = now()
+  const over = () => service.sql(`UPDATE subscriptions SET anchor = (SELECT anchor - interval '1 month'),
+    period_start = (SELECT period_start - interval '1 month'), period_end = now()
     WHERE organization_id = '${caller.organization}'`)
   for (const n of [1, 2]) {
     t.match((await bill(caller, 'DELETE', 'subscription')).body.data.attributes, { status: 'ending' }, `cancel ${n}`)

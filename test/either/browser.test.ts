@@ -456,7 +456,7 @@ t.test('a second factor is set up, asked for, and turned off by recovery code, n
 t.test('OA-16: the pages say what their fields are, and what is wrong with them', { skip }, async (t) => {
   const { service, url } = await started()
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
-  await service.sql(`UPDATE organizations SET name = 'Cirrus' WHERE id = '${cirrus.organization}'`)
+  await service.sql(`UPDATE organization_counters SET name = 'Cirrus' WHERE organization_id = '${cirrus.organization}'`)
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'billing_manager' })
   const { page } = await openWindow(t)
   const is = async (snapshot: string) => {

@@ -162,6 +162,34 @@ t.test('compose.yaml has two instances, which nobody reaches but through the pro
   t.ok(parseInt(strongroom.stop_grace_period, 10) > strongroom.environment.SHUTDOWN_DELAY + 10)
 })
 
+t.test('the example for Citus has three nodes, which take no connection without TLS and a password', async (t) => {
+  const folder = 'examples/citus'
+  const { services, networks, volumes, configs } = parse(read(`${folder}/compose.yaml`), { merge: true }) as any
+  const nodes = ['coordinator', 'worker-1', 'worker-2']
+  const instances = ['strongroom-1', 'strongroom-2']
+  t.same(Object.keys(services).sort(), ['certificates', 'cluster', ...nodes, ...instances].sort())
+  t.same(services.certificates.entrypoint.slice(-3), nodes)
+  for (const name of nodes) {
+    const { image, networks, configs, ports, volumes } = services[name]
+    t.same([image, networks, ports], [services.certificates.image, ['database'], undefined], name)
+    t.same(configs.map(({ source }: { source: string }) => source), ['postgresql', 'hba', 'node'])
+    t.same(volumes, [`${name}:/var/lib/postgresql/data`, `${name}-tls:/tls:ro`])
+    t.match(read(`${folder}/cluster.sql`), `'${name}', 5432`)
+  }
+  t.equal(networks.database.internal, true)
+  for (const { file } of Object.values<any>(configs)) t.ok(read(`${folder}/${file}`), file)
+  const used = Object.values<any>(services).flatMap(({ volumes = [] }) => volumes.map((one: string) => one.split(':')[0]))
+  t.same([...new Set(used)].sort(), Object.keys(volumes).sort())
+  t.same(read(`${folder}/pg_hba.conf`).match(/^(?!#).+$/gm), ['local   all all     peer', 'hostssl all all all scram-sha-256'])
+  t.match(read(`${folder}/postgresql.conf`), /^citus\.node_conninfo = 'sslmode=verify-full sslrootcert=\/tls\/ca\.crt'$/m)
+  for (const name of instances) {
+    const { environment, read_only, cap_drop, ports } = services[name]
+    t.match(environment.DATABASE_URL, /\?sslmode=verify-full&sslrootcert=\/tls\/ca\.crt$/)
+    t.same([read_only, cap_drop, ports[0].split(':')[0]], [true, ['ALL'], '127.0.0.1'])
+    t.same(Object.keys(environment).filter((name) => !variables.has(name)), [])
+  }
+})
+
 t.test('the configuration of Prometheus has the rules that there are', async (t) => {
   const { rule_files: files } = parse(read('examples/prometheus/prometheus.yaml')) as { rule_files: string[] }
   t.ok(files.every((file) => readdirSync('examples/prometheus').includes(file)))

@@ -11,7 +11,7 @@ import { transaction, type Db } from '../../src/db/database.ts'
 import { MEMBERSHIP_LIMITS } from '../../src/repositories/people/users.ts'
 import { deleteOrganization, lockEverybody, updateOrganization } from '../../src/repositories/levels/organizations.ts'
 import { Anchors } from '../../src/vault/audit/verification.ts'
-import { startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { ACTIVITY, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson } from '../helpers/people.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
@@ -241,8 +241,9 @@ t.test('whoever waits for a slug that is given up at that moment sees that it is
       await deleteOrganization(db, id)
     }
   }
-  const isWaiting = async () => (await service.sql(`SELECT 1 FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '%organizations%'`)).length > 0
+  // On Citus, a change of a table that each node has waits for a lock of the table.
+  const isWaiting = async () => (await service.sql(`SELECT 1 FROM ${ACTIVITY} WHERE datname = current_database()
+    AND wait_event_type = 'Lock' AND query ~* 'organizations|lock_shard_resources'`)).length > 0
   const { create } = await person()
   for (const [how, work] of Object.entries(giveUp)) {
     for (const [taking, take] of Object.entries({

@@ -339,11 +339,14 @@ t.test('CR-01: a whole row that was moved or swapped is refused too', async (t) 
     (await store({ ...a, plaintext: 'A=1' })).body.data, (await store({ ...b, plaintext: 'A=2' })).body.data,
     (await store({ ...c, plaintext: 'A=3' }, other)).body.data
   ]
-  const swap = (table: string, columns: string[], one: string, two: string) => {
-    const side = (n: number) => columns.map((column) => `${column} AS ${column}_${n}`).join(', ')
-    const set = (n: number) => columns.map((column) => `${column} = ${column}_${n}`).join(', ')
-    return test.sql(`WITH one AS (SELECT ${side(1)} FROM ${table} WHERE ${one}), two AS (SELECT ${side(2)} FROM ${table} WHERE ${two}),
-      first AS (UPDATE ${table} SET ${set(2)} FROM two WHERE ${one}) UPDATE ${table} SET ${set(1)} FROM one WHERE ${two}`)
+  // Reads the rows before the updates, which can be on two nodes of a cluster.
+  const swap = async (table: string, columns: string[], one: string, two: string) => {
+    const rows = []
+    for (const where of [one, two]) rows.push((await test.sql(`SELECT to_jsonb(t) AS row FROM ${table} t WHERE ${where}`))[0]!.row)
+    for (const [row, where] of [[rows[0], two], [rows[1], one]] as [Record<string, unknown>, string][]) {
+      const set = columns.map((column) => `${column} = ${row[column] === null ? 'NULL' : `'${String(row[column])}'`}`)
+      await test.sql(`UPDATE ${table} SET ${set.join(', ')} WHERE ${where}`)
+    }
   }
   const violations = async (caller: Caller) => (await test.sql(`
     SELECT count(*)::int AS count FROM audit_events WHERE organization_id = '${caller.organization}' AND action = 'integrity.violation'`))[0]!.count as number
@@ -365,16 +368,21 @@ t.test('CR-01: a whole row that was moved or swapped is refused too', async (t) 
   await swap('secrets', everything, `id = '${x.secret_id}'`, `id = '${z.secret_id}'`)
 
   // A row under another level, and under another id.
+  const environments = await test.sql(`SELECT id, project_id FROM environments WHERE organization_id = '${org}'`)
+  const levelOf = async (slug: string) => {
+    const [project] = await test.sql(`SELECT id FROM projects WHERE organization_id = '${org}' AND slug = '${slug}'`)
+    return environments.find(({ project_id }) => project_id === project!.id)!.id
+  }
   await test.sql(`UPDATE secrets SET level_id = 'x' WHERE id = '${x.secret_id}'`)
   await test.sql(
-    `UPDATE secrets SET level_id = (SELECT e.id FROM environments e JOIN projects p ON p.id = e.project_id WHERE p.slug = 'rows-a') WHERE id = '${y.secret_id}'`
+    `UPDATE secrets SET level_id = '${await levelOf('rows-a')}' WHERE id = '${y.secret_id}'`
   )
   await expectRefusal('a row under another level', [readsOf(a)[0]!, ...versionReads(y.version)])
   await test.sql(
-    `UPDATE secrets SET level_id = (SELECT e.id FROM environments e JOIN projects p ON p.id = e.project_id WHERE p.slug = 'rows-b') WHERE id = '${y.secret_id}'`
+    `UPDATE secrets SET level_id = '${await levelOf('rows-b')}' WHERE id = '${y.secret_id}'`
   )
   await test.sql(
-    `UPDATE secrets SET level_id = (SELECT e.id FROM environments e JOIN projects p ON p.id = e.project_id WHERE p.slug = 'rows-a') WHERE id = '${x.secret_id}'`
+    `UPDATE secrets SET level_id = '${await levelOf('rows-a')}' WHERE id = '${x.secret_id}'`
   )
   t.equal((await current(a, '?decrypt=true')).content, 'A=1', 'back in its place it opens')
 
@@ -419,6 +427,7 @@ t.test('CR-01: keys that were changed or moved in the database are refused', asy
   await store({ ...d, content: sealBlob(client.dataKey, 'A=1'), key_proof: client.proof })
 
   const project = (slug: string) => `(SELECT id FROM projects WHERE slug = '${slug}')`
+  const whereOf = async (slug: string) => `project_id = '${(await test.sql(project(slug)))[0]!.id}'`
   const getKey = (slug: string): Read =>
     (caller) => caller.call('GET', `/${caller.organization}/${slug}/encryption-key`)
   const decrypt: Read = (caller) => caller.call('GET', `/${org}/keys-a/backend/live/secrets?decrypt=true`)
@@ -435,7 +444,7 @@ t.test('CR-01: keys that were changed or moved in the database are refused', asy
     { column: 'key_check', slug: 'keys-d', from: ['keys-e'], reads: [prove] }
   ]
   for (const { column, slug, from, reads } of columns) {
-    const where = `project_id = ${project(slug)}`
+    const where = await whereOf(slug)
     const length = (await test.sql(
       `SELECT length(${column}) AS length FROM encryption_keys WHERE ${where}`
     ))[0]!.length as number
@@ -452,7 +461,7 @@ t.test('CR-01: keys that were changed or moved in the database are refused', asy
   }
   // One column in the place of another, and a storage key of another organization.
   await tampered(
-    t, 'encryption_keys', `project_id = ${project('keys-a')}`, 'key_string', [decrypt], owner, 'key_string as data_key',
+    t, 'encryption_keys', await whereOf('keys-a'), 'key_string', [decrypt], owner, 'key_string as data_key',
     'data_key'
   )
   const reads = [...readsOf(a), write]
@@ -530,7 +539,9 @@ async function tampered (
     "SELECT count(*)::int AS count FROM audit_events WHERE action = 'integrity.violation'"
   ))[0]!.count as number
   const [row] = await test.sql(`SELECT encode(${column}, 'hex') AS hex FROM ${table} WHERE ${where}`)
-  await test.sql(`UPDATE ${table} SET ${column} = ${value} WHERE ${where}`)
+  const [source] = value.startsWith('(SELECT') ? await test.sql(value) : []
+  const bytes = source && `decode('${(Object.values(source)[0] as Buffer).toString('hex')}', 'hex')`
+  await test.sql(`UPDATE ${table} SET ${column} = ${bytes ?? value} WHERE ${where}`)
   const before = await events()
   for (const read of reads) isRefused(t, await read(caller), `${table}: ${name}`)
   t.equal(await events(), before + reads.length, `${table}: ${name}: one audit event each`)

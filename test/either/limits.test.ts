@@ -576,7 +576,8 @@ t.test('an organization whose general group is used up is refused a rotation bef
   for (let n = 0; n < 3; n++) isExceeded(t, await rotate(), 50)
   t.equal(statements.filter((text) => text.includes('api_tokens')).length, 3, 'its token is looked up')
   t.strictSame(statements.filter((text) => !text.includes('api_tokens')), [], 'and nothing else')
-  t.match(await service.sql(`SELECT count(*)::int AS keys FROM encryption_keys k JOIN projects p ON p.id = k.project_id
+  t.match(await service.sql(`SELECT count(*)::int AS keys FROM encryption_keys k
+    JOIN projects p ON p.organization_id = k.organization_id AND p.id = k.project_id
     WHERE p.slug = 'servers' AND k.organization_id = '${caller.organization}'`), [{ keys: 2 }])
 })
 

@@ -3,7 +3,7 @@ import t from 'tap'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
-import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
 // What is looked up in one turn of the event loop is one statement: each gets its own answer of it, and nobody
 // another's.
@@ -45,8 +45,10 @@ t.test('callers and levels of one turn are looked up in one statement each, and 
   }
   const of = (table: string) => statements.filter((text) =>
     new RegExp(`^select .* from jsonb_.* join (lateral \\(select \\* from )?"?${table}\\b`, 'is').test(text.trim())).length
-  t.ok(of('api_tokens') >= 1 && of('api_tokens') <= CALLERS / 4, `${of('api_tokens')} statements for ${CALLERS} tokens`)
-  t.ok(of('encryption_keys') >= 1 && of('encryption_keys') <= CALLERS / 4, `${of('encryption_keys')} statements for ${CALLERS} levels`)
+  // On Citus in one statement for each organization, which runs on its node.
+  const most = ON_CITUS ? CALLERS : CALLERS / 4
+  t.ok(of('api_tokens') >= 1 && of('api_tokens') <= most, `${of('api_tokens')} statements for ${CALLERS} tokens`)
+  t.ok(of('encryption_keys') >= 1 && of('encryption_keys') <= most, `${of('encryption_keys')} statements for ${CALLERS} levels`)
 })
 
 t.test('a level is looked up while its caller is, and goes to nobody who has ended meanwhile', async (t) => {

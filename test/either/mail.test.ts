@@ -1,6 +1,5 @@
 import { once } from 'node:events'
 import { createServer } from 'node:net'
-import { sql } from 'drizzle-orm'
 import t, { type Test } from 'tap'
 import { addClient, switchClient } from '../../src/commands/people/clients.ts'
 import { addUser, mailLink, renewLink, serviceAddress, switchUser } from '../../src/commands/people/users.ts'
@@ -13,7 +12,7 @@ import { createMailer } from '../../src/mail/mailer.ts'
 import {
   createOutbox, MAX_OF_ONE, MAX_SENDERS, MAX_TO_ADDRESS, MAX_UNDER_WAY
 } from '../../src/mail/outbox.ts'
-import { startApp, type Answer, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, startApp, type Answer, type TestApp } from '../helpers/app.ts'
 import { issuePair, makePerson, tokensFor } from '../helpers/people.ts'
 import { freePort } from '../helpers/postgres.ts'
 import { startMailServer, type Mood } from '../helpers/smtp.ts'
@@ -173,8 +172,8 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   await transaction(service.database.db, async (db) => {
     await deleteOrganization(db, gone.organization)
     adding = add({ organization: gone.organization, role: 'owner' }, 'late@nimbus.example').catch(String)
-    const isWaiting = async () => (await db.execute(sql`SELECT FROM pg_stat_activity
-      WHERE datname = current_database() AND wait_event_type = 'Lock'`) as unknown as unknown[]).length > 0
+    const isWaiting = async () => (await service.sql(`SELECT FROM ${ACTIVITY}
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length > 0
     while (process.env.TEST_DATABASE_URL !== undefined && !await isWaiting()) continue
   })
   t.equal(await adding, `StartError: There is no organization ${gone.organization}`)

@@ -5,7 +5,7 @@ import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { findDocumentsAt } from '../../src/repositories/secrets/point-in-time.ts'
 import { lockProject } from '../../src/repositories/levels/projects.ts'
-import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { ACTIVITY, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { random } from '../helpers/traffic.ts'
 
@@ -702,5 +702,5 @@ t.test('versions of what waited for its project are not from before what others 
 })
 
 const isWaiting = async () => (await test.sql(
-  "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+  `SELECT 1 FROM ${ACTIVITY} WHERE datname = current_database() AND wait_event_type = 'Lock'`
 )).length > 0

@@ -481,7 +481,7 @@ t.test('whoever is in no organization creates one, and whoever is in one leaves 
     const { call } = await through(person)
     t.equal(await call('DELETE', `${members}/${owner.id}`), 403, `${role}: nobody else`)
     if (role === 'auditor') {
-      await service.sql(`UPDATE organizations SET require_second_factor = true WHERE id = '${o}'`)
+      await service.sql(`UPDATE organization_counters SET require_second_factor = true WHERE organization_id = '${o}'`)
       t.equal(await call('GET', `/organizations/${o}`), 403, 'without the second factor that is required')
     }
     t.equal(await call('DELETE', `${members}/${person.id}`), 204, role)
@@ -535,7 +535,7 @@ t.test('OA-16: the page says who asks, where it leads, for what and in which org
     'a name has an end'
   )
   const nasty = await service.organization()
-  await service.sql(`UPDATE organizations SET name = '<b>\u202eorg</b>' WHERE id = '${nasty.organization}'`)
+  await service.sql(`UPDATE organization_counters SET name = '<b>\u202eorg</b>' WHERE organization_id = '${nasty.organization}'`)
   const person = await makePerson(service, { [nasty.organization]: 'owner' })
   await service.write(`UPDATE users SET name = '<i>\u202ename</i>' WHERE id = ${person.id}`)
   const theirs = (await ask({}, await signedIn(person))).text

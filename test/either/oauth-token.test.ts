@@ -9,7 +9,7 @@ import { createClient, createCode, createGrant, createRequest, setClientDisabled
 import { countKey, rememberDevice, takeAttempts } from '../../src/repositories/people/attempts.ts'
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createPasswordLink, changePassword, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
-import { startApp, type TestApp } from '../helpers/app.ts'
+import { earlier, startApp, type TestApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
 import { authorizationUrl, authorize, CALLBACK, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -467,7 +467,7 @@ inBoth('OA-48: unknown, expired, used and foreign codes get one and the same ans
   t.ok(left > 0 && left <= 60, `a code lives for a minute: ${left}`)
   for (const [{ code }, seconds] of [[expired, 61], [justInTime, 30]] as const) {
     await service.write(
-      `UPDATE oauth_codes SET expires_at = expires_at - interval '${seconds} seconds' WHERE code_hash = ${hex(code)}`
+      `UPDATE oauth_codes SET ${earlier('expires_at', `${seconds} seconds`)} WHERE code_hash = ${hex(code)}`
     )
   }
   await ask(used.exchange)
@@ -744,9 +744,9 @@ inBoth('OA-62: a refresh token ends 30 days after the last refresh, and its fami
   // As if so many days had gone by.
   const wait = async (time: string) => {
     await service.write(
-      `UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '${time}', access_expires_at = access_expires_at - interval '${time}' WHERE grant_id = ${grant}`
+      `UPDATE oauth_tokens SET ${earlier('refresh_expires_at', time)}, ${earlier('access_expires_at', time)} WHERE grant_id = ${grant}`
     )
-    await service.write(`UPDATE oauth_grants SET expires_at = expires_at - interval '${time}' WHERE id = ${grant}`)
+    await service.write(`UPDATE oauth_grants SET ${earlier('expires_at', time)} WHERE id = ${grant}`)
   }
   await wait('29 days')
   t.equal(await call(access), 401)
@@ -764,7 +764,7 @@ inBoth('OA-62: a refresh token ends 30 days after the last refresh, and its fami
 
   const idle = await newTokens(as)
   await service.write(
-    `UPDATE oauth_tokens SET refresh_expires_at = refresh_expires_at - interval '30 days 1 second' WHERE grant_id = ${idle.grant}`
+    `UPDATE oauth_tokens SET ${earlier('refresh_expires_at', '30 days 1 second')} WHERE grant_id = ${idle.grant}`
   )
   refused(t, await ask(refreshOf(idle.refresh), as), 'invalid_grant', '30 days')
   t.strictSame(await reuses(idle.grant), [], 'late is not twice')

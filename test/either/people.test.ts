@@ -20,7 +20,7 @@ import {
   createPasswordLink, changePassword, createMember, createUser, findUser, setDisabled, updatePasswordHash
 } from '../../src/repositories/people/users.ts'
 import { effectiveScopes, scopesOfRole } from '../../src/rules/roles.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { authorize, CALLBACK, makePerson, post, tokensFor, type Person } from '../helpers/people.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
@@ -646,11 +646,15 @@ async function untilNumbered ({ organization }: Pick<Caller, 'organization'>) {
   }
 }
 
+// On Citus, a refusal gets its number after the response, so a later event can have an earlier number.
+const IN_ORDER = ON_CITUS ? 'occurred_at, seq' : 'seq'
+
 /** Events about somebody in an organization, newest last. */
 async function eventsAbout (person: Person, caller: Caller) {
   await untilNumbered(caller)
   return (await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor, details FROM audit_events
-    WHERE organization_id = '${caller.organization}' AND resource_type = 'user' AND resource_id = '${person.id}' ORDER BY seq`))
+    WHERE organization_id = '${caller.organization}' AND resource_type = 'user' AND resource_id = '${person.id}'
+    ORDER BY ${IN_ORDER}`))
     .map(({ action, actor_type, actor, details }) => {
       const { late: _, ...more } = details as Record<string, unknown> ?? {}
       return [action, actor_type, actor, ...Object.keys(more).length === 0 ? [] : [more]]
@@ -753,6 +757,7 @@ t.test('AU-01: an organization whose counter is held keeps nobody from what they
   const expected: string[] = []
   for (const [event, step] of steps) {
     await step()
+    if (ON_CITUS) await untilNumbered(cirrus)
     expected.push(...event.split(' '))
     t.strictSame(
       (await rows(cirrus)).map(({ action }) => action), expected, `${event}: the other organization has it at once`
@@ -1033,7 +1038,7 @@ t.test('CR-41: a link verifies an account that had no password', async (t) => {
 t.test('GET /api/v1/user answers the exact shapes, for a user and for an API token', async (t) => {
   const nimbus = await service.organization({ slug: 'user-nimbus' })
   const [ulid, other] = [nimbus.organization, (await service.organization({ slug: 'user-aero' })).organization]
-  await service.sql(`UPDATE organizations SET name = 'Aero' WHERE id = '${other}'`)
+  await service.sql(`UPDATE organization_counters SET name = 'Aero' WHERE organization_id = '${other}'`)
   const invited = (await service.organization()).organization
   const person = await makePerson(service, { [ulid]: 'owner', [other]: 'billing_manager', [invited]: 'owner' })
   await service.write(
@@ -1102,8 +1107,8 @@ t.test('GET /api/v1/organizations and /organization: what the caller can see', a
     await service.organization()
   ]
   const [a, b] = [two.organization, one.organization]
-  await service.sql(`UPDATE organizations SET name = 'A' WHERE id = '${a}'`)
-  await service.sql(`UPDATE organizations SET name = 'B' WHERE id = '${b}'`)
+  await service.sql(`UPDATE organization_counters SET name = 'A' WHERE organization_id = '${a}'`)
+  await service.sql(`UPDATE organization_counters SET name = 'B' WHERE organization_id = '${b}'`)
   await service.sql(`UPDATE organization_counters SET status = 'suspended' WHERE organization_id = '${b}'`)
   const person = await makePerson(service, { [b]: 'member', [a]: 'api_user', [invited.organization]: 'owner' })
   await service.write(`UPDATE members SET status = 'invited' WHERE organization_id = '${invited.organization}'`)

@@ -22,7 +22,7 @@ import {
 } from '../../src/vault/keys/keys.ts'
 import { lockCurrentCanary } from '../../src/vault/keys/master-keys.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { freshDatabase, makeOrganization, makeToken } from '../helpers/app.ts'
+import { ACTIVITY, freshDatabase, makeOrganization, makeToken } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
@@ -446,12 +446,14 @@ t.test('CR-26: a rotated key is frozen; a re-wrap alone puts its values under an
 
   const changes = [
     "key_check = '\\x00'", "salt = '\\x00'", 'iterations = 1', "managed = 'server'", 'is_active = true', 'rotated_at = NULL', 'rotated_at = now()',
-    'created_at = now()', "hint = 'x'", "key_check_hash = '\\x00'", 'key_check_hash = NULL', 'version = 9', 'salt = (SELECT salt FROM encryption_keys WHERE version = 2)', 'key_check = NULL',
+    'created_at = now()', "hint = 'x'", "key_check_hash = '\\x00'", 'key_check_hash = NULL', 'version = 9',
+    `salt = (SELECT salt FROM encryption_keys WHERE organization_id = '${organization}' AND version = 2)`, 'key_check = NULL',
     "hint = hint, iterations = 1, managed = managed, key_check = '\\x00'", "is_active = true, managed = 'server', key_check = NULL, key_string = '\\x00', data_key = '\\x00'"
   ]
   const before = await checksums(db)
   for (const change of changes) {
-    const update = `UPDATE encryption_keys SET ${change} WHERE project_id = '${project_id}' AND version = 1`
+    const update = `UPDATE encryption_keys SET ${change}
+      WHERE organization_id = '${organization}' AND project_id = '${project_id}' AND version = 1`
     await t.rejects(transaction(db, async (db) => rowsOf(db, update)), /a rotated key is never changed/, change)
     if (/^(salt = '|key_check = '|salt = \()/.test(change)) continue
     await t.rejects(transaction(db, async (db) => {
@@ -566,7 +568,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
       making = throughOld(
         'POST', '/projects', { name: 'Orbit', slug: 'raced', ...(await clientKey('raced')).registration }
       )
-      await waiting('select "key_id" from "master_key_canaries"%for key share', making)
+      await waiting('select %key_id%master_key_canaries%for key share%', making)
     })
     t.equal((await making)?.status, 201)
     t.same(await canariesOf(db), ['k1', 'k2'])
@@ -583,7 +585,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     await transaction(db, async (db) => {
       await db.update(encryption_keys).set({ key_check, hint: 'changed' }).where(eq(encryption_keys.id, row!.id))
       running = rewrap({ database, keyring: renewed })
-      await waiting('select %"encryption_keys"%for no key update', running)
+      await waiting('select %encryption_keys%for no key update%', running)
       // Longer than the database lets a statement wait for a lock.
       await sleep(1500)
     })
@@ -602,7 +604,7 @@ t.test('CR-14: a key that somebody is just wrapping with is not forgotten, and w
     while (!state.over) {
       const [row] = await rowsOf(
         database.reads,
-        `SELECT count(*)::int AS count FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '${like}'`
+        `SELECT count(*)::int AS count FROM ${ACTIVITY} WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ILIKE '${like}'`
       )
       if (row!.count > 0) return
     }

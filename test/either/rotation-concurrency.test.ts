@@ -500,8 +500,8 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
   }
 
   const [left] = await service.sql(`SELECT (SELECT count(*) FROM projects WHERE slug LIKE 'cold-%')::int AS projects,
-    (SELECT count(*) FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug LIKE 'cold-%' AND k.is_active)::int AS keys,
-    (SELECT count(*) FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = 'orbit')::int AS rotated,
+    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug LIKE 'cold-%' AND k.is_active)::int AS keys,
+    (SELECT count(*) FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = 'orbit')::int AS rotated,
     (SELECT count(*) FROM audit_events WHERE organization_id = '${organization}' AND action = 'project.create')::int AS events`)
   t.same(
     left, { projects: count(201), keys: count(201), rotated: 1 + count(200), events: 1 + count(201) },

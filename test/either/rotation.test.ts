@@ -53,10 +53,10 @@ const lastEvent = async () => (await test.sql(
 async function stateOf (project: string): Promise<string> {
   const queries = [
     `SELECT p::text FROM projects p WHERE slug = '${project}'`,
-    `SELECT k::text FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${project}' ORDER BY k.id`,
-    `SELECT s::text FROM secrets s JOIN projects p ON p.id = s.project_id WHERE p.slug = '${project}' ORDER BY s.id`,
-    `SELECT v::text FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${project}' ORDER BY v.id`,
-    `SELECT r::text FROM re_encryptions r JOIN projects p ON p.id = r.project_id WHERE p.slug = '${project}'`
+    `SELECT k::text FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = '${project}' ORDER BY k.id`,
+    `SELECT s::text FROM secrets s JOIN projects p ON (p.organization_id, p.id) = (s.organization_id, s.project_id) WHERE p.slug = '${project}' ORDER BY s.id`,
+    `SELECT v::text FROM secret_versions v JOIN secrets s ON (s.organization_id, s.history_id) = (v.organization_id, v.history_id) JOIN projects p ON (p.organization_id, p.id) = (s.organization_id, s.project_id) WHERE p.slug = '${project}' ORDER BY v.id`,
+    `SELECT r::text FROM re_encryptions r JOIN projects p ON (p.organization_id, p.id) = (r.organization_id, r.project_id) WHERE p.slug = '${project}'`
   ]
   return JSON.stringify(await Promise.all(queries.map((query) => test.sql(query))))
 }
@@ -299,7 +299,7 @@ t.test('a re-encryption that is under way goes on onto the newest key; a version
   t.equal((await lastEvent()).details.history_policy, 're_encrypt')
   const done = await settled(at)
   t.equal(done.remaining, 1)
-  const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id
+  const counts = await test.sql(`SELECT v.key_version, count(*)::int AS count FROM secret_versions v JOIN secrets s ON (s.organization_id, s.history_id) = (v.organization_id, v.history_id) JOIN projects p ON (p.organization_id, p.id) = (s.organization_id, s.project_id)
     WHERE p.slug = '${at.project}' GROUP BY 1 ORDER BY 1`)
   t.same(counts, [{ key_version: 1, count: 1 }, { key_version: 3, count: 48 }])
   await logged((line) => line.includes('unreadable versions') && line.includes(`"versions":[${bad!.id}]`))
@@ -852,7 +852,7 @@ t.test('CR-27: from server to client: the key stays, the server forgets it', asy
   )
   t.notOk('key' in await keyOf(at))
   const held = await test.sql(
-    `SELECT key_string, data_key FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}'`
+    `SELECT key_string, data_key FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = '${at.project}'`
   )
   t.same(
     held, [{ key_string: null, data_key: null }, { key_string: null, data_key: null }],
@@ -873,7 +873,7 @@ t.test('history_under_old_keys: no version is left under a key that the server w
   const body = { storage_mode: 'client', key_check, key_check_salt, key_check_iterations, key_proof: key_check }
   await refused(t, at, () => patch(at, body), 422, 'history_under_old_keys', { details: { remaining: 3 } })
   for (const { id } of (await test.sql(
-    `SELECT v.id FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id JOIN projects p ON p.id = s.project_id WHERE p.slug = '${at.project}' AND v.key_version = 1`
+    `SELECT v.id FROM secret_versions v JOIN secrets s ON (s.organization_id, s.history_id) = (v.organization_id, v.history_id) JOIN projects p ON (p.organization_id, p.id) = (s.organization_id, s.project_id) WHERE p.slug = '${at.project}' AND v.key_version = 1`
   ))) {
     t.equal((await call('DELETE', `/secrets/versions/${id}`)).status, 204)
   }
@@ -947,7 +947,7 @@ t.test('what waits is counted, listed and ended in one look for each level, howe
       await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_string, data_key, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
         SELECT k.organization_id, k.project_id, n, k.managed, k.key_string, k.data_key, k.key_check,
           CASE WHEN k.key_check IS NOT NULL THEN sha256(n::text::bytea) END, k.salt, k.iterations, false, now()
-        FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys - 1}) n
+        FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) CROSS JOIN generate_series(2, ${keys - 1}) n
         WHERE p.slug = '${at.project}' AND k.version = 1 ON CONFLICT DO NOTHING`)
       const state = { ...project, key_version: keys }
       const now = {
@@ -976,12 +976,12 @@ t.test('whether a proof is that of a former key is one look, however many keys t
     const state = { ...project, key_version: keys }
     await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
       SELECT k.organization_id, k.project_id, n, k.managed, k.key_check, sha256(n::text::bytea), k.salt, k.iterations, false, now()
-      FROM encryption_keys k JOIN projects p ON p.id = k.project_id CROSS JOIN generate_series(2, ${keys}) n
+      FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) CROSS JOIN generate_series(2, ${keys}) n
       WHERE p.slug = '${at.project}' AND k.version = 1 ON CONFLICT DO NOTHING`)
     const [wrong, former] = [random(32), random(32)]
     await test.sql(`INSERT INTO encryption_keys (organization_id, project_id, version, managed, key_check, key_check_hash, salt, iterations, is_active, rotated_at)
       SELECT k.organization_id, k.project_id, ${10_000 + keys}, k.managed, k.key_check, '\\x${checkHashOf(storageKey, { organization_id: org, project_id: state.id }, former).toString('hex')}',
-        k.salt, k.iterations, false, now() FROM encryption_keys k JOIN projects p ON p.id = k.project_id WHERE p.slug = '${at.project}' AND k.version = 1`)
+        k.salt, k.iterations, false, now() FROM encryption_keys k JOIN projects p ON (p.organization_id, p.id) = (k.organization_id, k.project_id) WHERE p.slug = '${at.project}' AND k.version = 1`)
     // As the server does by itself after a while: its plans go by it.
     await test.sql('ANALYZE encryption_keys')
     const judged = (proof: Buffer) =>

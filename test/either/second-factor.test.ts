@@ -520,7 +520,7 @@ t.test('an organization that requires it refuses members without one, whatever t
   const made = await makeStar(organization, access)
   const ask = (bearer: string, url: string) => service.inject({ url, headers: { authorization: `Bearer ${bearer}` } })
   const own = `/api/v1/${organization}/projects`
-  await service.sql(`UPDATE organizations SET require_second_factor = true WHERE id = '${organization}'`)
+  await service.sql(`UPDATE organization_counters SET require_second_factor = true WHERE organization_id = '${organization}'`)
   for (const bearer of [access, made.body.token as string]) {
     const refused = await ask(bearer, own)
     t.strictSame([refused.status, refused.body], [403, {

@@ -741,7 +741,7 @@ t.test('a token of who is gone, or of a grant that is over, gets no other value 
     'a grant that expired': ({ grant }) =>
       service.write(`UPDATE oauth_grants SET expires_at = now() - interval '1 minute' WHERE id = ${grant}`),
     'a grant that somebody else wrote': ({ grant }) =>
-      service.sql(`UPDATE oauth_grants SET expires_at = expires_at + interval '1 day' WHERE id = ${grant}`),
+      service.sql(`UPDATE oauth_grants SET expires_at = now() + interval '100 days' WHERE id = ${grant}`),
     'a client that is shut out': () => client('now()'),
     'a membership that ended': ({ member }) => service.sql(`DELETE FROM members WHERE ${member}`),
     'a membership that is no more than an invitation': ({ member }) =>

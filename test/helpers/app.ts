@@ -16,6 +16,7 @@ import type { AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
 import { connect, transaction, type Database, type Db } from '../../src/db/database.ts'
 import { unpackCluster } from '../../src/db/embedded/cluster.ts'
 import { TEMPLATE } from '../../src/db/embedded/embedded.ts'
+import { copyOnCitus, createOnCitus, dropOnCitus, makeTemplateOnCitus, urlOf } from './citus.ts'
 import { authenticateTable } from './macs.ts'
 import { noteBackup } from '../../src/repositories/operations/backups.ts'
 import { createOrganization } from '../../src/repositories/levels/organizations.ts'
@@ -27,6 +28,14 @@ import { makeStorageKey } from '../../src/vault/keys/keys.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { beside } from './statements.ts'
 import { QUICK } from './costs.ts'
+
+/** Whether the tests run on a Citus cluster. */
+export const ON_CITUS = process.env.TEST_CITUS_NODES !== undefined
+/** SQL that sets a time column back. Citus executes `column - interval` in no UPDATE, since it is not immutable. */
+export const earlier = (column: string, by: string): string =>
+  `${column} = (${column} AT TIME ZONE 'UTC' - interval '${by}') AT TIME ZONE 'UTC'`
+/** The view of the sessions on the server, or on all nodes of the cluster. */
+export const ACTIVITY = ON_CITUS ? 'citus_stat_activity' : 'pg_stat_activity'
 
 export interface Caller {
   token: string
@@ -134,9 +143,10 @@ export async function startApp (
       return token(await makeOrganization(database.db, keyring, { slug, plan }), abilities)
     },
     rotate: async (text, overlapSeconds = 0) => {
-      const value = mintApiToken(parseApiToken(text)!.organizationId)
+      const { organizationId } = parseApiToken(text)!
+      const value = mintApiToken(organizationId)
       await transaction(database.db, async (db) => {
-        const { id, organization } = (await findPrincipal(db, hashToken(text)))!
+        const { id, organization } = (await findPrincipal(db, { organizationId, hash: hashToken(text) }))!
         const token = (await lockToken(db, organization.id, id))!
         await rotateToken(db, token, { token_hash: hashToken(value), token_prefix: tokenPrefix(value) }, overlapSeconds)
       })
@@ -228,23 +238,41 @@ export async function freshDatabase (
     }
   }
   const name = `t_${ulid().toLowerCase()}`
+  const nodes = process.env.TEST_CITUS_NODES
+  if (nodes !== undefined) return freshOnCitus(nodes.split(','), name, as)
   const admin = postgres(server, { max: 1, onnotice: () => {} })
   const template = await migratedTemplate(server, admin)
   // `file_copy` takes half of the CPU time of `wal_log`, which is the default since PostgreSQL 15.
   const [version] = await admin`SELECT current_setting('server_version_num')::int >= 150000 AS has_strategies`
   await admin.unsafe(`CREATE DATABASE ${name} TEMPLATE ${template}${version!.has_strategies ? ' STRATEGY file_copy' : ''}`)
-  const url = new URL(server)
-  url.pathname = `/${name}`
-  const database = await connect({ url: await as?.(url.href) ?? url.href, pool: 10 })
+  const url = urlOf(server, name)
+  const database = await connect({ url: await as?.(url) ?? url, pool: 10 })
   return {
     database,
-    env: { DATABASE_URL: url.href },
-    url: url.href,
+    env: { DATABASE_URL: url },
+    url,
     drop: async () => {
       await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
       await admin.end({ timeout: 2 })
     }
   }
+}
+
+// A database on each node of the Citus cluster, with the tables placed.
+async function freshOnCitus (nodes: readonly string[], name: string, as?: (url: string) => Promise<string>) {
+  const admin = postgres(nodes[0]!, { max: 1, onnotice: () => {} })
+  const template = await templateOf(admin, async (making, name) => {
+    const url = await createOnCitus(nodes, making)
+    const database = await connect({ url, pool: 1 })
+    await database.migrate()
+    await database.close()
+    await makeTemplateOnCitus(nodes, making, name)
+  })
+  await admin.end({ timeout: 2 })
+  const coordinator = await copyOnCitus(nodes, name, template)
+  const url = await as?.(coordinator) ?? coordinator
+  const database = await connect({ url, pool: 10 })
+  return { database, env: { DATABASE_URL: url }, url, drop: () => dropOnCitus(nodes, name) }
 }
 
 let unpacked: string | undefined
@@ -264,25 +292,29 @@ function copyCluster (to: string) {
 
 // The first process creates a template database, named after the hash of the migrations. Tests copy the template.
 async function migratedTemplate (server: string, admin: Sql): Promise<string> {
+  return templateOf(admin, async (making, name) => {
+    await admin.unsafe(`DROP DATABASE IF EXISTS ${making}`)
+    await admin.unsafe(`CREATE DATABASE ${making}`)
+    const database = await connect({ url: urlOf(server, making), pool: 1 })
+    await database.migrate()
+    await database.close()
+    await admin.unsafe(`ALTER DATABASE ${making} RENAME TO ${name}`)
+  })
+}
+
+// The name of the database for this build's migrations. The first test process makes the database.
+async function templateOf (admin: Sql, make: (making: string, name: string) => Promise<void>): Promise<string> {
   const hash = createHash('sha256')
-  for (const file of readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()) {
-    hash.update(readFileSync(join('drizzle', file)))
+  const migrations = readdirSync('drizzle').filter((name) => name.endsWith('.sql')).sort()
+  for (const file of [...migrations.map((name) => join('drizzle', name)), 'src/db/citus/placement.ts']) {
+    hash.update(readFileSync(file))
   }
   const name = `template_${hash.digest('hex').slice(0, 16)}`
   const isThere = async () => (await admin`SELECT FROM pg_database WHERE datname = ${name}`).length > 0
   if (await isThere()) return name
   await admin`SELECT pg_advisory_lock(1)`
   try {
-    if (await isThere()) return name
-    const making = `${name}_making`
-    await admin.unsafe(`DROP DATABASE IF EXISTS ${making}`)
-    await admin.unsafe(`CREATE DATABASE ${making}`)
-    const url = new URL(server)
-    url.pathname = `/${making}`
-    const database = await connect({ url: url.href, pool: 1 })
-    await database.migrate()
-    await database.close()
-    await admin.unsafe(`ALTER DATABASE ${making} RENAME TO ${name}`)
+    if (!await isThere()) await make(`${name}_making`, name)
     return name
   } finally {
     await admin`SELECT pg_advisory_unlock(1)`

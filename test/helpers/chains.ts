@@ -36,7 +36,9 @@ export function chainsOf (service: TestApp, scratch: string) {
         'CREATE TABLE kept_events AS SELECT * FROM audit_events',
         'CREATE TABLE kept_counters AS SELECT * FROM organization_counters',
         'CREATE TABLE kept_keys AS SELECT * FROM chain_keys',
-        'ALTER TABLE audit_events DISABLE TRIGGER USER, DROP CONSTRAINT audit_events_numbers, ALTER mac DROP NOT NULL',
+        // Citus executes one subcommand about triggers at a time.
+        'ALTER TABLE audit_events DISABLE TRIGGER USER',
+        'ALTER TABLE audit_events DROP CONSTRAINT audit_events_numbers', 'ALTER TABLE audit_events ALTER mac DROP NOT NULL',
         ...statements
       ]) await service.sql(one)
       try {
@@ -47,8 +49,9 @@ export function chainsOf (service: TestApp, scratch: string) {
           'DELETE FROM organization_counters', 'INSERT INTO organization_counters SELECT * FROM kept_counters',
           'DELETE FROM chain_keys', 'INSERT INTO chain_keys SELECT * FROM kept_keys',
           'DROP TABLE kept_events, kept_counters, kept_keys',
-          `ALTER TABLE audit_events ENABLE TRIGGER USER, ADD CONSTRAINT audit_events_numbers CHECK (seq > 0),
-            ALTER mac SET NOT NULL`
+          'ALTER TABLE audit_events ENABLE TRIGGER USER',
+          'ALTER TABLE audit_events ADD CONSTRAINT audit_events_numbers CHECK (seq > 0)',
+          'ALTER TABLE audit_events ALTER mac SET NOT NULL'
         ]) await service.sql(one)
       }
     },

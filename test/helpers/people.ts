@@ -56,11 +56,11 @@ export async function crowd (
 ) {
   const made = 'FROM generate_series(1, ' + many + ') n'
   const its = (n: string) => `lpad('${id}' || 'X' || ${n}, 26, '0')`
-  await service.sql(`INSERT INTO organizations (id, name, slug, storage_key)
-    SELECT ${its('n')}, 'Crowd', 'crowd-${id}-' || n, '' ${made}`)
-  await service.sql(`INSERT INTO organization_counters (organization_id, plan) SELECT ${its('n')}, 'self-hosted' ${made}`)
+  await service.sql(`INSERT INTO organizations (id, slug, storage_key)
+    SELECT ${its('n')}, 'crowd-${id}-' || n, '' ${made}`)
+  await service.sql(`INSERT INTO organization_counters (organization_id, name, plan) SELECT ${its('n')}, 'Crowd', 'self-hosted' ${made}`)
   await service.write(`INSERT INTO members (organization_id, user_id, role) SELECT ${its('n')}, ${id}, '${role}' ${made}`)
-  return () => service.sql("DELETE FROM organizations WHERE name = 'Crowd'")
+  return () => service.sql("DELETE FROM organizations WHERE slug LIKE 'crowd-%'")
 }
 
 /** Creates a team of these people with roles in projects (slug → role), and returns its id. */

@@ -13,6 +13,8 @@ export interface TestPostgres {
   url: string
   dir: string
   readonly pid: number
+  /** The messages of the server since its first start. */
+  log: string
   start (): Promise<void>
   stop (mode: 'smart' | 'fast' | 'immediate'): Promise<void>
   /** Suspends the server and its child processes (SIGSTOP), like a hung disk. */
@@ -30,28 +32,35 @@ export interface TestPostgres {
  * @param options.durable false: without fsync, for tests without crashes; also without autovacuum, so that query plans
  *   do not depend on the time, and with an early search for deadlocks, so that the concurrency tests find all of them
  * @param options.within the parent directory of the cluster
+ * @param options.settings further settings of the server, such as `wal_level=logical`
  */
-export async function startPostgres ({ durable = true, within = os.tmpdir() } = {}): Promise<TestPostgres> {
+export async function startPostgres (
+  { durable = true, within = os.tmpdir(), settings = [] as readonly string[] } = {}
+): Promise<TestPostgres> {
   const bin = programs()
   const user = unprivileged()
   const dir = fs.mkdtempSync(path.join(within, 'strongroom-postgres-'))
   if (user) fs.chownSync(dir, user.uid, user.gid)
   const data = path.join(dir, 'data')
-  const run = { ...user, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
+  // Nodes of a Citus cluster look for a client certificate in the home directory.
+  const env = { ...process.env, HOME: dir }
+  const run = { ...user, env, cwd: dir, stdio: ['ignore', 'ignore', 'pipe'] as ['ignore', 'ignore', 'pipe'] }
   const made = spawnSync(
     `${bin}/initdb`, ['-D', data, '-U', 'postgres', '-A', 'trust', '-E', 'UTF8', '--locale=C', '--no-sync'], run
   )
   if (made.status !== 0) throw new Error(`initdb: ${made.stderr}`)
   const port = await freePort()
   const url = `postgres://postgres@127.0.0.1:${port}/postgres`
+  const log = path.join(dir, 'log')
   let server: ChildProcess | undefined
 
   async function start () {
     const args = [
       '-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200',
-      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off', '-c', 'deadlock_timeout=50ms']
+      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off', '-c', 'deadlock_timeout=50ms'],
+      ...settings.flatMap(setting => ['-c', setting])
     ]
-    server = spawn(`${bin}/postgres`, args, { ...run, stdio: 'ignore' })
+    server = spawn(`${bin}/postgres`, args, { ...run, stdio: ['ignore', 'ignore', fs.openSync(log, 'a')] })
     for (const until = Date.now() + 20_000; ;) {
       const client = postgres(url, { max: 1, connect_timeout: 2, onnotice: () => {} })
       try {
@@ -103,6 +112,7 @@ export async function startPostgres ({ durable = true, within = os.tmpdir() } = 
     url,
     dir,
     get pid () { return server?.pid ?? 0 },
+    log,
     start,
     stop,
     freeze: () => signal('SIGSTOP'),
@@ -117,7 +127,8 @@ export function hasPostgres (): boolean {
   return newest() !== undefined
 }
 
-function programs () {
+/** The directory of PostgreSQL's programs. */
+export function programs () {
   const bin = newest()
   if (!bin) throw new Error(`These tests need PostgreSQL's programs in ${PROGRAMS}: install the package "postgresql"`)
   return bin
@@ -129,8 +140,8 @@ function newest () {
     .find(bin => fs.existsSync(path.join(bin, 'initdb')) && fs.existsSync(path.join(bin, 'postgres')))
 }
 
-// PostgreSQL refuses to run as root
-function unprivileged () {
+/** The user to run PostgreSQL as, because it refuses to run as root; undefined for the own user. */
+export function unprivileged () {
   if (process.getuid?.() !== 0) return undefined
   const line = fs.readFileSync('/etc/passwd', 'utf8').split('\n').find(line => line.startsWith('postgres:'))
   if (!line) throw new Error('As root, these tests need the user "postgres" to run PostgreSQL as')

@@ -446,19 +446,24 @@ export async function replay (sql: Sql, organization: string, operations: Operat
     [...secrets.values()].map((secret) => [secret.id, secret.revision, secret.live])
   )
   compare('versions', (await sql(
-    `SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v JOIN secrets s ON s.history_id = v.history_id WHERE v.${where}`
+    `SELECT v.id, s.id AS secret_id, v.action FROM secret_versions v
+      JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id WHERE v.${where}`
   )).map((row) => [Number(row.id), row.secret_id, row.action]),
   [...secrets.values()].flatMap((secret) => [...secret.versions].map(([id, { action }]) => [id, secret.id, action])))
   // Each document is under the active key of its project, and each secret belongs to an existing level.
   const [astray] = await sql(`
     SELECT count(*)::int AS count FROM secrets s
-    LEFT JOIN projects p ON p.id = s.project_id LEFT JOIN targets t ON t.id = s.target_id LEFT JOIN environments e ON e.id = s.environment_id
-    LEFT JOIN encryption_keys k ON k.project_id = p.id AND k.is_active
+    LEFT JOIN projects p ON p.organization_id = s.organization_id AND p.id = s.project_id
+    LEFT JOIN targets t ON t.organization_id = s.organization_id AND t.id = s.target_id
+    LEFT JOIN environments e ON e.organization_id = s.organization_id AND e.id = s.environment_id
+    LEFT JOIN encryption_keys k ON k.organization_id = p.organization_id AND k.project_id = p.id AND k.is_active
     WHERE (s.sealed IS NOT NULL AND (s.key_version IS DISTINCT FROM p.key_version OR s.key_version IS DISTINCT FROM k.version))
       OR s.level_id IS DISTINCT FROM CASE s.level WHEN 'project' THEN p.id WHEN 'target' THEN t.id ELSE e.id END`)
   if (astray!.count !== 0) problem(`${astray!.count} documents are not where they belong`)
   const [orphans] = await sql(`
-    SELECT count(*)::int AS count FROM secret_versions v JOIN histories h ON h.id = v.history_id LEFT JOIN secrets s ON s.history_id = h.id
+    SELECT count(*)::int AS count FROM secret_versions v
+    JOIN histories h ON h.organization_id = v.organization_id AND h.id = v.history_id
+    LEFT JOIN secrets s ON s.organization_id = h.organization_id AND s.history_id = h.id
     WHERE (s.id IS NULL) <> (h.removed_at IS NOT NULL)`)
   if (orphans!.count !== 0) problem(`${orphans!.count} versions have no secret`)
   for (const wrong of await miscounted(sql)) problem(wrong)
@@ -473,26 +478,27 @@ export async function replay (sql: Sql, organization: string, operations: Operat
 
 /** Stored counts that differ from the rows that they count. */
 export async function miscounted (sql: Sql): Promise<string[]> {
+  const versions = 'FROM secret_versions v WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id'
   const rows = await sql(`
-    SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int FROM secret_versions v WHERE v.history_id = s.history_id) AS there FROM secrets s
+    SELECT 'versions of ' || s.id AS what, s.version_count AS kept, (SELECT count(*)::int ${versions}) AS there FROM secrets s
     UNION ALL
-    SELECT 'bytes of the versions of ' || s.id, s.version_bytes, (SELECT coalesce(sum(v.size_bytes), 0) FROM secret_versions v WHERE v.history_id = s.history_id) FROM secrets s
+    SELECT 'bytes of the versions of ' || s.id, s.version_bytes, (SELECT coalesce(sum(v.size_bytes), 0) ${versions}) FROM secrets s
     UNION ALL
     SELECT 'bytes of ' || c.organization_id, c.stored_bytes, (SELECT coalesce(sum(s.size_bytes), 0) FROM secrets s WHERE s.organization_id = c.organization_id AND s.sealed IS NOT NULL)
       + (SELECT coalesce(sum(v.size_bytes), 0) FROM secret_versions v JOIN secrets s ON s.organization_id = v.organization_id AND s.history_id = v.history_id WHERE v.organization_id = c.organization_id)
-      FROM organization_counters c WHERE EXISTS (SELECT FROM organizations o WHERE o.id = c.organization_id)
+      FROM organization_counters c JOIN organizations o ON o.id = c.organization_id
     UNION ALL
-    SELECT 'the version of ' || s.id, s.version, (SELECT v.id FROM secret_versions v WHERE v.history_id = s.history_id AND v.id = s.version) FROM secrets s WHERE s.version IS NOT NULL
+    SELECT 'the version of ' || s.id, s.version, (SELECT v.id ${versions} AND v.id = s.version) FROM secrets s WHERE s.version IS NOT NULL
     UNION ALL
-    SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
+    SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
     UNION ALL
-    SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.project_id = c.project_id) FROM project_counts c
+    SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.organization_id = c.organization_id AND t.project_id = c.project_id) FROM project_counts c
     UNION ALL
-    SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.project_id = c.project_id) FROM project_counts c
+    SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = c.organization_id AND e.project_id = c.project_id) FROM project_counts c
     UNION ALL
-    SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t
+    SELECT 'documents of ' || t.id, t.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = t.organization_id AND s.target_id = t.id AND s.sealed IS NOT NULL) FROM targets t
     UNION ALL
-    SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.target_id = t.id) FROM targets t`)
+    SELECT 'environments of ' || t.id, t.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = t.organization_id AND e.target_id = t.id) FROM targets t`)
   return rows.filter(({ kept, there }) => Number(kept) !== Number(there ?? -1)).map(({ what, kept, there }) =>
     `${what}: ${kept} are kept, there are ${there}`)
 }

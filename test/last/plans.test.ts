@@ -56,7 +56,7 @@ const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
   {
     what: /^select [\w, ]+ from (organizations|encryption_keys)( order by | where (encryption_keys\.version|id <>) |$)/,
     reads: [
-      'organizations', 'organizations_pkey', 'encryption_keys', 'encryption_keys_pkey',
+      'organizations', 'organizations_pkey', 'encryption_keys', 'encryption_keys_by_id',
       'encryption_keys_organization_id_project_id_version_index'
     ],
     why: 'tests look at all rows'
@@ -85,9 +85,14 @@ const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
     why: 'one row, by its whole key'
   },
   {
-    what: /^delete from oauth_grants where oauth_grants\.id in \(select id from oauth_grants where \(oauth_grants\.expires_at </,
+    what: /^(delete from oauth_grants where oauth_grants\.id in \()?select id from oauth_grants where (\(?oauth_grants\.id in .*|\()oauth_grants\.expires_at </,
     reads: ['oauth_grants_pkey'],
     why: 'grants that are over, by when they expired and by when they were revoked'
+  },
+  {
+    what: /^select organizations\.id, .* from organizations inner join organization_counters .*where organizations\.id > \$1 /,
+    reads: ['organization_counters_pkey'],
+    why: 'the counter row of each organization on the page, by its id'
   },
   {
     what: /^delete from sign_in_devices where \(sign_in_devices\.user_id = \$1 and sign_in_devices\.id not in /,
@@ -96,7 +101,7 @@ const READ_THROUGH: { what: RegExp, reads: string[], why: string }[] = [
   },
   {
     what: /^select organization_id, id from api_tokens where \(api_tokens\.grant_id in .* order by api_tokens\.id asc limit /,
-    reads: ['api_tokens_pkey'],
+    reads: ['api_tokens_by_id'],
     why: 'the tokens of some grants, by the grant'
   },
   {

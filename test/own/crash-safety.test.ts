@@ -171,7 +171,8 @@ function withEvent (state: State, event: Row): State {
   const { actor_type, actor_id, ip, user_agent, chain_kid } = state.audit_events[0]!
   return {
     ...state,
-    organization_counters: change(state.organization_counters, () => true, () => ({ next_event: seq + 1 })),
+    organization_counters: change(state.organization_counters, () => true, () =>
+      ({ next_event: seq + 1, last_at: 'new' })),
     audit_events: [...state.audit_events, {
       organization_id,
       seq,

@@ -289,7 +289,9 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     t.same(Object.values(along.pools).filter(({ slots, free }) => free < slots), [], 'each has its place again')
     await find(along.reads, { id: 1 })
     way.cut()
-    const uses = [along.migrate(), along.maintain(async () => {}), transaction(along.db, async () => {})]
+    const uses: Promise<unknown>[] = [
+      along.migrate(), along.maintain(async () => {}), transaction(along.db, async () => {})
+    ]
     await Promise.all(uses.map(use =>
       t.rejects(use, { message: /^(ECONNREFUSED|ECONNRESET|CONNECTION_CLOSED)$/ })))
     t.same(uncaught, [])

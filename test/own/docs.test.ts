@@ -4,6 +4,7 @@ import t from 'tap'
 import { loadConfig } from '../../src/config.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { command } from '../helpers/process.ts'
+import { SEVERAL_NODES } from '../helpers/several-nodes.ts'
 
 const pages = ['.', 'docs', 'docs/decisions', 'docs/operations', 'clients'].flatMap((folder) =>
   readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
@@ -71,6 +72,11 @@ t.test('the README has at most 900 words, and a page for operators can be read i
   const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
   t.ok(words('README.md') <= 900)
   t.same(pages.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
+})
+
+t.test('the page about scaling names the operations that use several nodes, and no other', async (t) => {
+  const rows = readDoc('docs/scaling.md').table('| Operation | What it changes on each node |')
+  t.same(rows, Object.entries(SEVERAL_NODES))
 })
 
 t.test('every script that a page names is one of the package', async (t) => {

@@ -396,10 +396,10 @@ t.test('whoever calls is found by reading what lets them in, among very many tok
   const rosa = await makePerson(service, { [caller.organization]: 'owner' })
   const { access, grant } = await issuePair(service, rosa, ['secret:read'])
   const many = 'FROM generate_series(1, 3000) n'
-  await service.sql(`INSERT INTO organizations (id, name, slug, storage_key)
-    SELECT lpad('M' || n, 26, '0'), 'Many', 'many-' || n, '' ${many}`)
-  await service.sql(`INSERT INTO organization_counters (organization_id, plan)
-    SELECT lpad('M' || n, 26, '0'), 'self-hosted' ${many}`)
+  await service.sql(`INSERT INTO organizations (id, slug, storage_key)
+    SELECT lpad('M' || n, 26, '0'), 'many-' || n, '' ${many}`)
+  await service.sql(`INSERT INTO organization_counters (organization_id, name, plan)
+    SELECT lpad('M' || n, 26, '0'), 'Many', 'self-hosted' ${many}`)
   await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
     SELECT lpad('M' || n, 26, '0'), 'T', sha256(('M' || n)::bytea), 'srt_', '{}' ${many}`)
   await service.sql(`INSERT INTO users (email, email_normalized, name)
@@ -436,8 +436,8 @@ t.test('what writes or reveals something looks up the counters of its own organi
     const path = `/${organization}/${at.project}/${at.target}/${at.environment}/secrets?decrypt=true`
     stores.push(() => call('GET', path))
   }
-  await service.sql(`INSERT INTO organization_counters (organization_id, plan)
-    SELECT lpad('C' || n, 26, '0'), 'self-hosted' FROM generate_series(1, 3000) n`)
+  await service.sql(`INSERT INTO organization_counters (organization_id, name, plan)
+    SELECT lpad('C' || n, 26, '0'), 'Many', 'self-hosted' FROM generate_series(1, 3000) n`)
   await service.sql('VACUUM ANALYZE')
   statements.length = 0
   await Promise.all(stores.map((store) => store()))

@@ -89,10 +89,10 @@ function passOver<Row extends { id: string | number }> (
     let moved = 0
     for (let after: Row['id'] = table.first; ;) {
       let started = 0
-      const { rows, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
+      const { next, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
         started = performance.now()
         await lockCurrentCanary(db, keyring)
-        const rows = await table.lock(db, keyring.currentId, after, BATCH)
+        const { rows, next } = await table.lock(db, keyring.currentId, after, BATCH)
         const broken: string[] = []
         const done = rows.flatMap((row) => {
           try {
@@ -103,13 +103,12 @@ function passOver<Row extends { id: string | number }> (
           }
         })
         if (done.length > 0) await table.update(db, done.map(({ row }) => row))
-        return { rows, values: done.reduce((sum, { values }) => sum + values, 0), broken }
+        return { next, values: done.reduce((sum, { values }) => sum + values, 0), broken }
       }), timeoutMs)
       moved += values
       failures.push(...broken)
-      const last = rows.at(-1)
-      if (last === undefined || rows.length < BATCH) return moved
-      after = last.id
+      if (next === undefined) return moved
+      after = next
       // Pause as long as the last transaction took, so that the service can use the database half of the time.
       await sleep(performance.now() - started)
     }

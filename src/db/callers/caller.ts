@@ -4,6 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { STATEMENT_TIME } from '../columns.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
+import { andOwn, byOrganization, engineOf, perEngine, type OfOrganization } from '../postgres/engine.ts'
 
 export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
@@ -48,15 +49,16 @@ export class RowLocked extends Error {
 /** `live`: credential and role are valid. `locked`: another transaction has locked their rows and may revoke them. */
 export type Verdict = 'live' | 'ended' | 'locked'
 
-interface Parameters { callers: string }
+interface Parameters extends OfOrganization { callers: string }
 
 const callersOf = ($: Value) => sql`caller AS (
     SELECT n, organization_id, api_token, decode(hash, 'hex') AS hash, access_token, user_id, role, teams
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
+// Times are compared with the start of the statement: a long operation may have begun before the credential expired.
 const IS_ITS_TOKEN = sql`organization_id = caller.organization_id AND id = caller.api_token
-        AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})`
+        AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})${andOwn(sql`organization_id`)}`
 
 // The valid API tokens among the callers, each with its grant.
 const apiTokens = sql`
@@ -66,7 +68,20 @@ const apiTokens = sql`
     WHERE t.token_hash = caller.hash OR EXISTS (
       SELECT FROM former_token_hashes f
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
-        AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME})`
+        AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)})`
+
+// Whether a caller still has the membership and the roles from teams that the authorization requested.
+const IS_MEMBER = sql`EXISTS (
+      SELECT FROM members m
+      WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
+        AND m.status = 'active' AND m.role = caller.role${andOwn(sql`m.organization_id`)})
+    AND (SELECT count(*)
+      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
+      JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
+        AND tm.user_id = caller.user_id${andOwn(sql`tm.organization_id`)}
+      JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
+        AND tp.project_id = its.project_id AND tp.role = its.role${andOwn(sql`tp.organization_id`)}
+    ) = coalesce(jsonb_array_length(caller.teams), 0)`
 
 const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
@@ -74,19 +89,17 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
 
 // Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but not the
 // counter. Locks in the same order; SKIP LOCKED omits callers with such locked rows.
-const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
-  WITH ${callersOf($)}, credential AS (${apiTokens}
-    UNION ALL
-    SELECT caller.n, t.grant_id, NULL::bigint FROM caller CROSS JOIN LATERAL (
-      SELECT grant_id FROM oauth_tokens WHERE id = caller.access_token LIMIT 1
-    ) AS t
-  ), live_grant AS (
-    SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
-    CROSS JOIN LATERAL (
-      SELECT id, user_id FROM oauth_grants
-      WHERE id = its.grant_id AND revoked_at IS NULL AND expires_at > ${STATEMENT_TIME}
+const LOCK = sql`FOR SHARE SKIP LOCKED`
+
+const liveGrant = (id: SQL, lock: SQL) => sql`LATERAL (
+      SELECT id, user_id FROM oauth_grants WHERE id = ${id} AND revoked_at IS NULL AND expires_at > ${STATEMENT_TIME}
       LIMIT 1 ${lock}
-    ) AS g
+    ) AS g`
+
+const tokenCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
+  WITH ${callersOf($)}, credential AS (${apiTokens}), live_grant AS (
+    SELECT g.id, g.user_id FROM (SELECT DISTINCT grant_id FROM credential WHERE grant_id IS NOT NULL) AS its
+    CROSS JOIN ${liveGrant(sql`its.grant_id`, lock)}
   ), granted AS (
     SELECT caller.* FROM caller JOIN credential ON credential.n = caller.n
     WHERE credential.grant_id IS NULL
@@ -95,28 +108,27 @@ const personCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Pa
     SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
       SELECT FROM api_tokens WHERE ${IS_ITS_TOKEN} LIMIT 1 ${lock}
     ) AS t
-    UNION ALL
-    SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
-      SELECT FROM oauth_tokens
-      WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > ${STATEMENT_TIME}
-      LIMIT 1 ${lock}
-    ) AS t
   )
-  SELECT caller.n FROM caller JOIN held ON held.n = caller.n
-  WHERE EXISTS (
-      SELECT FROM members m
-      WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
-        AND m.status = 'active' AND m.role = caller.role)
-    AND (SELECT count(*)
-      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
-      JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
-        AND tm.user_id = caller.user_id
-      JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
-        AND tp.project_id = its.project_id AND tp.role = its.role
-    ) = coalesce(jsonb_array_length(caller.teams), 0)`)
+  SELECT caller.n FROM caller JOIN held ON held.n = caller.n WHERE ${IS_MEMBER}`)
 
-const lockPersonCallers = personCallers('person_callers', sql`FOR SHARE SKIP LOCKED`)
-const readPersonCallers = personCallers('persons_read', sql``)
+// On Citus, access tokens and memberships are on different nodes, so `memberCallers` checks the memberships.
+const accessCallers = (name: string, lock: SQL) => preparedSql<{ n: number }, Parameters>(name, ($) => sql`
+  WITH ${callersOf($)}, granted AS (
+    SELECT caller.* FROM caller JOIN oauth_tokens t ON t.id = caller.access_token
+    CROSS JOIN ${liveGrant(sql`t.grant_id`, lock)} WHERE g.user_id = caller.user_id
+  )
+  SELECT caller.n FROM granted AS caller CROSS JOIN LATERAL (
+    SELECT FROM oauth_tokens
+    WHERE id = caller.access_token AND used_at IS NULL AND access_expires_at > ${STATEMENT_TIME}
+    LIMIT 1 ${lock}
+  ) AS t WHERE ${perEngine({ postgres: IS_MEMBER, citus: sql`true` })}`)
+const memberCallers = preparedSql<{ n: number }, Parameters>('member_callers', ($) => sql`
+  WITH ${callersOf($)} SELECT caller.n FROM caller WHERE ${IS_MEMBER}`)
+
+const PERSONS = {
+  locked: { token: tokenCallers('token_callers', LOCK), access: accessCallers('access_callers', LOCK) },
+  read: { token: tokenCallers('token_callers_read', sql``), access: accessCallers('access_callers_read', sql``) }
+}
 
 /**
  * Validates the callers of changes whose counters are locked, and locks each person's token and grant until the commit.
@@ -128,12 +140,22 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])
   const persons = numbered.filter(({ user_id }) => user_id !== undefined)
   const find = async <R>(statement: (db: Db, values: Parameters) => Promise<R[]>, some: typeof numbered) =>
-    some.length === 0 ? [] : statement(db, { callers: JSON.stringify(some) })
+    (await Promise.all(byOrganization(db, some).map((part) =>
+      statement(db, { organization_id: part[0]!.organization_id, callers: JSON.stringify(part) })))).flat()
+  const findPersons = async ({ token, access }: typeof PERSONS[keyof typeof PERSONS], some: typeof numbered) => {
+    const withAccess = some.filter((caller) => 'access_token' in caller)
+    const [ofTokens, ofAccess, memberships] = await Promise.all([
+      find(token, some.filter((caller) => 'api_token' in caller)), find(access, withAccess),
+      engineOf(db) === 'citus' ? find(memberCallers, withAccess) : undefined
+    ])
+    const areMembers = memberships && new Set(memberships.map(({ n }) => n))
+    return [...ofTokens, ...ofAccess.filter(({ n }) => areMembers?.has(n) ?? true)]
+  }
   const [own, ofPersons] = await Promise.all([
-    find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), find(lockPersonCallers, persons)
+    find(ownCallers, numbered.filter(({ user_id }) => user_id === undefined)), findPersons(PERSONS.locked, persons)
   ])
   const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
-  const others = await find(readPersonCallers, persons.filter(({ n }) => !live.has(n)))
+  const others = await findPersons(PERSONS.read, persons.filter(({ n }) => !live.has(n)))
   // API tokens that belonged to no person, until a person rotated them. The rows of that person are not locked.
   const taken = own.filter(({ is_of_person }) => is_of_person)
   const locked = new Set([...others, ...taken].map(({ n }) => n))

@@ -1,5 +1,7 @@
-import { and, desc, inArray, notInArray, type SQL } from 'drizzle-orm'
+import { and, desc, getTableName, inArray, notInArray, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn } from 'drizzle-orm/pg-core'
+import { REFERENCE } from '../citus/placement.ts'
+import { andRowsAlone, engineOf } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
 
 const BATCH_SIZE = 200
@@ -9,8 +11,16 @@ export const PIECE = 1_000
 
 /** Deletes up to 200 expired, unlocked rows of the key's table. Called at each insert, instead of by a timer. */
 export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promise<void> {
-  const some = db.select({ key }).from(key.table).where(expired).limit(BATCH_SIZE).for('update', { skipLocked: true })
-  await db.delete(key.table).where(inArray(key, some))
+  const isCopied = engineOf(db) === 'citus' && REFERENCE.includes(getTableName(key.table))
+  const some = db.select({ key }).from(key.table).where(isCopied ? sql`(${expired})${andRowsAlone}` : expired)
+    .limit(BATCH_SIZE).for('update', { skipLocked: true })
+  if (!isCopied) {
+    await db.delete(key.table).where(inArray(key, some))
+    return
+  }
+  // Each node would execute the subquery on its own copy, skip other rows, and so keep rows that other nodes delete.
+  const keys = (await some).map((row) => row.key)
+  if (keys.length > 0) await db.delete(key.table).where(inArray(key, keys))
 }
 
 /** Deletes all matching rows but the newest. Called at each insert, to limit the number of rows of a user. */

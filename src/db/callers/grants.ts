@@ -1,6 +1,7 @@
 import { and, asc, eq, inArray, isNull, lte, sql, type SQL } from 'drizzle-orm'
 import { PIECE } from './expired.ts'
 import type { Db } from '../postgres/handle.ts'
+import { andRowsAlone, engineOf } from '../postgres/engine.ts'
 import { isOneOf } from '../rows/lists.ts'
 import { matching } from '../rows/matching.ts'
 import { api_tokens, oauth_grants, token_removals } from '../tables.ts'
@@ -43,10 +44,22 @@ export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: 
   return { revoked: grants.length, ended }
 }
 
+/**
+ * On Citus, locks the table of grants, as each change of a grant does. Lock order: the account's row, this table, rows
+ * of grants, then changes of accounts. An inserted grant locks the table of accounts (foreign key), so with another
+ * order two transactions wait for each other until a timeout.
+ */
+export async function lockGrantsTable (db: Db): Promise<void> {
+  if (engineOf(db) !== 'citus') return
+  await db.update(oauth_grants).set({ revoked_at: oauth_grants.revoked_at }).where(eq(oauth_grants.id, 0))
+}
+
 // Locks in the order of ids, so that concurrent revocations do not deadlock.
 async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
+  await lockGrantsTable(db)
   const live = await db.select({ id: oauth_grants.id }).from(oauth_grants)
-    .where(and(which, isNull(oauth_grants.revoked_at))).orderBy(asc(oauth_grants.id)).limit(PIECE).for('no key update')
+    .where(sql`${and(which, isNull(oauth_grants.revoked_at))}${andRowsAlone}`).orderBy(asc(oauth_grants.id)).limit(PIECE)
+    .for('no key update')
   if (live.length === 0) return []
   return db.update(oauth_grants).set({ revoked_at: sql`now()`, mac: null }).where(isOneOf(oauth_grants.id, idsOf(live)))
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
@@ -71,20 +84,31 @@ async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
 
 const idsOf = (rows: readonly { id: number }[]): number[] => rows.map(({ id }) => id)
 
-// Locks the first 1,000 matching API tokens, in the order of ids.
+// Locks the first 1,000 matching API tokens, in the order of ids; on Citus by organization, because Citus locks rows of
+// only one organization in a statement.
 async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string, id: number }[]> {
   const { organization_id, id } = api_tokens
-  return db.select({ organization_id, id }).from(api_tokens).where(which).orderBy(asc(id)).limit(PIECE).for('update')
+  const some = (where: SQL) =>
+    db.select({ organization_id, id }).from(api_tokens).where(where).orderBy(asc(id)).limit(PIECE)
+  if (engineOf(db) !== 'citus') return some(which).for('update')
+  const found = await some(which)
+  const organizations = [...new Set(found.map((token) => token.organization_id))].sort()
+  const locked: typeof found = []
+  for (const own of organizations) {
+    locked.push(...await some(and(eq(organization_id, own), lte(id, found.at(-1)!.id), which)!).for('update'))
+  }
+  return locked.sort((a, b) => a.id - b.id)
 }
 
 // Locks the first 1,000 tokens and counts all. The membership or grant is locked, so tokens cannot create others.
 async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
   const locked = await lockSome(db, which)
   const areAll = locked.length < PIECE
-  return { ended: areAll ? byOrganization(locked) : await countTokens(db, which), last: locked.at(-1)?.id ?? 0, areAll }
+  const ended = areAll ? countByOrganization(locked) : await countTokens(db, which)
+  return { ended, last: locked.at(-1)?.id ?? 0, areAll }
 }
 
-function byOrganization (locked: readonly { organization_id: string, id: number }[]): EndedTokens[] {
+function countByOrganization (locked: readonly { organization_id: string, id: number }[]): EndedTokens[] {
   const found = new Map<string, EndedTokens>()
   for (const { organization_id, id } of locked) {
     const its = found.get(organization_id) ?? { organization_id, count: 0, ids: [] }
@@ -121,7 +145,7 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
     await db.delete(api_tokens).where(and(which, lte(api_tokens.id, locked.at(-1)!.id)))
     all.push(...locked)
   }
-  return byOrganization(all)
+  return countByOrganization(all)
 }
 
 const tokensOf = (organizationId: string, userId: number) =>

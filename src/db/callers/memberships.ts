@@ -2,6 +2,7 @@ import { sql, type SQL } from 'drizzle-orm'
 import { ROLES, type Role } from '../../../schemas/users.ts'
 import { isAuthentic } from '../rows/authority.ts'
 import { batchLoad, groupByQuery } from '../postgres/batch-load.ts'
+import { andOwn, type OfOrganization } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
@@ -31,7 +32,8 @@ export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   SELECT jsonb_agg(jsonb_build_array(
     tm.team_id, tp.project_id, tp.role, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
   FROM ${lookUp('p', projects, sql`organization_id = ${member}.organization_id AND ${which}`)}
-  JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id
+  JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id${
+    andOwn(sql`tm.organization_id`)}
   CROSS JOIN ${lookUp('tp', team_projects,
     sql`organization_id = tm.organization_id AND team_id = tm.team_id AND project_id = p.id`)})`
 
@@ -42,7 +44,8 @@ export const rolesInTeams = (member: SQL): SQL => sql`(
     SELECT FROM team_members tm
     CROSS JOIN ${lookUp('tp', team_projects,
       sql`organization_id = tm.organization_id AND team_id = tm.team_id AND role = requested.role`)}
-    WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id))`
+    WHERE tm.organization_id = ${member}.organization_id AND tm.user_id = ${member}.user_id${
+      andOwn(sql`tm.organization_id`)}))`
 
 /** Omits and reports roles whose MACs do not verify. */
 export function authenticTeamRoles (
@@ -58,7 +61,7 @@ interface RoleQuery { organization_id: string, user_id: number, slug?: string, i
 
 interface RolesRow { organization_id: string, user_id: string, query_index: number, found: TeamRoleFound[] | null }
 
-const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_project', ($) => sql`
+const rolesInProject = preparedSql<RolesRow, OfOrganization & { queries: string }>('roles_in_project', ($) => sql`
   SELECT queries.organization_id, queries.user_id, queries.query_index, CASE
     WHEN queries.id IS NULL THEN ${teamRoles(sql`queries`, sql`slug = queries.slug`)}
     ELSE ${teamRoles(sql`queries`, sql`id = queries.id`)} END AS found
@@ -68,9 +71,10 @@ const rolesInProject = preparedSql<RolesRow, { queries: string }>('roles_in_proj
 /** The authentic roles that teams give a member in a project, which is identified by slug or id. */
 export const findTeamRoles = batchLoad({
   keyOf: ({ organization_id, user_id, slug, id }: RoleQuery) => JSON.stringify([organization_id, user_id, slug, id]),
-  find: async (db, batch) => {
+  organizationOf: ({ organization_id }) => organization_id,
+  find: async (db, batch, organization_id) => {
     const numbered = batch.map((one, query_index) => ({ query_index, ...one }))
-    return groupByQuery(await rolesInProject(db, { queries: JSON.stringify(numbered) }), batch.length)
+    return groupByQuery(await rolesInProject(db, { organization_id, queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, [row]) =>
     authenticTeamRoles(db, { organization_id: row!.organization_id, user_id: Number(row!.user_id) }, row!.found)

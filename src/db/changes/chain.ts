@@ -8,6 +8,8 @@ import {
 } from '../events.ts'
 import { DatabaseUnavailable } from '../postgres/errors.ts'
 import type { Db } from '../postgres/handle.ts'
+import { preparedChanges } from '../postgres/changes-together.ts'
+import { andOwn, byOrganization, engineOf, perEngine, rowsIn, type OfOrganization } from '../postgres/engine.ts'
 import { makeId } from '../rows/ids.ts'
 import { isKeyOf, lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
@@ -31,6 +33,8 @@ export interface Counter {
   next_version: number
   stored_bytes: number
   head: Head
+  /** The database's time when the counter was locked, or the time of the last change if that is up to an hour later. */
+  readonly at: Date
   /** Whether the organization was deleted. */
   readonly is_closed: boolean
   readonly status: OrganizationStatus
@@ -62,16 +66,18 @@ const isAmong = (ids: unknown) =>
 // deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
-    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number },
-  { ids: string, synchronous_commit: string }
+    { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
+  OfOrganization & { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
   SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
+    (extract(epoch FROM greatest(clock_timestamp(), least(locked.last_at, clock_timestamp() + interval '1 hour'))) * 1000)
+      ::float8 AS at,
     set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
     CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
   FROM (
-    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, is_closed, status,
-      plan AS plan_name
-    FROM organization_counters WHERE ${isAmong($('ids'))} ORDER BY organization_id FOR NO KEY UPDATE ${skip}
+    SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, last_at, is_closed,
+      status, plan AS plan_name
+    FROM organization_counters WHERE ${isAmong($('ids'))}${andOwn(sql`organization_id`)} ORDER BY organization_id FOR NO KEY UPDATE ${skip}
   ) AS locked`)
 const LOCK = { all: locking('lock_counters', sql``), free: locking('lock_free_counters', sql`SKIP LOCKED`) }
 
@@ -82,7 +88,13 @@ export async function lockCounters (
   // Without a transaction the lock would end with the statement.
   if (!is(db, PgTransaction)) throw new Error('a counter can only be locked in a transaction')
   const sentAt = performance.now()
-  const rows = await LOCK[which](db, { ids: JSON.stringify([...new Set(ids)]), synchronous_commit })
+  const parts = byOrganization(db, [...new Set(ids)].sort().map((organization_id) => ({ organization_id })))
+  // Sends the statement also without ids, so that a refused sign-in takes as long without an account.
+  const rows = (await Promise.all((parts.length === 0 ? [[{ organization_id: '' }]] : parts).map((part) => LOCK[which](db, {
+    organization_id: part[0]!.organization_id,
+    ids: JSON.stringify(part.map(({ organization_id }) => organization_id)),
+    synchronous_commit
+  })))).flat()
   const chain = chainOf(db)
   for (const { clock } of rows) chain.recordClockSample(clock, sentAt)
   await openKeys(db, rows)
@@ -91,6 +103,7 @@ export async function lockCounters (
     next_version: Number(row.next_version),
     stored_bytes: Number(row.stored_bytes),
     head: headOf(row),
+    at: new Date(row.at),
     is_closed: row.is_closed,
     status: row.status,
     plan: row.plan ?? failForNewPlan(),
@@ -138,7 +151,7 @@ export async function openChange (
   return counter
 }
 
-const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string }, { wanted: string }>(
+const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string }, OfOrganization & { wanted: string }>(
   'chain_keys', ($) => sql`
   SELECT chain_keys.organization_id, chain_keys.kid, from_seq, wrapped
   FROM jsonb_to_recordset(${$('wanted')}::jsonb) AS wanted (organization_id char(26), kid char(26))
@@ -150,9 +163,11 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   const chain = chainOf(db)
   const wanted = rows.filter(({ organization_id, chain_kid }) => !chain.hasKey(organization_id, chain_kid))
     .map(({ organization_id, chain_kid }) => ({ organization_id, kid: chain_kid }))
-  if (wanted.length === 0) return
-  for (const row of await findKeys(db, { wanted: JSON.stringify(wanted) })) {
-    chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+  for (const part of byOrganization(db, wanted)) {
+    const { organization_id } = part[0]!
+    for (const row of await findKeys(db, { organization_id, wanted: JSON.stringify(part) })) {
+      chain.openKey({ ...row, from_seq: Number(row.from_seq) })
+    }
   }
 }
 
@@ -161,35 +176,39 @@ function failForNewPlan (): never {
   throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
 }
 
-const append = preparedSql<object, { counters: string, events: string }>('append_events', ($) => sql`
-  WITH moved AS (
-    SELECT * FROM jsonb_to_recordset(${$('counters')}::jsonb) AS moved (
-      organization_id char(26), next_event bigint, event_head text, next_version bigint, stored_bytes bigint
-    )
-  ), counter AS (
-    UPDATE organization_counters SET next_event = moved.next_event, event_head = decode(moved.event_head, 'hex'),
-      next_version = moved.next_version, stored_bytes = moved.stored_bytes
-    FROM moved WHERE organization_counters.organization_id = moved.organization_id
-      AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM moved`)}
-    RETURNING organization_counters.organization_id
-  )
-  ${insertEvents($('events'))}`)
+const append = preparedChanges<{ counters: string, events: string }>('append_events', ($) => ({
+  lists: {
+    moved: rowsIn($('counters'),
+      sql`next_event bigint, event_head text, next_version bigint, stored_bytes bigint, last_at timestamptz`)
+  },
+  changes: (from) => [
+    ['counter', sql`
+      UPDATE organization_counters SET next_event = moved.next_event, event_head = decode(moved.event_head, 'hex'),
+        next_version = moved.next_version, stored_bytes = moved.stored_bytes, last_at = moved.last_at
+      FROM ${from.moved} WHERE organization_counters.organization_id = moved.organization_id
+        ${perEngine({
+          postgres: sql`AND ${isKeyOf(sql`organization_counters.organization_id`, sql`SELECT organization_id FROM moved`)}`,
+          citus: andOwn(sql`organization_counters.organization_id`)
+        })}
+      RETURNING organization_counters.organization_id`],
+    ['events', insertEvents($('events'))]
+  ]
+}))
 
 /**
- * Inserts events and updates the locked counters, in one statement, which is sent synchronously. Throws TamperedRow if
- * a chain key is not loaded.
+ * Inserts events and updates the locked counters: on PostgreSQL in one statement, which is sent synchronously. Throws
+ * TamperedRow if a chain key is not loaded.
  */
 export async function appendEvents (
   db: Db, locked: ReadonlyMap<string, Counter>, rows: readonly EventRow[]
 ): Promise<void> {
   const chain = chainOf(db)
-  const now = chain.now()
   const moved = new Set<Counter>()
   const events = rows.map((row) => {
     const counter = locked.get(row.organization_id)
     if (counter?.hasKey !== true) return tampered()
     const { next_event: seq, event_head, chain_kid } = counter.head
-    const occurred_at = row.occurred_at === undefined ? now : new Date(row.occurred_at)
+    const occurred_at = row.occurred_at === undefined ? counter.at : new Date(row.occurred_at)
     const event = { ...row, seq, occurred_at, chain_kid: chain_kid ?? chain.kid }
     const mac = chain.mac(event, event_head)
     counter.head = {
@@ -198,15 +217,24 @@ export async function appendEvents (
     moved.add(counter)
     return Object.assign(event, { mac: mac.toString('hex') })
   })
-  const counters = [...moved].map(({ organization_id, next_version, stored_bytes, head }) => {
+  const ends = [...moved].map(({ organization_id, next_version, stored_bytes, head, at: last_at }) => {
     // Harmless before the commit: an anchor that is written too early only covers an earlier end of the chain.
     chain.recorded(organization_id, head)
     const { next_event, event_head } = head
-    return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes }
+    return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
   })
-  const sent = append(db, { events: JSON.stringify(events), counters: JSON.stringify(counters) })
-  const { count } = await sent as unknown as { count: number }
-  if (count !== rows.length) throw new Error('an event has no counter')
+  // Sends the statements also without events, for the same reason as `lockCounters`.
+  const parts = engineOf(db) === 'citus' && ends.length > 0 ? byOrganization(db, ends) : [ends]
+  const counts = await Promise.all(parts.map(async (part) => {
+    const own = new Set(part.map(({ organization_id }) => organization_id))
+    const { count } = await append(db, {
+      organization_id: part[0]?.organization_id ?? '',
+      events: JSON.stringify(part === ends ? events : events.filter(({ organization_id }) => own.has(organization_id))),
+      counters: JSON.stringify(part)
+    })
+    return count
+  }))
+  if (counts.reduce((sum, count) => sum + count, 0) !== rows.length) throw new Error('an event has no counter')
 }
 
 /** Records events in the organization whose counter the transaction has locked. */
@@ -216,10 +244,12 @@ export async function appendToCounter (db: Db, rows: readonly EventRow[]): Promi
   await appendEvents(db, new Map([[counter.organization_id, counter]]), rows)
 }
 
+// One statement also on Citus, because a person can be in a thousand organizations.
 const insertLate = preparedSql<object, { late: string }>('late_events', ($) => sql`
   INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
-  SELECT organization_id, id, occurred_at, event, decode(mac, 'hex') FROM jsonb_to_recordset(${$('late')}::jsonb)
-    AS late (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
+  SELECT organization_id, id, occurred_at, event, decode(mac, 'hex')
+  FROM jsonb_to_recordset(${$('late')}::jsonb) AS late
+    (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
 
 /** Stores events with their times, until `recordLate` appends them to the chain. Each row has its own MAC. */
 export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {

@@ -1,4 +1,5 @@
 import { databaseError, DatabaseUnavailable, isAwayForAll, neverSent } from '../postgres/errors.ts'
+import { engineOf } from '../postgres/engine.ts'
 import { connectionsOf, slotsOf, type Db } from '../postgres/handle.ts'
 import { atWaitTime, waitNow } from '../postgres/wait-clock.ts'
 
@@ -49,9 +50,14 @@ export class Queue {
   #isScheduled = false
   #bytes = 0
 
+  // On Citus, a batch has changes of one organization only, whose rows are on one node. So that small batches of many
+  // organizations run at once, each connection is a slot.
+  readonly #isOfOne: boolean
+
   constructor (db: Db) {
     this.#db = db
-    this.#free = { shared: slotsOf(db), apart: connectionsOf(db) }
+    this.#isOfOne = engineOf(db) === 'citus'
+    this.#free = { shared: this.#isOfOne ? connectionsOf(db) : slotsOf(db), apart: connectionsOf(db) }
   }
 
   join (entry: Entry) {
@@ -101,6 +107,7 @@ export class Queue {
   // Moves an organization's changes to a batch, as far as they fit. Returns whether it moved any.
   #take (batch: Batch, queue: OrganizationQueue): boolean {
     const before = batch.entries.length
+    if (this.#isOfOne && before > 0) return false
     for (const entry of queue.waiting.keys()) {
       const [first = entry] = batch.entries
       if (entry.run !== first.run || entry.isApart !== first.isApart) continue

@@ -1,5 +1,6 @@
 import { is } from 'drizzle-orm'
 import { PgTransaction } from 'drizzle-orm/pg-core'
+import { engineOf } from './engine.ts'
 import { slotsOf, type Db } from './handle.ts'
 import { codeOf, neverSent } from './errors.ts'
 import { MAX_WAIT } from './guard.ts'
@@ -17,6 +18,7 @@ interface Queued<Q, A> {
 }
 
 interface Pending<Q, A> {
+  organization: string
   queue: Map<string, Queued<Q, A>>
   freeSlots: number
   isScheduled: boolean
@@ -25,8 +27,10 @@ interface Pending<Q, A> {
 export interface LookUp<Q, R, A> {
   /** The key of a query. Queries with equal keys share one result. */
   keyOf: (query: Q) => string
-  /** Loads the rows of all queries: an array for each query, in the same order. */
-  find: (db: Db, queries: Q[]) => Promise<R[][]>
+  /** The organization of a query. On Citus, `find` gets the queries of one organization. */
+  organizationOf?: (query: Q) => string
+  /** Loads the rows of the queries: an array for each, in the same order. `organizationId`: of the first query. */
+  find: (db: Db, queries: Q[], organizationId: string) => Promise<R[][]>
   /** The result of a query from its rows. An error rejects this query alone. */
   read: (db: Db, rows: R[], query: Q) => A
 }
@@ -36,10 +40,13 @@ export interface LookUp<Q, R, A> {
  * that arrive while all slots are in use. Caches nothing, so that a revoked token is refused at once. In a transaction,
  * each query is a separate statement. Rejects a query with DatabaseUnavailable after two seconds in the queue.
  */
-export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db: Db, query: Q) => Promise<A> {
-  const all = new WeakMap<Db, Pending<Q, A>>()
+export function batchLoad<Q, R, A> (
+  { keyOf, organizationOf, find, read }: LookUp<Q, R, A>
+): (db: Db, query: Q) => Promise<A> {
+  const all = new WeakMap<Db, Map<string, Pending<Q, A>>>()
 
-  const alone = async (db: Db, query: Q): Promise<A> => read(db, (await find(db, [query]))[0]!, query)
+  const load = (db: Db, queries: Q[]) => find(db, queries, organizationOf?.(queries[0]!) ?? '')
+  const alone = async (db: Db, query: Q): Promise<A> => read(db, (await load(db, [query]))[0]!, query)
 
   function send (db: Db, pending: Pending<Q, A>) {
     while (pending.queue.size > 0 && pending.freeSlots > 0) {
@@ -49,8 +56,21 @@ export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db
       resolveAll(db, batch).finally(() => {
         pending.freeSlots++
         send(db, pending)
+        if (pending.freeSlots === slotsOf(db) && pending.queue.size === 0) all.get(db)?.delete(pending.organization)
       })
     }
+  }
+
+  // On Citus, each organization has its own queue and slots, because a statement is about one organization.
+  function pendingFor (db: Db, query: Q): Pending<Q, A> {
+    const organization = organizationOf !== undefined && engineOf(db) === 'citus' ? organizationOf(query) : ''
+    let own = all.get(db)
+    if (own === undefined) all.set(db, own = new Map())
+    let pending = own.get(organization)
+    if (pending === undefined) {
+      own.set(organization, pending = { organization, queue: new Map(), freeSlots: slotsOf(db), isScheduled: false })
+    }
+    return pending
   }
 
   function takeInTime (queue: Map<string, Queued<Q, A>>): Queued<Q, A>[] {
@@ -67,7 +87,7 @@ export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db
   // Never rejects: each query gets its own result.
   async function resolveAll (db: Db, batch: readonly Queued<Q, A>[]) {
     try {
-      const rows = await find(db, batch.map(({ query }) => query))
+      const rows = await load(db, batch.map(({ query }) => query))
       for (const [i, { query, resolve, reject }] of batch.entries()) {
         try {
           resolve(read(db, rows[i]!, query))
@@ -87,8 +107,7 @@ export function batchLoad<Q, R, A> ({ keyOf, find, read }: LookUp<Q, R, A>): (db
 
   return (db, query) => {
     if (is(db, PgTransaction)) return alone(db, query)
-    let pending = all.get(db)
-    if (pending === undefined) all.set(db, pending = { queue: new Map(), freeSlots: slotsOf(db), isScheduled: false })
+    const pending = pendingFor(db, query)
     const key = keyOf(query)
     const duplicate = pending.queue.get(key)
     if (duplicate !== undefined) return duplicate.result

@@ -44,6 +44,13 @@ const UNAVAILABLE = [
   /^(55P03|40P01|40001|25006|25P0[34]|58030)$/ // lock time-out, deadlock, read-only, idle in transaction, I/O error
 ]
 
+// Errors of Citus about another node, which have only the SQLSTATE of an internal error.
+const INTERNAL = 'XX000'
+const IS_NODE_AWAY =
+  /^(failure on connection marked as essential|failed to prepare transaction|could not commit transaction)\b/
+// The node may have committed before the connection to it was lost.
+const IS_COMMIT_UNKNOWN = /^could not commit transaction\b/
+
 interface DriverError extends Error {
   code?: string
   constraint_name?: string
@@ -63,8 +70,9 @@ export function databaseError (error: unknown): Error & { code?: string | undefi
   if (cause instanceof Failure) return cause
   const { code, severity, constraint_name: constraint } = cause
   // After ERROR, the statement had no effect. FATAL ends the connection, and the outcome is unknown.
-  const isUndone = severity === 'ERROR'
-  if (code && UNAVAILABLE.some(pattern => pattern.test(code))) {
+  const isUndone = severity === 'ERROR' && !(code === INTERNAL && IS_COMMIT_UNKNOWN.test(cause.message))
+  const isNodeAway = code === INTERNAL && IS_NODE_AWAY.test(cause.message)
+  if (isNodeAway || (code && UNAVAILABLE.some(pattern => pattern.test(code)))) {
     return new DatabaseUnavailable(severity ? `${severity}: ${cause.message}` : code, code, isUndone)
   }
   // Messages of class 22 quote the invalid value.

@@ -1,4 +1,5 @@
 import { is, Param, Placeholder, type Query, type SQL, sql } from 'drizzle-orm'
+import { engineOf, type Engine } from './engine.ts'
 import type { Db } from './handle.ts'
 import { databaseError } from './errors.ts'
 
@@ -19,12 +20,15 @@ export function prepared<A extends object, R> (
   name: string,
   build: (db: Db) => { prepare (name: string): { execute (values?: Record<string, unknown>): Promise<R> } }
 ) {
-  // The built statement is cached, without its client, so that transactions do not build it again.
-  let kept: Statement | undefined
+  // The built statements are cached, without their client, so that transactions do not build them again.
+  const built: Partial<Record<Engine, Statement>> = {}
   return async (db: Db, values: A): Promise<R> => {
-    if (!kept) {
+    const engine = engineOf(db)
+    let kept = built[engine]
+    if (kept === undefined) {
       kept = build(db).prepare(name) as unknown as Statement
       kept.params = kept.params.map(nullable)
+      built[engine] = kept
     }
     const { client } = (db as unknown as Inside).session
     const statement = Object.create(kept, { client: { value: client } }) as Statement
@@ -52,17 +56,19 @@ function nullable (param: unknown) {
  */
 export function preparedSql<Row, A extends object> (_name: string, template: (value: Value) => SQL) {
   const statement = template(value => sql.placeholder(value))
-  let text = ''
-  let params: ((given: Record<string, unknown>) => unknown)[] | undefined
+  const built: Partial<Record<Engine, { text: string, params: ((given: Record<string, unknown>) => unknown)[] }>> = {}
   // Sends the statement synchronously, so that consecutive calls keep their order.
   return async (db: Db, values: A): Promise<Row[]> => {
     const { session, dialect } = db as unknown as Inside
-    if (params === undefined) {
+    const engine = engineOf(db)
+    let kept = built[engine]
+    if (kept === undefined) {
       const query = dialect.sqlToQuery(statement)
-      text = query.sql
-      params = query.params.map((param) =>
-        is(param, Placeholder) ? (given) => toText(given[param.name]) : () => toText(param))
+      const params = query.params.map((param) =>
+        is(param, Placeholder) ? (given: Record<string, unknown>) => toText(given[param.name]) : () => toText(param))
+      built[engine] = kept = { text: query.sql, params }
     }
+    const { text, params } = kept
     const given = values as Record<string, unknown>
     const sent = session.client.unsafe(text, params.map((valueIn) => valueIn(given))).then((rows) => rows as Row[])
     try {

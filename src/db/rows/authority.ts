@@ -2,6 +2,7 @@ import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import { AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable } from './authenticated.ts'
 import { CLOCK, type EventChain } from '../events.ts'
+import { andRowsAlone, hasOrganization } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
 
 /** Computes and verifies the MACs of rows and events. */
@@ -120,8 +121,9 @@ export async function updateAuthentic<N extends AuthenticatedTable> (
 ): Promise<AuthenticatedRow<N> | undefined> {
   const table = AUTHENTICATED[name].table as unknown as PgTable & Record<string, PgColumn>
   const columns = authenticatedColumns(name) as unknown as Record<string, PgColumn>
+  const locked = sql`${where!}${hasOrganization(table) ? sql`` : andRowsAlone}`
   for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
-    const [row] = await db.select(columns).from(table).where(where).for('no key update') as unknown as Authenticated<N>[]
+    const [row] = await db.select(columns).from(table).where(locked).for('no key update') as unknown as Authenticated<N>[]
     if (row === undefined || !isAuthentic(db, name, row)) return undefined
     const wanted = typeof changes === 'function' ? changes(new Date(await readNow(db))) : changes
     const set = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== undefined))

@@ -1,5 +1,6 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { AnyPgColumn, PgTable } from 'drizzle-orm/pg-core'
+import { andOwn, hasOrganization } from '../postgres/engine.ts'
 
 // A list is one JSON parameter, so the statement text does not depend on its length. Joins use the whole key, with the
 // organization's id as a column of the list. If the id were a constant and statistics outdated, PostgreSQL would read
@@ -17,7 +18,8 @@ export const isOneOfOrganization = (
   table: { organization_id: AnyPgColumn, id: AnyPgColumn }, organizationId: string, ids: readonly (string | number)[]
 ): SQL =>
   sql`(${table.organization_id}, ${table.id}) IN (SELECT ${organizationId}::char(26), its.id
-    FROM (${valuesOf(table.id.getSQLType(), ids)}) AS its (id) OFFSET 0)`
+    FROM (${valuesOf(table.id.getSQLType(), ids)}) AS its (id) OFFSET 0)${
+    andOwn(sql`${table.organization_id}`, organizationId)}`
 
 // Base64, because JSON has no type for bytes.
 const rowsJson = (rows: readonly object[]) => JSON.stringify(rows.map((row) =>
@@ -35,7 +37,8 @@ export const rowsOf = (organizationId: string, rows: readonly object[], columns:
  * of 100 rows, and scans tables of up to some 10,000 rows even for a single look-up.
  */
 export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
-  sql`LATERAL (SELECT * FROM ${table} WHERE ${key} LIMIT 1) AS ${sql.raw(alias)}`
+  sql`LATERAL (SELECT * FROM ${table} WHERE ${key}${hasOrganization(table) ? andOwn(sql`organization_id`) : sql``} LIMIT 1)
+    AS ${sql.raw(alias)}`
 
 /** Whether a key column has one of the values. A join could become a merge join, which reads rows without matches. */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

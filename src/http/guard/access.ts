@@ -237,13 +237,13 @@ async function authenticate (
   const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
   if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
   // The checksum is checked first, so that random strings cost no query.
-  const isApiToken = parseApiToken(token) !== undefined
-  if (!isApiToken && !isCredential('at', token)) return undefined
+  const apiToken = parseApiToken(token)
+  if (apiToken === undefined && !isCredential('at', token)) return undefined
   const hash = hashToken(token)
   const teams = teamsAskedFor(request)
   const looked = lookUp(async (): Promise<Caller | undefined> => {
-    if (isApiToken) {
-      const principal = await findPrincipal(app.reads, hash, teams)
+    if (apiToken !== undefined) {
+      const principal = await findPrincipal(app.reads, { ...apiToken, hash }, teams)
       return principal && { principal }
     }
     const user = await findUserCall(app.reads, hash, organization, teams)

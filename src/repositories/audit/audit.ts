@@ -9,6 +9,7 @@ import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
+import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
@@ -86,16 +87,26 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
   await transaction(handle, (db) => recordEvent(db, actor, event), actor)
 }
 
+// On Citus, each organization needs its own statements; more would exceed the time of a transaction.
+const MAX_AT_ONCE_ON_CITUS = 50
+
+interface OfPersonOptions {
+  /** A refused sign-in. On Citus always in `late_events`, so that its duration reveals no organizations. */
+  isRefusal?: boolean
+  synchronousCommit?: SynchronousCommit
+}
+
 /**
  * Records an event of a person, such as a refused sign-in, in each of the person's organizations. Call this at the end
  * of the transaction, because it locks the counters. If the counter of an organization is locked or its chain key is
- * missing, stores the event in `late_events`, from which `recordLate` appends it to the chain. Returns whether any
- * event was stored there. For an unknown account, `actors` is empty: the same statements run, so that the duration of a
- * refused sign-in does not reveal whether the account exists.
+ * missing, or on Citus if the event is a refusal or the person is in more than 50 organizations, stores the event in
+ * `late_events`, from which `recordLate` appends it to the chain. Returns whether any event was stored there. For an
+ * unknown account, `actors` is empty: the same statements run, so that the duration of a refused sign-in does not
+ * reveal whether the account exists.
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
-  synchronousCommit: SynchronousCommit = 'on'
+  { isRefusal = false, synchronousCommit = 'on' }: OfPersonOptions = {}
 ): Promise<boolean> {
   // Records the same time in all organizations.
   const occurred_at = chainOf(db).now().toISOString()
@@ -104,7 +115,8 @@ export async function recordOfPerson (
     return { ...eventRow(actor, its), occurred_at }
   })
   const ids = rows.map(({ organization_id }) => organization_id)
-  const locked = await lockCounters(db, ids, 'free', synchronousCommit)
+  const areLate = engineOf(db) === 'citus' && (isRefusal || ids.length > MAX_AT_ONCE_ON_CITUS)
+  const locked = await lockCounters(db, areLate ? [] : ids, 'free', synchronousCommit)
   const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
   const late = rows.filter((row) => !isFree(row))
   await keepLateEvents(db, late)
@@ -136,7 +148,8 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
       .orderBy(asc(id)).limit(AT_ONCE)
-    const rows = await db.delete(late_events).where(sql`(${organization_id}, ${id}) IN ${earliest}`)
+    const rows = await db.delete(late_events)
+      .where(sql`(${organization_id}, ${id}) IN ${earliest}${andOwn(sql`${organization_id}`, organizationId)}`)
       .returning(authenticatedColumns('late_events'))
     const written = rows.sort((a, b) => a.id - b.id).filter((row) => isAuthentic(db, 'late_events', row))
     const numbered = await findNumbered(db, organizationId, written)
@@ -171,6 +184,7 @@ async function findNumbered (
     SELECT late.id FROM ${rowsOf(organizationId, rows.map(({ id, occurred_at }) => ({ id, occurred_at })),
       sql`id bigint, occurred_at timestamptz`)} late
     JOIN ${audit_events} ON ${audit_events.organization_id} = late.organization_id
-      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)`)
+      AND ${audit_events.occurred_at} = late.occurred_at AND ${audit_events.details} -> ${LATE} = to_jsonb(late.id)
+      ${andOwn(sql`${audit_events.organization_id}`, organizationId)}`)
   return new Set(found.map(({ id }) => Number(id)))
 }

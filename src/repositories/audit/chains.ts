@@ -1,5 +1,6 @@
 import { sql } from 'drizzle-orm'
 import { isKeyOf, preparedSql, type Db } from '../../db/database.ts'
+import { andOwn, byOrganization, perEngine, type OfOrganization } from '../../db/postgres/engine.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
 import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
 
@@ -10,14 +11,20 @@ export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | n
 
 /** The ids of all organizations, including deleted ones, from their rows, counters and events. */
 export async function listChains (db: Db): Promise<string[]> {
-  const rows = await queryRows<{ id: string }>(db, sql`
+  // One PostgreSQL skips from organization to organization. Citus does not execute a recursion over several machines.
+  const recorded = perEngine({
+    postgres: sql`
     WITH RECURSIVE recorded AS (
       SELECT min(organization_id) AS id FROM audit_events
       UNION ALL
       SELECT (SELECT min(organization_id) FROM audit_events WHERE organization_id > recorded.id) FROM recorded
       WHERE recorded.id IS NOT NULL
     )
-    SELECT id FROM recorded WHERE id IS NOT NULL UNION SELECT organization_id FROM organization_counters
+    SELECT id FROM recorded WHERE id IS NOT NULL`,
+    citus: sql`SELECT DISTINCT organization_id AS id FROM audit_events`
+  })
+  const rows = await queryRows<{ id: string }>(db, sql`
+    ${recorded} UNION SELECT organization_id FROM organization_counters
       UNION SELECT id FROM organizations
     ORDER BY id`)
   return rows.map(({ id }) => id)
@@ -26,18 +33,28 @@ export async function listChains (db: Db): Promise<string[]> {
 /** The last number of a chain as text: an attacker with write access could store a number above 2^53. */
 type Last = string
 
-const durableHeads = preparedSql<HeadRow & { organization_id: string }, { ids: string }>('durable_heads', ($) => sql`
+const durableHeads = preparedSql<
+  HeadRow & { organization_id: string }, OfOrganization & { ids: string }
+>('durable_heads', ($) => sql`
   SELECT organization_id, next_event, event_head, chain_kid FROM organization_counters
   WHERE ${isKeyOf(
-    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}
+    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}${andOwn(sql`organization_id`)}
   ORDER BY organization_id FOR KEY SHARE`)
 
 /**
  * Returns the ends of chains after making them durable: FOR KEY SHARE writes to the WAL, so its commit also flushes
- * earlier commits with `synchronous_commit` off. The lock does not wait for changes of the counters.
+ * earlier commits with `synchronous_commit` off. The lock does not wait for changes of the counters. On Citus, omits
+ * organizations whose node does not respond; throws if none does.
  */
 export async function findDurableHeads (db: Db, ids: readonly string[]): Promise<Map<string, Head>> {
-  const rows = await durableHeads(db, { ids: JSON.stringify(ids) })
+  const parts = byOrganization(db, ids.map((organization_id) => ({ organization_id })))
+  const results = await Promise.allSettled(parts.map((part) => durableHeads(db, {
+    organization_id: part[0]!.organization_id,
+    ids: JSON.stringify(part.map(({ organization_id }) => organization_id))
+  })))
+  const failed = results.filter((result) => result.status === 'rejected')
+  if (failed.length > 0 && failed.length === results.length) throw failed[0]!.reason
+  const rows = results.flatMap((result) => result.status === 'fulfilled' ? result.value : [])
   return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
 }
 

@@ -3,7 +3,7 @@ import type { BillingDetails, PaymentMethodAttributes } from '../../../schemas/b
 import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import {
-  billing_accounts, columnsOf, coupon_redemptions, coupons, credits, organizations, payment_methods
+  billing_accounts, columnsOf, coupon_redemptions, coupons, credits, organization_counters, payment_methods
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
@@ -17,8 +17,8 @@ const itsAccount = (organizationId: string) => eq(billing_accounts.organization_
 export async function requireAccount (db: Db, organizationId: string): Promise<Account> {
   const found = await findAccount(db, organizationId)
   if (found !== undefined) return found
-  const [organization] = await db.select({ name: organizations.name }).from(organizations)
-    .where(eq(organizations.id, organizationId))
+  const [organization] = await db.select({ name: organization_counters.name }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, organizationId))
   const [made] = await db.insert(billing_accounts)
     .values({ organization_id: organizationId, name: organization!.name }).returning()
   return made!
@@ -31,7 +31,8 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
 
 /** Changes the billing details on future invoices. An empty name stands for the organization's current name. */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
-  const itsName = sql`(SELECT ${organizations.name} FROM ${organizations} WHERE ${eq(organizations.id, organizationId)})`
+  const { name, organization_id } = organization_counters
+  const itsName = sql`(SELECT ${name} FROM ${organization_counters} WHERE ${eq(organization_id, organizationId)})`
   const [row] = await db.update(billing_accounts)
     .set({ ...details, ...(details.name?.trim() === '' && { name: itsName }), updated_at: sql`now()` })
     .where(itsAccount(organizationId)).returning()

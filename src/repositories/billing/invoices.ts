@@ -1,6 +1,7 @@
 import { and, asc, desc, eq, getTableColumns, gt, inArray, isNotNull, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
 import type { PaymentStatus } from '../../../schemas/billing.ts'
 import type { Db } from '../../db/database.ts'
+import { andOwn, engineOf, withNow } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { charges, invoices, refunds } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
@@ -33,20 +34,21 @@ export async function listInvoices (
 }
 
 const itsRefunds = matching(refunds, { organization_id: charges.organization_id, charge_id: charges.id })
-const paidBack = sql<number>`(
+const paidBack = (organizationId: string) => sql<number>`(
   SELECT coalesce(sum(${refunds.amount}), 0)::float8 FROM ${refunds}
-  WHERE ${itsRefunds} AND ${refunds.status} = 'succeeded')`
+  WHERE ${itsRefunds} AND ${refunds.status} = 'succeeded'${andOwn(sql`${refunds.organization_id}`, organizationId)})`
 
 /** An invoice with the sum of its successful refunds (`paid_back`). */
 export async function findInvoice (
   db: Db, organizationId: string, id: string
 ): Promise<InvoiceRow & { paid_back: number } | undefined> {
-  const [row] = await db.select({ ...columns, paid_back: paidBack }).from(invoices).leftJoin(charges, itsCharge)
-    .where(oneInvoice(organizationId, id))
+  const [row] = await db.select({ ...columns, paid_back: paidBack(organizationId) })
+    .from(invoices).leftJoin(charges, itsCharge).where(oneInvoice(organizationId, id))
   return row
 }
 
 const ORDERS = { charge: charges, refund: refunds }
+type Order = typeof charges | typeof refunds
 type Id = Pick<Charge, 'organization_id' | 'id'>
 const oneOrder = (of: keyof typeof ORDERS, { organization_id, id }: Id) =>
   and(eq(ORDERS[of].organization_id, organization_id), eq(ORDERS[of].id, id))
@@ -153,8 +155,8 @@ export async function endUntoldCharges (db: Db, organizationId: string): Promise
 
 // The `submitted_at` of a settled charge or refund. If it was never sent to the provider, the current time, so that the
 // worker does not send it. Otherwise unchanged: the worker repeats the request until the provider reports the outcome.
-const submittedWhenSettled = (table: typeof charges | typeof refunds): SQL =>
-  sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, now()) ELSE ${table.submitted_at} END`
+const submittedWhenSettled = (table: Order): SQL => withNow((now) =>
+  sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, ${now}) ELSE ${table.submitted_at} END`)
 
 export async function createRefund (
   db: Db, { charge, ...refund }: Pick<Refund, 'id' | 'provider' | 'amount' | 'reason'> & { charge: Charge }
@@ -197,17 +199,16 @@ export async function settleRefund (
  * organizations.
  */
 export async function claimCharge (db: Db, provider: string, pause: number): Promise<Charge | undefined> {
-  const [row] = await db.update(charges).set({ asked_at: sql`now()` }).where(isNext(db, charges, provider, pause))
-    .returning()
-  return row
+  return claimNext(db, charges, isWaiting(charges, provider, pause), (next) =>
+    db.update(charges).set({ asked_at: sql`now()` }).where(next).returning())
 }
 
 /** Claims the next refund to send to the provider, like `claimCharge`, and returns it with its charge. */
 export async function claimRefund (
   db: Db, provider: string, pause: number
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
-  const [refund] = await db.update(refunds).set({ asked_at: sql`now()` }).where(isNext(db, refunds, provider, pause))
-    .returning()
+  const refund = await claimNext(db, refunds, isWaiting(refunds, provider, pause), (next) =>
+    db.update(refunds).set({ asked_at: sql`now()` }).where(next).returning())
   if (refund === undefined) return undefined
   const { organization_id, charge_id } = refund
   const [charge] = await db.select().from(charges).where(oneOrder('charge', { organization_id, id: charge_id }))
@@ -216,17 +217,30 @@ export async function claimRefund (
 
 // Waits `pause` milliseconds between attempts; for older charges and refunds longer, up to an hour. Selects by the
 // stored provider, even if another provider is configured now.
-function isNext (db: Db, table: typeof charges | typeof refunds, provider: string, pause: number): SQL {
-  const { organization_id, id, asked_at, created_at } = table
+function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Order, provider: string, pause: number) {
   const wait = sql`greatest(
     make_interval(secs => ${pause / 1000}::float8), least(${asked_at} - ${created_at}, interval '1 hour')
   )`
-  const next = db.select({ organization_id, id }).from(table)
-    .where(and(
-      isNull(table.submitted_at), eq(table.provider, provider), or(isNull(asked_at), sql`${asked_at} < now() - ${wait}`)
-    ))
-    .orderBy(sql`${asked_at} NULLS FIRST`, asc(id)).limit(1).for('no key update', { skipLocked: true })
-  return sql`(${organization_id}, ${id}) = ${next}`
+  return and(isNull(submitted_at), eq(stored, provider), or(isNull(asked_at), sql`${asked_at} < now() - ${wait}`))!
+}
+
+// Claims the first waiting row that is not locked. On Citus, lists the waiting rows and tries each, because a statement
+// locks rows of one organization.
+async function claimNext<T> (
+  db: Db, table: Order, isWaiting: SQL, claim: (next: SQL) => PromiseLike<T[]>
+): Promise<T | undefined> {
+  const { organization_id, id, asked_at } = table
+  const waiting = (which: SQL | undefined, limit: number) => db.select({ organization_id, id }).from(table).where(which)
+    .orderBy(sql`${asked_at} NULLS FIRST`, asc(id)).limit(limit)
+  const next = (which: SQL) =>
+    sql`(${organization_id}, ${id}) = ${waiting(which, 1).for('no key update', { skipLocked: true })}`
+  if (engineOf(db) !== 'citus') return (await claim(next(isWaiting)))[0]
+  for (const row of await waiting(isWaiting, 100)) {
+    const own = and(eq(organization_id, row.organization_id), eq(id, row.id))!
+    const [claimed] = await claim(and(own, next(and(own, isWaiting)!))!)
+    if (claimed !== undefined) return claimed
+  }
+  return undefined
 }
 
 /**
@@ -258,7 +272,7 @@ export async function updateReported (
   const table = ORDERS[of]
   const says = status === 'pending' ? sql`coalesce(${table.provider_status}, 'pending')` : sql`${status}`
   await db.update(table).set({
-    submitted_at: sql`coalesce(${table.submitted_at}, now())`,
+    submitted_at: withNow((now) => sql`coalesce(${table.submitted_at}, ${now})`),
     provider_status: says,
     ...(of === 'refund' && {
       checked_at: sql`CASE WHEN ${refunds.provider_status} = ${says} THEN ${refunds.checked_at} END`

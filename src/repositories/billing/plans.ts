@@ -4,7 +4,7 @@ import type { Plan } from '../../../schemas/organizations.ts'
 import { openChange } from '../../db/changes/chain.ts'
 import type { Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { invitations, members, organization_counters, organizations, plan_prices, plans, projects } from '../../db/tables.ts'
+import { invitations, members, organization_counters, plan_prices, plans, projects } from '../../db/tables.ts'
 
 /**
  * Locks the counter, to serialize changes that count against the plan. Returns the plan as it was when the counter was
@@ -70,8 +70,8 @@ export async function findOffer (
 
 /** Changes the plan of an organization; its limits apply from the commit on. The caller has locked the organization. */
 export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
-  await db.update(organization_counters).set({ plan }).where(eq(organization_counters.organization_id, organizationId))
-  await db.update(organizations).set({ updated_at: sql`now()` }).where(eq(organizations.id, organizationId))
+  await db.update(organization_counters).set({ plan, updated_at: sql`now()` })
+    .where(eq(organization_counters.organization_id, organizationId))
 }
 
 /** Sets or deletes the price of a plan; false when there is no such plan or price. */

@@ -1,18 +1,26 @@
 import { sql } from 'drizzle-orm'
 import { preparedSql, type Db } from '../../db/database.ts'
+import { byOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
 
-const addCalls = preparedSql<object, { calls: string }>('add_calls', ($) => sql`
+const addCalls = preparedSql<object, OfOrganization & { calls: string }>('add_calls', ($) => sql`
   INSERT INTO api_usage (organization_id, month, calls)
-  SELECT o.id, date_trunc('month', now() AT TIME ZONE 'UTC')::date, counted.calls
-  FROM jsonb_to_recordset(${$('calls')}::jsonb) AS counted (organization_id char(26), calls bigint)
-  JOIN organizations o ON o.id = counted.organization_id ORDER BY o.id
+  SELECT counted.organization_id, date_trunc('month', now() AT TIME ZONE 'UTC')::date, counted.calls
+  FROM (${rowsIn($('calls'), sql`calls bigint`)}) AS counted
+  JOIN organizations o ON o.id = counted.organization_id ORDER BY counted.organization_id
   ON CONFLICT (organization_id, month) DO UPDATE SET calls = api_usage.calls + excluded.calls`)
 
-/** Adds API calls to the current month, by the database's clock. Calls of deleted organizations are dropped. */
-export async function recordCalls (db: Db, calls: ReadonlyMap<string, number>): Promise<void> {
-  await addCalls(db, {
-    calls: JSON.stringify([...calls].map(([organization_id, calls]) => ({ organization_id, calls })))
-  })
+/**
+ * Adds API calls to the current month, by the database's clock. Calls of deleted organizations are dropped. Removes the
+ * recorded organizations from `calls`; on Citus, an error can leave those of a node that does not respond.
+ */
+export async function recordCalls (db: Db, calls: Map<string, number>): Promise<void> {
+  const rows = [...calls].map(([organization_id, calls]) => ({ organization_id, calls }))
+  const results = await Promise.allSettled(byOrganization(db, rows).map(async (part) => {
+    await addCalls(db, { organization_id: part[0]!.organization_id, calls: JSON.stringify(part) })
+    for (const { organization_id } of part) calls.delete(organization_id)
+  }))
+  const failed = results.find((result) => result.status === 'rejected')
+  if (failed !== undefined) throw failed.reason
 }
 
 /** The recorded calls of an organization in the current month, and its current projects, members and bytes. */

@@ -1,7 +1,8 @@
-import { and, asc, eq, getTableName, gt, or, sql, type SQL } from 'drizzle-orm'
+import { and, asc, eq, getTableName, gt, lte, or, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import { codeOf, type Db } from '../../db/database.ts'
 import type { ChainKeyRow } from '../../db/events.ts'
+import { andOwn, andRowsAlone, engineOf, groups, hasOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { queryRow } from '../../db/rows/query.ts'
 import {
   chain_keys, columnsOf, encryption_keys, master_key_canaries, organizations, second_factors, service_keys
@@ -87,8 +88,11 @@ export interface WrappedTable<Row extends { id: string | number }> {
   name: string
   /** The `after` of the first page: sorts before every id. */
   first: Row['id']
-  /** Locks the next page of rows, sorted by id, that have a value wrapped by a master key other than `keyId`. */
-  lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<Row[]>
+  /**
+   * Locks the next page of rows, by id, that have a value wrapped by a master key other than `keyId`. `next`: the
+   * `after` of the page behind it; undefined for the last page.
+   */
+  lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<{ rows: Row[], next: Row['id'] | undefined }>
   update: (db: Db, rows: readonly Row[]) => Promise<void>
 }
 
@@ -100,20 +104,46 @@ function wrappedTable<Row extends { id: string | number }> (
   const typeOf = (column: keyof Row & string) => sql.raw(columns[column].getSQLType())
   const stored = [...key, ...wrapped]
   const list = (parts: SQL[]) => sql.join(parts, sql`, `)
+  const isOld = (keyId: string) => or(...wrapped.map((column) => isNotUnder(columns[column], keyId)))
   return {
     name: getTableName(table),
     first,
-    lock: async (db, keyId, after, limit) => await db.select(columns as Record<string, PgColumn>).from(table)
-      .where(and(gt(columns.id, after), or(...wrapped.map((column) => isNotUnder(columns[column], keyId)))))
-      .orderBy(asc(columns.id)).limit(limit).for('no key update') as unknown as Row[],
-    update: async (db, rows) => {
-      const values = rows.map((row) => sql`(${list(stored.map((column) => sql`${row[column]}::${typeOf(column)}`))})`)
-      await db.execute(sql`
-        UPDATE ${table} k SET ${list(wrapped.map((column) => sql`${nameOf(column)} = v.${nameOf(column)}`))}
-        FROM (VALUES ${list(values)}) v (${list(stored.map((column) => sql`${nameOf(column)}`))})
-        WHERE ${sql.join(key.map((column) => sql`k.${nameOf(column)} = v.${nameOf(column)}`), sql` AND `)}`)
+    async lock (db, keyId, after, limit) {
+      const select = (which?: SQL) => db.select(columns as Record<string, PgColumn>).from(table)
+        .where(sql`${and(gt(columns.id, after), which, isOld(keyId))}${hasOrganization(table) ? sql`` : andRowsAlone}`)
+        .orderBy(asc(columns.id)).limit(limit)
+      const page = async (which?: SQL) => await select(which).for('no key update') as unknown as Row[]
+      const found = await (isDivided(db, table) ? select() as unknown as Promise<Row[]> : page())
+      const last = found.at(-1)?.id
+      const next = found.length < limit ? undefined : last
+      if (last === undefined || !isDivided(db, table)) return { rows: found, next }
+      const rows: Row[] = []
+      for (const [its] of partsOf(db, table, found)) {
+        rows.push(...await page(sql`${lte(columns.id, last)}${andOwn(sql`organization_id`, ownerOf(its!))}`))
+      }
+      return { rows, next }
+    },
+    async update (db, rows) {
+      for (const part of partsOf(db, table, rows)) {
+        const values = part.map((row) => sql`(${list(stored.map((column) => sql`${row[column]}::${typeOf(column)}`))})`)
+        const own = hasOrganization(table) ? andOwn(sql`k.organization_id`, ownerOf(part[0]!)) : sql``
+        await db.execute(sql`
+          UPDATE ${table} k SET ${list(wrapped.map((column) => sql`${nameOf(column)} = v.${nameOf(column)}`))}
+          FROM (VALUES ${list(values)}) v (${list(stored.map((column) => sql`${nameOf(column)}`))})
+          WHERE ${sql.join(key.map((column) => sql`k.${nameOf(column)} = v.${nameOf(column)}`), sql` AND `)}${own}`)
+      }
     }
   }
+}
+
+// Whether a statement can lock and change only the rows of one organization.
+const isDivided = (db: Db, table: PgTable) => engineOf(db) === 'citus' && hasOrganization(table)
+const ownerOf = (row: object) => (row as OfOrganization).organization_id
+
+// The rows of each statement. The organizations are sorted, so that all transactions lock rows in the same order.
+function partsOf<Row extends object> (db: Db, table: PgTable, rows: readonly Row[]): (readonly Row[])[] {
+  if (!isDivided(db, table)) return [rows]
+  return groups(rows, ownerOf).toSorted(([a], [b]) => ownerOf(a!) < ownerOf(b!) ? -1 : 1)
 }
 
 const { key_string, data_key, key_check, salt } = encryption_keys

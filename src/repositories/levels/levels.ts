@@ -3,6 +3,7 @@ import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
+import { andOwn, byOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
 import type { Place } from '../../rules/slices.ts'
@@ -74,7 +75,8 @@ const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 const FREE = {
   column: sql`free.id IS NOT NULL AS is_free,`,
   join: sql`LEFT JOIN LATERAL (
-    SELECT id FROM projects WHERE organization_id = p.organization_id AND id = p.id FOR SHARE SKIP LOCKED
+    SELECT id FROM projects WHERE organization_id = p.organization_id AND id = p.id${andOwn(sql`organization_id`)}
+      FOR SHARE SKIP LOCKED
   ) AS free ON true`
 }
 const NO_LOCK = { column: sql``, join: sql`` }
@@ -82,13 +84,13 @@ const NO_LOCK = { column: sql``, join: sql`` }
 // Without `documents`, reads no document row. Always joins the active key, because its version is verified.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
-) => preparedSql<Row, { queries: string }>(name, ($) => sql`
+) => preparedSql<Row, OfOrganization & { queries: string }>(name, ($) => sql`
   SELECT queries.query_index, ${lock.column} p.organization_id,
     p.id AS project_id, p.slug AS project_slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version,
     p.mac AS project_mac,
     k.version = p.key_version AND NOT EXISTS (
       SELECT FROM encryption_keys newer WHERE newer.organization_id = p.organization_id AND newer.project_id = p.id
-        AND newer.version > p.key_version) AS key_is_newest,
+        AND newer.version > p.key_version${andOwn(sql`newer.organization_id`)}) AS key_is_newest,
     CASE WHEN queries.key THEN k.id END AS key_id, CASE WHEN queries.key THEN k.key_string END AS key_string,
     CASE WHEN queries.key THEN k.data_key END AS data_key, CASE WHEN queries.key THEN k.key_check END AS key_check,
     CASE WHEN queries.key THEN k.salt END AS salt, k.managed AS key_managed, k.iterations,
@@ -102,8 +104,8 @@ const levels = (
     s.sealed IS NOT NULL AS is_stored, CASE WHEN queries.content THEN s.sealed END AS sealed, s.size_bytes,
     s.mac AS secret_mac, s.version, s.history_id, s.version_count,
     (SELECT v.revision FROM secret_versions v
-      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id ORDER BY v.id DESC
-        LIMIT 1) AS recorded_revision
+      WHERE v.organization_id = s.organization_id AND v.history_id = s.history_id${andOwn(sql`v.organization_id`)}
+      ORDER BY v.id DESC LIMIT 1) AS recorded_revision
   FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26), ${place}
   ${lock.join}
   CROSS JOIN ${lookUp('k', encryption_keys,
@@ -137,10 +139,11 @@ interface Asked { organization_id: string, names: LevelNames, include: Include }
 const findLevels = batchLoad({
   keyOf: ({ organization_id, names: { project, target, environment }, include }: Asked) =>
     JSON.stringify([organization_id, project, target, environment, include]),
-  find: async (db, batch) => {
+  organizationOf: ({ organization_id }) => organization_id,
+  find: async (db, batch, organization_id) => {
     const numbered = batch.map(({ organization_id, names: { project, target, environment }, include }, query_index) =>
       ({ query_index, organization_id, project, target, environment, ...FLAGS[include] }))
-    return groupByQuery(await bySlugs(db, { queries: JSON.stringify(numbered) }), batch.length)
+    return groupByQuery(await bySlugs(db, { organization_id, queries: JSON.stringify(numbered) }), batch.length)
   },
   read: (db, rows, { names }) => stateOf(db, rows, names)
 })
@@ -163,16 +166,15 @@ export type Target = { names: LevelNames, include: 'storable' | 'readable' } | {
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
 ): Promise<(() => { state: LevelState, isFree: boolean } | undefined)[]> {
-  const named: object[] = []
-  const ofSecrets: object[] = []
+  const named: (OfOrganization & Record<string, unknown>)[] = []
+  const ofSecrets: typeof named = []
   for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
     if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.include] })
     else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
   }
-  const rows = await Promise.all([
-    ...named.length === 0 ? [] : [freeBySlugs(db, { queries: JSON.stringify(named) })],
-    ...ofSecrets.length === 0 ? [] : [freeBySecret(db, { queries: JSON.stringify(ofSecrets) })]
-  ])
+  const find = (statement: typeof freeBySlugs, queries: typeof named) => byOrganization(db, queries).map((part) =>
+    statement(db, { organization_id: part[0]!.organization_id, queries: JSON.stringify(part) }))
+  const rows = await Promise.all([...find(freeBySlugs, named), ...find(freeBySecret, ofSecrets)])
   return groupByQuery(rows.flat(), writes.length).map((found, i) => () => {
     const { target } = writes[i]!
     const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)

@@ -6,11 +6,12 @@ import { openChange } from '../../db/changes/chain.ts'
 import { changedAt } from '../../db/columns.ts'
 import { type Db, isAuthentic, isOneOf } from '../../db/database.ts'
 import { deleteExpired } from '../../db/callers/expired.ts'
+import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRow } from '../../db/rows/query.ts'
 import {
-  api_tokens, former_slugs, members, organization_counters, organization_removals, organizationColumns, organizations,
-  plans
+  api_tokens, counterColumns, former_slugs, members, organization_counters, organization_removals, organizationColumns,
+  organizations, plans
 } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Organization } from '../people/principals.ts'
@@ -19,10 +20,10 @@ export interface NewOrganization { id: string, name: string, slug: string, plan:
 
 /** Creates an organization with its counters. Throws SlugRefused if the slug is reserved for another organization. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
-  const { plan, ...its } = organization
+  const { plan, name, ...its } = organization
   await db.insert(organizations).values(its)
   await claimSlug(db, organization.id, organization.slug)
-  await db.insert(organization_counters).values({ organization_id: organization.id, plan })
+  await db.insert(organization_counters).values({ organization_id: organization.id, name, plan })
 }
 
 /** Prevents other transactions from creating an organization, so that concurrent first starts create only one. */
@@ -37,8 +38,7 @@ export async function countOrganizations (db: Db): Promise<number> {
 export type ShownOrganization = Omit<Organization, 'storage_key'>
 
 const { storage_key: _, ...columns } = organizationColumns
-const { status } = organization_counters
-const selectOrganizations = (db: Db) => db.select({ ...columns, status, plan: plans }).from(organizations)
+const selectOrganizations = (db: Db) => db.select({ ...columns, ...counterColumns, plan: plans }).from(organizations)
   .innerJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
   .innerJoin(plans, eq(plans.name, organization_counters.plan))
 
@@ -48,9 +48,9 @@ export async function listOrganizations (
 ): Promise<{ rows: ShownOrganization[], total: number }> {
   const all = await db.select(authenticatedColumns('members')).from(members).where(eq(members.user_id, userId))
   const own = all.filter((row) => row.status === 'active' && isAuthentic(db, 'members', row))
-  const { id, name } = organizations
+  const { id } = organizations
   const rows = await selectOrganizations(db).where(isOneOf(id, own.map(({ organization_id }) => organization_id)))
-    .orderBy(asc(name), asc(id)).limit(page.per_page).offset(offsetOf(page))
+    .orderBy(asc(organization_counters.name), asc(id)).limit(page.per_page).offset(offsetOf(page))
   return { rows, total: own.length }
 }
 
@@ -111,7 +111,9 @@ async function reserveSlug (
 ): Promise<void> {
   const reserved_until = sql`now() + make_interval(days => ${FORMER_SLUG_DAYS})`
   await db.insert(former_slugs).values({ organization_id, slug, reserved_until, owner_id })
-    .onConflictDoUpdate({ target: former_slugs.slug, set: { organization_id, reserved_until, owner_id } })
+    .onConflictDoUpdate({
+      target: former_slugs.slug, set: { organization_id, reserved_until: sql`excluded.reserved_until`, owner_id }
+    })
   await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
@@ -127,43 +129,41 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
   return released?.organization_id
 }
 
-type Changed = Pick<typeof organizations.$inferSelect, 'name' | 'slug' | 'require_second_factor'> &
-  Pick<typeof organization_counters.$inferSelect, 'plan' | 'status'>
+type Changed = Pick<typeof organizations.$inferSelect, 'slug'> &
+  Pick<typeof organization_counters.$inferSelect, 'name' | 'require_second_factor' | 'plan' | 'status'>
 
-/** Changes an organization; returns its id. A rename reserves the former slug. Throws SlugRefused. */
+/** Changes an organization. A new slug reserves the former slug. Throws SlugRefused. */
 export async function updateOrganization (
-  db: Db, idOrSlug: string, changes: { [C in keyof Changed]?: Changed[C] | undefined }
-): Promise<string | undefined> {
-  const { id, slug } = organizations
-  const isNamed = isIdOrSlug(idOrSlug)
-  const { plan, status, ...own } = changes
-  // Locks the row, so that a concurrent rename sees the new slug.
-  const [former] = changes.slug === undefined
-    ? []
-    : await db.select({ slug }).from(organizations).where(isNamed).for('update')
-  const updated_at = changedAt(organizations.updated_at, changes)
-  const [row] = await db.update(organizations).set({ ...own, updated_at }).where(isNamed).returning({ id, slug })
-  if (row !== undefined && (plan !== undefined || status !== undefined)) {
-    await db.update(organization_counters).set({ plan, status })
-      .where(eq(organization_counters.organization_id, row.id))
-  }
-  if (row !== undefined && former !== undefined && former.slug !== row.slug) {
-    await claimSlug(db, row.id, row.slug)
-    await reserveSlug(db, row.id, former.slug)
-    const reserved = await db.$count(former_slugs, and(eq(former_slugs.organization_id, row.id), isReservedNow))
-    if (reserved > MAX_FORMER_SLUGS) throw new SlugRefused('limit')
-  }
-  return row?.id
+  db: Db, id: string, { slug, ...changes }: { [C in keyof Changed]?: Changed[C] | undefined }
+): Promise<void> {
+  if (slug !== undefined) await updateSlug(db, id, slug)
+  const updated_at = changedAt(organization_counters.updated_at, { slug, ...changes })
+  await db.update(organization_counters).set({ ...changes, updated_at })
+    .where(eq(organization_counters.organization_id, id))
 }
 
+async function updateSlug (db: Db, id: string, slug: string): Promise<void> {
+  const its = eq(organizations.id, id)
+  // Locks the row, so that a concurrent change of the slug sees the new slug.
+  const [former] = await db.select({ slug: organizations.slug }).from(organizations)
+    .where(sql`${its}${andRowsAlone}`).for('update')
+  if (former === undefined || former.slug === slug) return
+  await db.update(organizations).set({ slug }).where(its)
+  await claimSlug(db, id, slug)
+  await reserveSlug(db, id, former.slug)
+  const reserved = await db.$count(former_slugs, and(eq(former_slugs.organization_id, id), isReservedNow))
+  if (reserved > MAX_FORMER_SLUGS) throw new SlugRefused('limit')
+}
+
+/** The organization with this id in either letter case, or with this slug. */
 export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id: string, name: string } | undefined> {
-  const [row] = await db.select({ id: organizations.id, name: organizations.name }).from(organizations)
-    .where(isIdOrSlug(idOrSlug))
-  return row
+  const [found] = await db.select({ id: organizations.id }).from(organizations)
+    .where(or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug)))
+  if (found === undefined) return undefined
+  const [row] = await db.select({ name: organization_counters.name }).from(organization_counters)
+    .where(eq(organization_counters.organization_id, found.id))
+  return row && { ...found, ...row }
 }
-
-const isIdOrSlug = (idOrSlug: string) =>
-  or(eq(organizations.id, idOrSlug.toUpperCase()), eq(organizations.slug, idOrSlug))
 
 /**
  * Locks an organization and its memberships until the end of the transaction, in the same order as changes, so that
@@ -171,7 +171,8 @@ const isIdOrSlug = (idOrSlug: string) =>
  * before `deleteOrganization`. Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
-  await db.select({ id: organizations.id }).from(organizations).where(eq(organizations.id, id)).for('update')
+  await db.select({ id: organizations.id }).from(organizations)
+    .where(sql`${eq(organizations.id, id)}${andRowsAlone}`).for('update')
   const held = await db.select({ id: members.user_id }).from(members).where(eq(members.organization_id, id))
     .orderBy(asc(members.user_id)).for('update')
   return { members: held.length, tokens: await db.$count(api_tokens, eq(api_tokens.organization_id, id)) }
@@ -188,7 +189,7 @@ export async function deleteOrganization (db: Db, id: string, userId?: number): 
     .where(matching(members, { organization_id: id, role: 'owner' }))
     .orderBy(sql`${members.user_id} = ${userId ?? 0}::bigint DESC`, asc(members.user_id)).limit(1)
   await db.insert(organization_removals).values({ organization_id: id })
-  await db.update(organization_counters).set({ is_closed: true, stored_bytes: 0 })
+  await db.update(organization_counters).set({ is_closed: true, name: '', stored_bytes: 0 })
     .where(eq(organization_counters.organization_id, id))
   const [deleted] = await db.delete(organizations).where(eq(organizations.id, id))
     .returning({ slug: organizations.slug })

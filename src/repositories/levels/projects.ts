@@ -9,6 +9,7 @@ import {
   isAuthentic, isOneOf, lookUp, macOf, preparedSql, requireAuthentic, updateAuthentic, tampered, type Authenticated,
   type Db, type Raw, type Value
 } from '../../db/database.ts'
+import { andOwn } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
@@ -85,7 +86,8 @@ type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { tot
 const held = ($: Value) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (
-    SELECT h.project_id FROM team_projects h WHERE h.organization_id = m.organization_id AND h.team_id = m.team_id
+    SELECT h.project_id FROM team_projects h WHERE h.organization_id = m.organization_id AND h.team_id = m.team_id${
+      andOwn(sql`h.organization_id`)}
     LIMIT ${sql.raw(String(TEAM_LIMITS.projects))}
   ) h
   WHERE m.organization_id = ${$('organization_id')}::char(26) AND m.user_id = ${$('user_id')}::bigint`
@@ -95,7 +97,7 @@ const itsTeam = ($: Value) => sql`LATERAL (
   SELECT h.team_id, h.role, h.mac AS role_mac, m.mac AS member_mac FROM team_projects h
   CROSS JOIN ${lookUp('m', team_members,
     sql`organization_id = h.organization_id AND team_id = h.team_id AND user_id = ${$('user_id')}::bigint`)}
-  WHERE h.organization_id = p.organization_id AND h.project_id = p.id LIMIT 1) its`
+  WHERE h.organization_id = p.organization_id AND h.project_id = p.id${andOwn(sql`h.organization_id`)} LIMIT 1) its`
 
 const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 

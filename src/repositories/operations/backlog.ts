@@ -14,7 +14,7 @@ type Backlog = Record<'late_events' | 'late_seconds' | 'reencryptions' | 'versio
 export const MAX_COUNTED = 10_000
 
 const counted = sql`LIMIT ${sql.raw(String(MAX_COUNTED))}`
-const countOf = (from: SQL) => sql`(SELECT count(*)::int FROM (SELECT FROM ${from} ${counted}) counted)`
+const countOf = (from: SQL) => sql`(SELECT count(*)::int FROM (SELECT 1 FROM ${from} ${counted}) counted)`
 
 export async function readBacklog (db: Db): Promise<Backlog> {
   return queryRow<Backlog>(db, sql`

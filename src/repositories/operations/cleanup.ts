@@ -1,6 +1,8 @@
 import { asc, gt, sql, type SQL } from 'drizzle-orm'
 import type { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../../db/database.ts'
+import { andOwn, perEngine } from '../../db/postgres/engine.ts'
+import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
 import {
@@ -21,9 +23,12 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   return sql`s.organization_id = ${organizationId} AND s.${sql.identifier(name === 'secret_id' ? 'id' : name)} = ${id}`
 }
 
+// On Citus, a restriction of each table by the organization as a parameter.
+const ownOf = (organizationId: string) => (alias: SQL): SQL => andOwn(sql`${alias}.organization_id`, organizationId)
+
 // One lookup for each history, instead of a join with all versions of the organization; `OFFSET 0` prevents the join.
-const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
-  WHERE v.organization_id = ${organizationId} AND v.history_id = ${historyId} OFFSET 0`
+const versionsOf = (organizationId: string, its: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
+  WHERE v.organization_id = ${its} AND v.history_id = ${historyId}${ownOf(organizationId)(sql`v`)} OFFSET 0`
 
 /**
  * Purges the histories below a place: each secret gets a new, empty history and has no current version. Returns the
@@ -32,21 +37,23 @@ const versionsOf = (organizationId: SQL, historyId: SQL): SQL => sql`SELECT FROM
 export async function purgeHistories (
   db: Db, organizationId: string, below: Below
 ): Promise<{ versions: number, bytes: number }> {
+  // Citus evaluates no volatile function on workers, so the new ids are hashes of one unique value. Both statements
+  // select the same rows, because the project is locked.
+  const purged = sql`
+    SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
+      upper(left(md5(${String(makeId())} || s.history_id), 26)) AS next_history
+    FROM secrets s
+    WHERE ${isBelow(organizationId, below)}
+      AND EXISTS (${versionsOf(organizationId, sql`s.organization_id`, sql`s.history_id`)})`
+  await db.execute(sql`
+    INSERT INTO histories (organization_id, id) SELECT organization_id, next_history FROM (${purged}) AS purged`)
   return queryRow(db, sql`
-    WITH purged AS (
-      SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
-        upper(left(replace(gen_random_uuid()::text, '-', ''), 26)) AS next_history
-      FROM secrets s
-      WHERE ${isBelow(organizationId, below)}
-        AND EXISTS (${versionsOf(sql`s.organization_id`, sql`s.history_id`)})
-    ), removed AS (
+    WITH purged AS (${purged}), removed AS (
       UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = p.organization_id
-        AND h.id = p.history_id
-    ), made AS (
-      INSERT INTO histories (organization_id, id) SELECT organization_id, next_history FROM purged
+        AND h.id = p.history_id${ownOf(organizationId)(sql`h`)}
     ), emptied AS (
       UPDATE secrets s SET history_id = p.next_history, version = NULL, version_count = 0, version_bytes = 0
-      FROM purged p WHERE s.organization_id = p.organization_id AND s.id = p.id
+      FROM purged p WHERE s.organization_id = p.organization_id AND s.id = p.id${ownOf(organizationId)(sql`s`)}
     )
     SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
   `)
@@ -78,7 +85,7 @@ export async function removeHistories (
       FROM secrets s WHERE ${isBelow(organizationId, below)}
     ), removed AS (
       UPDATE histories h SET removed_at = now() FROM gone g WHERE h.organization_id = g.organization_id
-        AND h.id = g.history_id
+        AND h.id = g.history_id${ownOf(organizationId)(sql`h`)}
     )
     SELECT count(*) FILTER (WHERE is_document)::int AS documents, coalesce(sum(version_count), 0)::int AS versions,
       coalesce(sum(bytes), 0)::float8 AS bytes
@@ -87,7 +94,10 @@ export async function removeHistories (
 
 /** A page of organizations, after an id, with removed histories to delete. A query over all organizations. */
 export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
-  const rows = await queryRows<{ organization_id: string }>(db, sql`
+  // On one PostgreSQL, skips from organization to organization, since an organization can have many histories. Citus
+  // does not execute a recursion over several machines.
+  const rows = await queryRows<{ organization_id: string }>(db, perEngine({
+    postgres: sql`
     WITH RECURSIVE found AS (
       (SELECT organization_id FROM histories WHERE removed_at IS NOT NULL AND organization_id > ${after}
         ORDER BY organization_id LIMIT 1)
@@ -96,7 +106,11 @@ export async function listRemovals (db: Db, after: string, limit: number): Promi
         AND h.organization_id > f.organization_id ORDER BY h.organization_id LIMIT 1)
       FROM found f WHERE f.organization_id IS NOT NULL
     )
-    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`)
+    SELECT organization_id FROM found WHERE organization_id IS NOT NULL LIMIT ${limit}`,
+    citus: sql`
+    SELECT DISTINCT organization_id FROM histories WHERE removed_at IS NOT NULL AND organization_id > ${after}
+    ORDER BY organization_id LIMIT ${limit}`
+  }))
   return rows.map(({ organization_id }) => organization_id)
 }
 
@@ -114,6 +128,7 @@ export interface Removal { history_id: string, id: number }
 export async function deleteRemovedVersions (
   db: Db, organizationId: string, after: Removal, limit: number
 ): Promise<Removal | undefined> {
+  const own = ownOf(organizationId)
   const [last] = await queryRows<{ history_id: string, id: string }>(db, sql`
     WITH found AS (
       SELECT h.organization_id, h.id AS history_id, v.id, v.size_bytes,
@@ -121,7 +136,7 @@ export async function deleteRemovedVersions (
       FROM histories h CROSS JOIN LATERAL (
         SELECT v.id, v.size_bytes FROM secret_versions v
         WHERE v.organization_id = h.organization_id AND v.history_id = h.id
-          AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END
+          AND v.id > CASE WHEN h.id = ${after.history_id} THEN ${after.id}::bigint ELSE 0 END${own(sql`v`)}
         ORDER BY v.id LIMIT ${limit}
       ) v
       WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL AND h.id >= ${after.history_id}
@@ -130,20 +145,25 @@ export async function deleteRemovedVersions (
       SELECT organization_id, history_id, id FROM found WHERE bytes - size_bytes < ${PIECE_BYTES}
     ), mine AS (
       SELECT v.organization_id, v.id FROM secret_versions v
-      WHERE (v.organization_id, v.id) IN (SELECT organization_id, id FROM next) FOR UPDATE SKIP LOCKED
+      WHERE (v.organization_id, v.id) IN (SELECT organization_id, id FROM next)${own(sql`v`)}
+      FOR UPDATE SKIP LOCKED
     ), deleted AS (
-      DELETE FROM secret_versions v USING mine WHERE v.organization_id = mine.organization_id AND v.id = mine.id
+      DELETE FROM secret_versions v USING mine
+      WHERE v.organization_id = mine.organization_id AND v.id = mine.id${own(sql`v`)}
     )
     SELECT history_id, id FROM next ORDER BY history_id DESC, id DESC LIMIT 1`)
   return last && { history_id: last.history_id, id: Number(last.id) }
 }
 
-// Deletes the rows whose organization and `key` a query selects; returns their number.
-async function deleteSelected (db: Db, table: PgTable, selected: SQL, key = 'id'): Promise<number> {
+// Deletes the rows of an organization whose `key` a query selects; returns their number.
+async function deleteSelected (
+  db: Db, organizationId: string, table: PgTable, selected: SQL, key = 'id'
+): Promise<number> {
   const column = sql.identifier(key)
   const { count } = await queryRow<{ count: number }>(db, sql`
     WITH next AS (${selected}), gone AS (
-      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id AND t.${column} = next.${column}
+      DELETE FROM ${table} t USING next WHERE t.organization_id = next.organization_id
+        AND t.${column} = next.${column}${ownOf(organizationId)(sql`t`)}
       RETURNING 1
     )
     SELECT count(*)::int AS count FROM gone`)
@@ -152,10 +172,10 @@ async function deleteSelected (db: Db, table: PgTable, selected: SQL, key = 'id'
 
 /** Deletes removed histories without versions, `limit` at most; returns their number. */
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
-  return deleteSelected(db, histories, sql`
+  return deleteSelected(db, organizationId, histories, sql`
     SELECT h.organization_id, h.id FROM histories h
     WHERE h.organization_id = ${organizationId} AND h.removed_at IS NOT NULL
-      AND NOT EXISTS (${versionsOf(sql`h.organization_id`, sql`h.id`)})
+      AND NOT EXISTS (${versionsOf(organizationId, sql`h.organization_id`, sql`h.id`)})
     LIMIT ${limit} FOR UPDATE SKIP LOCKED`)
 }
 
@@ -175,11 +195,12 @@ export async function deleteSecretsOfRemoved (db: Db, organizationId: string, li
     WITH next AS (
       SELECT s.organization_id, s.id FROM secrets s WHERE s.organization_id = ${organizationId} LIMIT ${limit} FOR UPDATE
     ), gone AS (
-      DELETE FROM secrets s USING next WHERE s.organization_id = next.organization_id AND s.id = next.id
+      DELETE FROM secrets s USING next
+      WHERE s.organization_id = next.organization_id AND s.id = next.id${ownOf(organizationId)(sql`s`)}
       RETURNING s.organization_id, s.history_id
     ), removed AS (
       UPDATE histories h SET removed_at = now() FROM gone WHERE h.organization_id = gone.organization_id
-        AND h.id = gone.history_id
+        AND h.id = gone.history_id${ownOf(organizationId)(sql`h`)}
     )
     SELECT count(*)::int AS count FROM gone`)
   return count
@@ -195,7 +216,7 @@ export async function deleteLeftBehind (
   db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
 ): Promise<number> {
   const key = 'id' in table ? 'id' : 'project_id'
-  return deleteSelected(db, table, sql`
+  return deleteSelected(db, organizationId, table, sql`
     SELECT t.organization_id, t.${sql.identifier(key)} FROM ${table} t WHERE t.organization_id = ${organizationId}
     LIMIT ${limit} FOR UPDATE`, key)
 }
@@ -205,9 +226,9 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
   await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
   const ended = await queryRows(db, sql`
     DELETE FROM organization_removals r WHERE r.organization_id = ${organizationId}
-      AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = r.organization_id)
-      AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = r.organization_id)
-      AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = r.organization_id)
+      AND NOT EXISTS (SELECT FROM api_tokens t WHERE t.organization_id = ${organizationId})
+      AND NOT EXISTS (SELECT FROM projects p WHERE p.organization_id = ${organizationId})
+      AND NOT EXISTS (SELECT FROM histories h WHERE h.organization_id = ${organizationId})
     RETURNING 1`)
   return ended.length > 0
 }
@@ -233,7 +254,7 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
  * days ago. Returns their number. Keeps their audit events. Locked tokens are skipped until the next run.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
-  return deleteSelected(db, api_tokens, sql`
+  return deleteSelected(db, organizationId, api_tokens, sql`
     SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
     WHERE t.organization_id = ${organizationId}
       AND (${isLongAgo(sql`t.expires_at`)} OR ${isLongAgo(sql`g.expires_at`)})
@@ -264,7 +285,7 @@ export async function deleteEndedTokens (
   const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
   // The entry is deleted before a person can join again, so tokens of the new membership are not deleted.
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
-  const count = await deleteSelected(db, api_tokens, sql`
+  const count = await deleteSelected(db, organization_id, api_tokens, sql`
     SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}
     FOR UPDATE OF t SKIP LOCKED`)
   if (count < limit) await deleteTokenRemoval(db, removal, sql`NOT EXISTS (SELECT FROM api_tokens t WHERE ${its})`)

@@ -1,5 +1,5 @@
-import { and, asc, eq, gt, sql } from 'drizzle-orm'
-import type { Db } from '../../db/database.ts'
+import { and, asc, eq, gt, lte, sql } from 'drizzle-orm'
+import { authorityOf, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
@@ -20,6 +20,7 @@ export interface AnswerSeal {
 export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
+const DAY = 24 * 60 * 60 * 1000
 const isOld = sql`${idempotency_keys.created_at} <= now() - interval '24 hours'`
 const its = ({ organization_id, principal, key }: KeyOwner) =>
   matching(idempotency_keys, { organization_id, principal, key })
@@ -68,7 +69,10 @@ export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }:
   const { organization_id, principal, key } = idempotency_keys
   const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
     .onConflictDoUpdate({
-      target: [organization_id, principal, key], set: { ...kept, created_at: sql`now()` }, setWhere: isOld
+      target: [organization_id, principal, key],
+      set: { request: kept.request, status: kept.status, answer: kept.answer, created_at: sql`excluded.created_at` },
+      // By the estimated clock of the database, because Citus allows no function of the time here.
+      setWhere: lte(idempotency_keys.created_at, new Date(authorityOf(db).chain.now().getTime() - DAY))
     }).returning({ key })
   return stored.length === 1
 }

@@ -8,5 +8,5 @@ import type { Db } from '../../db/database.ts'
 export async function lockLongOperations (db: Db, organizationId: string): Promise<void> {
   await db.execute(sql`
     INSERT INTO long_operations (organization_id) VALUES (${organizationId})
-    ON CONFLICT (organization_id) DO UPDATE SET began_at = now()`)
+    ON CONFLICT (organization_id) DO UPDATE SET began_at = excluded.began_at`)
 }

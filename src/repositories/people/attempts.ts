@@ -1,4 +1,4 @@
-import { and, asc, eq, gt, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, asc, eq, gt, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
 import { lookupHash, type Db } from '../../db/database.ts'
 import { deleteExpired, keepNewest } from '../../db/callers/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
@@ -23,9 +23,13 @@ export const countKey = (db: Db, { name }: Pick<Count, 'name'>): Buffer => looku
 const { failures, locked_until, last_at } = sign_in_failures
 const counted = (fresh: ReturnType<typeof sql>) => sql`CASE WHEN ${fresh} THEN 1 ELSE ${failures} + 1 END`
 
-const QUIET = sql`(coalesce(${locked_until}, ${last_at}) < now() - interval '15 minutes')`
-const OVER = sql`(${last_at} < now() - interval '30 minutes')`
-const BEGIN = sql`CASE WHEN ${OVER} THEN now() ELSE ${last_at} END`
+// The time of this attempt. The expressions below are immutable, as Citus demands: `timestamptz + interval` is not.
+const NOW = sql`excluded.last_at`
+const after = (time: SQL, pause: SQL) => sql`(${time} AT TIME ZONE 'UTC' + ${pause}) AT TIME ZONE 'UTC'`
+
+const QUIET = sql`(${NOW} - coalesce(${locked_until}, ${last_at}) > interval '15 minutes')`
+const OVER = sql`(${NOW} - ${last_at} > interval '30 minutes')`
+const BEGIN = sql`CASE WHEN ${OVER} THEN ${NOW} ELSE ${last_at} END`
 
 /** The number of attempts from which a counter is locked. */
 const FROM = { place: 5, account: 25 }
@@ -33,14 +37,14 @@ const FROM = { place: 5, account: 25 }
 const BOUNDS = {
   place: {
     failures: counted(QUIET),
-    last_at: sql`now()`,
-    locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN now() + least(
-      interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10))) END`
+    last_at: NOW,
+    locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN ${after(NOW, sql`least(
+      interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10)))`)} END`
   },
   account: {
     failures: counted(OVER),
     last_at: BEGIN,
-    locked_until: sql`CASE WHEN ${counted(OVER)} >= ${FROM.account} THEN ${BEGIN} + interval '30 minutes' END`
+    locked_until: sql`CASE WHEN ${counted(OVER)} >= ${FROM.account} THEN ${after(BEGIN, sql`interval '30 minutes'`)} END`
   }
 }
 
@@ -58,7 +62,7 @@ export async function takeAttempts (
   for (const [i, count] of counts.entries()) {
     const key = countKey(db, count)
     const rows = await db.insert(sign_in_failures).values({ key, failures: 1 }).onConflictDoUpdate({
-      target: sign_in_failures.key, set: BOUNDS[count.of], setWhere: or(isNull(locked_until), lt(locked_until, sql`now()`))
+      target: sign_in_failures.key, set: BOUNDS[count.of], setWhere: or(isNull(locked_until), lt(locked_until, NOW))
     }).returning({ number: failures })
     number = rows[0]?.number ?? 0
     if (number > 0) continue
@@ -115,7 +119,9 @@ export async function rememberDevice (
   }
   const expires_at = sql`now() + interval '90 days'`
   await db.insert(sign_in_devices).values({ token_hash, user_id, expires_at })
-    .onConflictDoUpdate({ target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at } })
+    .onConflictDoUpdate({
+      target: [sign_in_devices.user_id, sign_in_devices.token_hash], set: { expires_at: sql`excluded.expires_at` }
+    })
   await keepNewest(
     db, sign_in_devices.id, eq(sign_in_devices.user_id, user_id),
     { by: sign_in_devices.expires_at, most: MAX_DEVICES }

@@ -6,7 +6,7 @@ import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/
 import { PIECE } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
-import { invitation_mails, invitations, organizations } from '../../db/tables.ts'
+import { invitation_mails, invitations, organization_counters, organizations } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
@@ -37,7 +37,7 @@ const isTo = (email: string, ...more: SQL[]) =>
 
 const columns = { ...authenticatedColumns('invitations'), created_at: invitations.created_at }
 const ownColumns = {
-  row: columns, organization: { id: organizations.id, name: organizations.name, slug: organizations.slug }
+  row: columns, organization: { id: organizations.id, name: organization_counters.name, slug: organizations.slug }
 }
 
 function toInvitation (
@@ -90,6 +90,7 @@ export async function findInvitationOfLink (
 ): Promise<OwnInvitation | undefined> {
   const [found] = await db.select(ownColumns).from(invitations)
     .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
+    .innerJoin(organization_counters, eq(organization_counters.organization_id, invitations.organization_id))
     .where(and(matching(invitations, { organization_id: organizationId, token_hash: tokenHash }), isOpen))
   const row = authenticRow(db, 'invitations', found?.row)
   return row && { ...toInvitation(row), organization: found!.organization }
@@ -100,7 +101,9 @@ export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
   const rows = await db.select(ownColumns).from(invitations)
-    .innerJoin(organizations, eq(organizations.id, invitations.organization_id)).where(isTo(email))
+    .innerJoin(organizations, eq(organizations.id, invitations.organization_id))
+    .innerJoin(organization_counters, eq(organization_counters.organization_id, invitations.organization_id))
+    .where(isTo(email))
     .orderBy(desc(invitations.created_at), desc(invitations.id)).limit(limit).offset(offset)
   const genuine = rows.filter(({ row }) => isAuthentic(db, 'invitations', row))
   return {

@@ -1,18 +1,21 @@
-import { and, asc, desc, eq, gt, isNull, or, sql } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, isNull, or, sql, type SQL } from 'drizzle-orm'
 import type { PgSelect } from 'drizzle-orm/pg-core'
+import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
-import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { CallerEnded } from '../../db/callers/caller.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
-  isAuthentic, isForeignKeyViolation, isOneOf, macOf, prepared, readNow, updateAuthentic, type Authenticated, type Db
+  isAuthentic, isForeignKeyViolation, isOneOf, lookUp, macOf, prepared, preparedSql, readNow, updateAuthentic,
+  type Authenticated, type Db
 } from '../../db/database.ts'
 import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
 import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
+import { engineOf, perEngine, withNow, type OfOrganization } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow } from '../../db/rows/query.ts'
@@ -134,17 +137,31 @@ export async function revokeExcessGrants (
   return { revoked: grants.map((grant) => grant.id), ended }
 }
 
+// Deletes old grants without tokens, with their codes.
+async function deleteUnusedGrants (db: Db): Promise<void> {
+  const isUnused = sql`${IS_OVER}
+    AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`
+  if (engineOf(db) !== 'citus') {
+    await deleteExpired(db, oauth_grants.id, sql`${isUnused}
+      AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`)
+    return
+  }
+  // Looks up API tokens separately, because they are on other nodes.
+  const over = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(isUnused).limit(PIECE)
+  if (over.length === 0) return
+  const ids = over.map(({ id }) => id)
+  const used = await db.selectDistinct({ id: api_tokens.grant_id }).from(api_tokens)
+    .where(isOneOf(api_tokens.grant_id, ids))
+  const unused = ids.filter((id) => !used.some((grant) => grant.id === id))
+  await deleteExpired(db, oauth_grants.id, sql`${isOneOf(oauth_grants.id, unused)} AND ${IS_OVER}`)
+}
+
 /** Creates a grant with a larger id than the person's second factor (`isOfFactor`). The account is locked. */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
-  // The first statement deletes old grants without tokens; deleting a grant cascades to its codes. The second one
-  // deletes grants whose code was never redeemed, which have no tokens.
-  await deleteExpired(
-    db, oauth_grants.id,
-    sql`${IS_OVER} AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})
-      AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`
-  )
+  await deleteUnusedGrants(db)
+  // Grants whose code was never redeemed have no tokens.
   await deleteExpired(
     db, oauth_grants.id,
     sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
@@ -233,8 +250,8 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
   const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
   await db.update(oauth_codes).set({
     wrong_verifiers: sql`${oauth_codes.wrong_verifiers} + 1`,
-    expires_at:
-      sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, now()) ELSE ${oauth_codes.expires_at} END`,
+    expires_at: withNow((now) => sql`CASE WHEN ${isBurnt} THEN least(${oauth_codes.expires_at}, ${now})
+      ELSE ${oauth_codes.expires_at} END`),
     mac: sql`CASE WHEN ${isBurnt} THEN NULL ELSE ${oauth_codes.mac} END`
   }).where(eq(oauth_codes.code_hash, code_hash))
 }
@@ -341,6 +358,25 @@ export interface UserCall {
   membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
 }
 
+interface Membership {
+  member: Record<string, unknown>
+  organization: Pick<Organization, 'name' | 'status' | 'require_second_factor'> & { updated_at: string }
+  plan: Plan
+  in_project: TeamRoleFound[] | null
+  anywhere: Role[] | null
+}
+
+// The active membership of a user as JSON, with the roles from teams that the query in `queries` requests.
+const membershipIn = (organization: SQL, user: SQL) => sql`
+  SELECT jsonb_build_object('member', to_jsonb(m), 'plan', to_jsonb(p), 'organization', jsonb_build_object(
+      'name', counter.name, 'status', counter.status, 'require_second_factor', counter.require_second_factor,
+      'updated_at', counter.updated_at),
+    'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
+    'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END)
+  FROM ${lookUp('m', members, sql`organization_id = ${organization} AND user_id = ${user} AND status = 'active'`)}
+  CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = m.organization_id`)}
+  CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}`
+
 const byAccessToken = prepared('users_by_access_token', (db) => db
   .select({
     query_index: sql<number>`queries.query_index`.as('query_index'),
@@ -349,13 +385,10 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
     user: userColumns,
     pair: authenticatedColumns('oauth_tokens'),
     ...support,
-    member: authenticatedColumns('members'),
-    inProject: sql<TeamRoleFound[] | null>`CASE WHEN queries.project IS NOT NULL
-      THEN ${teamRoles(sql`${members}`, sql`slug = queries.project`)} END`.as('in_project'),
-    anywhere: sql<Role[] | null>`CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`${members}`)} END`.as('anywhere'),
     organization: organizationColumns,
-    status: organization_counters.status,
-    plan: plans
+    membership: sql<Membership | null>`${perEngine({
+      postgres: sql`(${membershipIn(sql`${organizations.id}`, sql`${users.id}`)})`, citus: sql`NULL::jsonb`
+    })}`.as('membership')
   })
   .from(
     sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
@@ -368,16 +401,34 @@ const byAccessToken = prepared('users_by_access_token', (db) => db
   .leftJoin(organizations, or(
     eq(organizations.id, sql`upper(queries.organization)::bpchar`), eq(organizations.slug, sql`queries.organization`)
   ))
-  .leftJoin(members, matching(members, { organization_id: organizations.id, user_id: users.id, status: 'active' }))
-  .leftJoin(organization_counters, eq(organization_counters.organization_id, organizations.id))
-  .leftJoin(plans, eq(plans.name, organization_counters.plan))
   .where(and(
     isNull(oauth_tokens.used_at), gt(oauth_tokens.access_expires_at, STATEMENT_TIME), isActiveGrant, isEnabled
   )))
 
+const membershipsOf = preparedSql<
+  { query_index: number, membership: Membership }, OfOrganization & { queries: string }
+>('memberships_of', ($) => sql`
+  SELECT queries.query_index, (${membershipIn(sql`queries.organization_id`, sql`queries.user_id`)}) AS membership
+  FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26),
+    user_id bigint, project varchar, anywhere boolean)`)
+
+interface MembershipQuery { organization_id: string, user_id: number, teams: TeamQuery }
+
+// The membership of a person; null without an active one. Only on Citus, where it is not on the node of the token.
+const findMembership = batchLoad({
+  keyOf: ({ organization_id, user_id, teams: { project, anywhere } }: MembershipQuery) =>
+    JSON.stringify([organization_id, user_id, project, anywhere]),
+  organizationOf: ({ organization_id }) => organization_id,
+  find: async (db, batch, organization_id) => {
+    const numbered = batch.map(({ teams, ...query }, query_index) => ({ query_index, ...query, ...teams }))
+    return groupByQuery(await membershipsOf(db, { organization_id, queries: JSON.stringify(numbered) }), batch.length)
+  },
+  read: (_, [row]) => row!.membership
+})
+
 interface CallQuery { hash: Buffer, organization: string | undefined, teams: TeamQuery }
 
-const findUserCalls = batchLoad({
+const findCredentials = batchLoad({
   keyOf: ({ hash, organization, teams: { project, anywhere } }: CallQuery) =>
     hash.toString('latin1') + JSON.stringify([organization, project, anywhere]),
   find: async (db, batch) => {
@@ -385,33 +436,41 @@ const findUserCalls = batchLoad({
       ({ query_index, hash: hash.toString('hex'), organization, ...teams }))
     return groupByQuery(await byAccessToken(db, { queries: JSON.stringify(numbered) }), batch.length)
   },
-  read: userCallOf
+  read: (db, rows: Awaited<ReturnType<typeof byAccessToken>>) => {
+    const [first] = rows
+    if (first === undefined) return undefined
+    const isValid = isAuthentic(db, 'oauth_tokens', first.pair, { user_id: first.itsGrant.user_id }) &&
+      isSupported(db, first)
+    return isValid ? { ...first, rows } : undefined
+  }
 })
 
 /** The caller with this access token; undefined when the token is not valid by the database's clock. */
 export async function findUserCall (
-  db: Db, hash: Buffer, organization: string | undefined, teams: TeamQuery = {}
+  db: Db, hash: Buffer, named: string | undefined, teams: TeamQuery = {}
 ): Promise<UserCall | undefined> {
-  return findUserCalls(db, { hash, organization, teams })
-}
-
-function userCallOf (
-  db: Db, rows: Awaited<ReturnType<typeof byAccessToken>>, { organization }: Pick<CallQuery, 'organization'>
-): UserCall | undefined {
-  const [first] = rows
-  if (first === undefined) return undefined
-  const { id, grant_id, user, pair, itsGrant } = first
-  if (!isAuthentic(db, 'oauth_tokens', pair, { user_id: itsGrant.user_id }) || !isSupported(db, first)) return undefined
+  const found = await findCredentials(db, { hash, organization: named, teams })
+  if (found === undefined) return undefined
+  const { id, grant_id, user, pair, itsGrant, rows } = found
   // The slug of one organization may equal the id of another. Prefers organizations of which the user is a member, and
   // among them a match of the id.
-  const mine = rows.filter((row) => row.member !== null && row.organization !== null && row.plan !== null)
-  const own = mine.find((row) => row.organization?.id === organization?.toUpperCase()) ?? mine[0]
-  const isMember = own !== undefined && isAuthentic(db, 'members', own.member!)
-  const membership = isMember
+  const all = await Promise.all(rows.map(async ({ organization, membership }) => {
+    if (organization === null) return []
+    const its = engineOf(db) === 'citus'
+      ? await findMembership(db, { organization_id: organization.id, user_id: user.id, teams })
+      : membership
+    if (its === null) return []
+    const updated_at = new Date(its.organization.updated_at)
+    const whole = { ...organization, ...its.organization, updated_at, plan: its.plan }
+    return [{ ...its, organization: whole, member: fromJson('members', its.member)! }]
+  }))
+  const mine = all.flat()
+  const own = mine.find(({ organization }) => organization.id === named?.toUpperCase()) ?? mine[0]
+  const membership = own !== undefined && isAuthentic(db, 'members', own.member)
     ? {
-        role: own.member!.role,
-        teams: { inProject: authenticTeamRoles(db, own.member!, own.inProject), anywhere: own.anywhere ?? [] },
-        organization: { ...own.organization!, status: own.status!, plan: own.plan! }
+        role: own.member.role,
+        teams: { inProject: authenticTeamRoles(db, own.member, own.in_project), anywhere: own.anywhere ?? [] },
+        organization: own.organization
       }
     : undefined
   // Scopes beyond the grant are ignored.

@@ -1,4 +1,4 @@
-import { and, isNull, lt, or, sql } from 'drizzle-orm'
+import { and, isNull, lt, or, sql, type SQL } from 'drizzle-orm'
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability } from '../../../schemas/scopes.ts'
 import type { Role } from '../../../schemas/users.ts'
@@ -10,17 +10,18 @@ import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'
 import { isAuthentic, lookUp, preparedSql, type Authenticated, type Db, type Raw } from '../../db/database.ts'
+import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
   api_tokens, members, oauth_clients, oauth_grants, organization_counters, organizations, plans, users,
-  type organizationColumns
+  type counterColumns, type organizationColumns
 } from '../../db/tables.ts'
 import { effectiveScopes, isOfFactor, type Powers, type TeamPowers } from '../../rules/roles.ts'
 import type { Slice } from '../../rules/slices.ts'
 
 /** The organization of a request, as authorization loads it. */
 export type Organization = Pick<typeof organizations.$inferSelect, keyof typeof organizationColumns> &
-  Pick<typeof organization_counters.$inferSelect, 'status'> & { plan: Plan }
+  Pick<typeof organization_counters.$inferSelect, keyof typeof counterColumns> & { plan: Plan }
 
 /** A person, and the grant that authorized the request or the creation of the token. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
@@ -45,43 +46,58 @@ export interface Principal extends Powers {
   organization: Organization
 }
 
-// Finds a token by its current value, or by its former value during the overlap after a rotation. Joins the membership,
-// user and grant of a person's token. For a token without an owner these joins cost nothing, because their keys are
-// null.
-const principalsByHash = preparedSql<TokenFound, { queries: string }>('principals_by_hash', ($) => sql`
+// Finds a token by its current value, or by its former value during the overlap after a rotation.
+const tokens = (
+  name: string, { support, joins, isValid }: Record<'support' | 'joins' | 'isValid', SQL>
+) => preparedSql<TokenFound, OfOrganization & { queries: string }>(name, ($) => sql`
   SELECT queries.query_index,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
       api_tokens.grant_id, api_tokens.mac,
-    o.name AS organization_name, o.slug, counter.status, o.storage_key, o.require_second_factor, o.created_at, o.updated_at,
+    counter.name AS organization_name, o.slug, counter.status, o.storage_key, counter.require_second_factor, o.created_at,
+    counter.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
-    CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
-      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
-        'members', to_jsonb(m),
-        'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
-        'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END) END AS support,
+    ${support} AS support,
     CASE WHEN api_tokens.token_hash <> decode(queries.hash, 'hex') THEN (
       SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
-        AND f.token_hash = decode(queries.hash, 'hex')) END AS former
+        AND f.token_hash = decode(queries.hash, 'hex')${andOwn(sql`f.organization_id`)}) END AS former
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
-    AS queries (query_index int, hash text, project varchar, anywhere boolean)
-  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`token_hash = coalesce((
+    AS queries (query_index int, organization_id char(26), hash text, project varchar, anywhere boolean)
+  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`organization_id = queries.organization_id AND token_hash = coalesce((
       SELECT t.token_hash FROM former_token_hashes f
       JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
-      WHERE f.token_hash = decode(queries.hash, 'hex') AND f.expires_at > now()
+      WHERE f.organization_id = queries.organization_id AND f.token_hash = decode(queries.hash, 'hex')
+        AND f.expires_at > now()${andOwn(sql`f.organization_id`)}
     ), decode(queries.hash, 'hex'))`)}
   CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}
-  LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
+  ${joins}
+  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now()) AND ${isValid}`)
+
+// With the membership, user and grant of a person's token. For a token without an owner these joins cost nothing on
+// PostgreSQL, because their keys are null.
+const principalsByHash = tokens('principals_by_hash', {
+  support: sql`CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
+      THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
+        'members', to_jsonb(m),
+        'in_project', CASE WHEN queries.project IS NOT NULL THEN ${teamRoles(sql`m`, sql`slug = queries.project`)} END,
+        'anywhere', CASE WHEN queries.anywhere THEN ${rolesInTeams(sql`m`)} END) END`,
+  joins: sql`LEFT JOIN ${lookUp('u', users, sql`id = api_tokens.user_id`)} ON true
   LEFT JOIN ${lookUp('m', members,
     sql`organization_id = api_tokens.organization_id AND user_id = api_tokens.user_id`)} ON true
   LEFT JOIN ${lookUp('g', oauth_grants, sql`id = api_tokens.grant_id`)} ON true
-  LEFT JOIN ${lookUp('c', oauth_clients, sql`id = g.client_id`)} ON true
-  WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now())
-    AND u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
-    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`)
+  LEFT JOIN ${lookUp('c', oauth_clients, sql`id = g.client_id`)} ON true`,
+  isValid: sql`u.disabled_at IS NULL AND c.disabled_at IS NULL AND g.revoked_at IS NULL
+    AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`
+})
+
+// Only tokens without an owner. On Citus tried first, because Citus plans each statement at each execution, and the
+// joins take most of the time.
+const principalsWithoutOwner = tokens('principals_without_owner', {
+  support: sql`NULL::jsonb`, joins: sql``, isValid: sql`api_tokens.user_id IS NULL AND api_tokens.grant_id IS NULL`
+})
 
 type TokenFound = Raw<Omit<Organization, 'id' | 'name' | 'plan'>> & Omit<Plan, 'name' | 'max_bytes'> &
   Omit<Authenticated<'api_tokens'>, 'id' | 'expires_at' | 'created_by_id' | 'user_id' | 'grant_id'> &
@@ -100,19 +116,30 @@ type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Re
 }
 
 const findPrincipals = batchLoad({
-  keyOf: ({ hash, teams: { project, anywhere } }: { hash: Buffer, teams: TeamQuery }) =>
+  keyOf: ({ hash, teams: { project, anywhere } }: TokenQuery) =>
     hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
-  find: async (db, batch) => {
-    const numbered = batch.map(({ hash, teams }, query_index) =>
-      ({ query_index, hash: hash.toString('hex'), ...teams }))
-    return groupByQuery(await principalsByHash(db, { queries: JSON.stringify(numbered) }), batch.length)
+  organizationOf: ({ organizationId }) => organizationId,
+  find: async (db, batch, organization_id) => {
+    const numbered = batch.map(({ organizationId: organization_id, hash, teams }, query_index) =>
+      ({ query_index, organization_id, hash: hash.toString('hex'), ...teams }))
+    const find = (statement: typeof principalsByHash, queries: typeof numbered) =>
+      statement(db, { organization_id, queries: JSON.stringify(queries) })
+    const first = engineOf(db) === 'citus' ? await find(principalsWithoutOwner, numbered) : []
+    const left = numbered.filter(({ query_index }) => !first.some((row) => row.query_index === query_index))
+    const rows = left.length > 0 ? [...first, ...await find(principalsByHash, left)] : first
+    return groupByQuery(rows, batch.length)
   },
   read: (db, [row]) => row && principalOf(db, row)
 })
 
+/** An API token: the organization that it names, and its SHA-256 hash. */
+export interface TokenKey { organizationId: string, hash: Buffer }
+
+interface TokenQuery extends TokenKey { teams: TeamQuery }
+
 /** The principal of a valid API token, by the database's clock. Not cached, so a revocation takes effect at once. */
-export async function findPrincipal (db: Db, hash: Buffer, teams: TeamQuery = {}): Promise<Principal | undefined> {
-  return findPrincipals(db, { hash, teams })
+export async function findPrincipal (db: Db, token: TokenKey, teams: TeamQuery = {}): Promise<Principal | undefined> {
+  return findPrincipals(db, { ...token, teams })
 }
 
 function principalOf (db: Db, row: TokenFound): Principal | undefined {

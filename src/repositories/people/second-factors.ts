@@ -3,8 +3,9 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { macOf, readNow, tampered, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
 import { makeId } from '../../db/rows/ids.ts'
+import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { authenticRow, queryRows } from '../../db/rows/query.ts'
+import { authenticRow } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
 // Every change of a second factor locks the account first (`lockUser`), because the change ends sessions.
@@ -24,7 +25,7 @@ export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'i
   const row = { ...factor, last_step: null }
   const values = { ...row, mac: macOf(db, 'second_factors', row) }
   await db.insert(second_factors).values(values)
-    .onConflictDoUpdate({ target: second_factors.user_id, set: { ...values, created_at: sql`now()` } })
+    .onConflictDoUpdate({ target: second_factors.user_id, set: { ...values, created_at: sql`excluded.created_at` } })
 }
 
 /** The TOTP secret of an account, active or during setup. */
@@ -108,13 +109,10 @@ export async function createSignInStep (
 ): Promise<boolean> {
   await deleteExpired(db, sign_in_steps.token_hash, sql`${sign_in_steps.expires_at} < now()`)
   const row = { token_hash, user_id: id, expires_at: new Date(await readNow(db) + 10 * MINUTE) }
-  const made = await queryRows(db, sql`
-    INSERT INTO sign_in_steps (token_hash, user_id, expires_at, mac)
-    SELECT ${token_hash}::bytea, id, ${row.expires_at.toISOString()}::timestamptz,
-      ${macOf(db, 'sign_in_steps', row)}::bytea
-    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL FOR SHARE
-    RETURNING user_id`)
-  return made.length === 1
+  const unchanged = await db.select({ id: users.id }).from(users)
+    .where(and(matching(users, { id, password_hash }), sql`${isNull(users.disabled_at)}${andRowsAlone}`)).for('share')
+  if (unchanged.length > 0) await db.insert(sign_in_steps).values({ ...row, mac: macOf(db, 'sign_in_steps', row) })
+  return unchanged.length > 0
 }
 
 const isValidStep = (token_hash: Buffer) =>

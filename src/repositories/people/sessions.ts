@@ -4,8 +4,8 @@ import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
+import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { queryRows } from '../../db/rows/query.ts'
 import { sessions, userColumns, users } from '../../db/tables.ts'
 import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
@@ -28,18 +28,16 @@ export async function createSession (
 ): Promise<boolean> {
   const now = await readNow(db)
   const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
-  const made = await queryRows(db, sql`
-    INSERT INTO sessions (token_hash, user_id, seen_at, expires_at, mac)
-    SELECT ${token_hash}::bytea, id, ${row.seen_at.toISOString()}::timestamptz,
-      ${row.expires_at.toISOString()}::timestamptz, ${macOf(db, 'sessions', row)}::bytea
-    FROM users WHERE id = ${id} AND password_hash = ${password_hash} AND disabled_at IS NULL
-      AND second_factor_id IS NOT DISTINCT FROM ${second_factor_id}::bigint FOR SHARE
-    RETURNING user_id`)
+  const unchanged = await db.select({ id: users.id }).from(users).where(and(
+    matching(users, { id, password_hash }), isNull(users.disabled_at),
+    sql`${users.second_factor_id} IS NOT DISTINCT FROM ${second_factor_id}::bigint${andRowsAlone}`
+  )).for('share')
+  if (unchanged.length > 0) await db.insert(sessions).values({ ...row, mac: macOf(db, 'sessions', row) })
   // Must come after the lock of the user: every transaction that ends sessions locks the user first.
   await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${STATEMENT_TIME} OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
   await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
-  return made.length === 1
+  return unchanged.length > 0
 }
 
 const live = and(gt(sessions.expires_at, STATEMENT_TIME), gt(sessions.seen_at, IDLE))

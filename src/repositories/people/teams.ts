@@ -7,18 +7,19 @@ import {
   isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated,
   type Db, type Raw, type Value
 } from '../../db/database.ts'
+import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
+import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
 type Found = Raw<TeamRow> & Pick<Authenticated<'teams'>, 'organization_id' | 'mac'>
 
 const columns = sql`t.id, t.organization_id, t.name, t.slug, t.description, t.created_at, t.updated_at, t.mac,
-  (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id)
-    AS member_count,
-  (SELECT count(*)::int FROM team_projects p WHERE p.organization_id = t.organization_id AND p.team_id = t.id)
-    AS project_count`
+  (SELECT count(*)::int FROM team_members m WHERE m.organization_id = t.organization_id AND m.team_id = t.id${
+    andOwn(sql`m.organization_id`)}) AS member_count,
+  (SELECT count(*)::int FROM team_projects p WHERE p.organization_id = t.organization_id AND p.team_id = t.id${
+    andOwn(sql`p.organization_id`)}) AS project_count`
 
 function toTeam (row: Found): TeamRow {
   const { organization_id, mac, ...team } = withMoments(row)
@@ -82,26 +83,33 @@ type RoleFound = Authenticated<'team_projects'> & Record<'in_team_mac' | 'member
   { member_role: Role }
 
 // Each subquery has its own LIMIT, so that PostgreSQL ends each index scan early.
-const byRole = preparedSql<RoleFound, { user_id: number, roles: string }>('roles in teams', ($) => sql`
+const byRole = preparedSql<RoleFound, OfOrganization & { user_id: number, roles: string }>('roles in teams', ($) => sql`
   SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS requested (role) CROSS JOIN LATERAL (
     SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
       its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
     FROM members CROSS JOIN LATERAL (
       SELECT m.team_id, m.mac FROM team_members m
-      WHERE m.organization_id = members.organization_id AND m.user_id = members.user_id
+      WHERE m.organization_id = members.organization_id AND m.user_id = members.user_id${andOwn(sql`m.organization_id`)}
       LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
     ) its CROSS JOIN LATERAL (
       SELECT p.project_id, p.role, p.mac FROM team_projects p
-      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = requested.role
+      WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = requested.role${
+        andOwn(sql`p.organization_id`)}
       LIMIT ${sql.raw(String(MAX_OF_ROLE))}
     ) held
-    WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'
+    WHERE members.user_id = ${$('user_id')}::bigint AND members.status = 'active'${andOwn(sql`members.organization_id`)}
     LIMIT ${sql.raw(String(MAX_OF_ROLE))}
   ) found`)
 
 /** The distinct roles that teams give a person in projects, in all organizations with an active membership. */
 export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
-  const rows = await byRole(db, { user_id, roles: JSON.stringify(ROLES) })
+  // On Citus, a query for each organization, because a LATERAL list is executed on one machine only.
+  const organizations = engineOf(db) === 'citus'
+    ? await db.select({ organization_id: members.organization_id }).from(members)
+      .where(matching(members, { user_id, status: 'active' })).limit(1000)
+    : [{ organization_id: '' }]
+  const rows = (await Promise.all(organizations.map(({ organization_id }) =>
+    byRole(db, { organization_id, user_id, roles: JSON.stringify(ROLES) })))).flat()
   const own = rows.filter(({ member_role, member_mac, in_team_mac, ...held }) => {
     const { organization_id, team_id } = held
     const member = { organization_id, user_id, role: member_role, status: 'active' as const, mac: member_mac }

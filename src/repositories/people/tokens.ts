@@ -8,10 +8,11 @@ import { makeId } from '../../db/rows/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
+import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
-import { api_tokens, environments, former_token_hashes, organizations, projects, targets } from '../../db/tables.ts'
+import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../../rules/pagination.ts'
 import { pathOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
@@ -75,7 +76,8 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
       WHERE t.organization_id = ${organizationId} AND t.expires_at <= now() AND t.id <> ${besideId}::bigint
       ORDER BY t.id LIMIT ${PIECE} FOR UPDATE SKIP LOCKED
     )
-    DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id AND t.id = oldest.id`)
+    DELETE FROM api_tokens t USING oldest WHERE t.organization_id = oldest.organization_id
+      AND t.id = oldest.id${andOwn(sql`t.organization_id`, organizationId)}`)
 }
 
 /** A page of tokens within the caller's restrictions, newest first. Rows that do not verify only count in `total`. */
@@ -116,9 +118,10 @@ export type OwnToken = Pick<ApiToken,
 /** A page of a person's live tokens in all organizations, newest first. A row whose MAC does not verify is left out. */
 export async function listTokensOfPerson (db: Db, userId: number, page = 1): Promise<HeldPage<OwnToken>> {
   const { limit, offset } = heldFrom(page)
-  const organization = { id: organizations.id, name: organizations.name, slug: organizations.slug }
+  const organization = { id: organizations.id, name: organization_counters.name, slug: organizations.slug }
   const rows = await db.select({ token: columns, organization })
     .from(api_tokens).innerJoin(organizations, eq(organizations.id, api_tokens.organization_id))
+    .innerJoin(organization_counters, eq(organization_counters.organization_id, api_tokens.organization_id))
     .where(and(eq(api_tokens.user_id, userId), isLive))
     .orderBy(desc(api_tokens.id)).limit(limit).offset(offset)
   const held = heldPage(rows, page)
@@ -132,9 +135,13 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
 /** Locks a person's token, because a rotation by another person changes its owner. Returns the organization. */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
-  const [row] = await db.select({ organization_id }).from(api_tokens)
-    .innerJoin(organizations, eq(organizations.id, organization_id))
-    .where(matching(api_tokens, { user_id: userId, id })).for('update', { of: api_tokens })
+  const its = matching(api_tokens, { user_id: userId, id })
+  const find = (which: SQL) => db.select({ organization_id }).from(api_tokens)
+    .innerJoin(organizations, eq(organizations.id, organization_id)).where(which)
+  const lock = (which: SQL) => find(which).for('update', { of: api_tokens })
+  if (engineOf(db) !== 'citus') return (await lock(its))[0]?.organization_id
+  const [found] = await find(its)
+  const [row] = found === undefined ? [] : await lock(and(its, eq(organization_id, found.organization_id))!)
   return row?.organization_id
 }
 
@@ -270,17 +277,18 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  * does not block a deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
+  const own = (alias: SQL) => andOwn(sql`${alias}.organization_id`, organizationId)
   const rows = await queryRows<{ id: string }>(db, sql`
     SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
       AND NOT EXISTS (
       SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
       WHERE CASE
         WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e
-          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26))
+          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26)${own(sql`e`)})
         WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g
-          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26))
+          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26)${own(sql`g`)})
         ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
-          AND p.id = (slice->>'project_id')::char(26))
+          AND p.id = (slice->>'project_id')::char(26)${own(sql`p`)})
       END)
     ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`)
   return rows.map(({ id }) => Number(id))

@@ -5,13 +5,14 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { deleteExpired, deleteInPieces } from '../../db/callers/expired.ts'
+import { andRowsAlone, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { makeId } from '../../db/rows/ids.ts'
-import { endTokensWithoutGrant, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
+import { endTokensWithoutGrant, lockGrantsTable, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
-  former_slugs, members, oauth_grants, organizations, password_links, sessions, sign_in_devices, sign_in_steps,
-  userColumns, users
+  former_slugs, members, oauth_grants, organization_counters, organizations, password_links, sessions, sign_in_devices,
+  sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
@@ -80,7 +81,15 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
  * a counter, does not wait (`waitUnlessCounter`).
  */
 export async function lockUser (db: Db, id: number): Promise<void> {
-  await db.select({ id: users.id }).from(users).where(eq(users.id, id)).for('no key update', waitUnlessCounter(db))
+  await db.select({ id: users.id }).from(users).where(sql`${eq(users.id, id)}${andRowsAlone}`)
+    .for('no key update', waitUnlessCounter(db))
+}
+
+// On Citus, changes of accounts and grants lock whole tables. Locks the account, then the table of grants, before them.
+async function lockAccountAndGrants (db: Db, id: number): Promise<void> {
+  if (engineOf(db) !== 'citus') return
+  await lockUser(db, id)
+  await lockGrantsTable(db)
 }
 
 /**
@@ -94,6 +103,7 @@ export async function changePassword (
   const where = and(
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
+  await lockAccountAndGrants(db, id)
   const changed = await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW)
   return changed && endEverything(db, id)
 }
@@ -104,6 +114,7 @@ export async function changePassword (
  * verify.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
+  await lockAccountAndGrants(db, id)
   const marked = await updateAuthentic(db, 'users', eq(users.id, id), (now) =>
     ({ disabled_at: disabled ? now : null }), NOW) !== undefined
   if (!marked && disabled) {
@@ -136,13 +147,14 @@ export interface Memberships { joined: number, owned: number }
  */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await lockUser(db, userId)
-  const [row] = await db.select({
-    joined: sql<number>`count(*)::int`,
-    owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int + (
-      SELECT count(DISTINCT f.organization_id)::int FROM ${former_slugs} f
-      WHERE f.owner_id = ${userId}::bigint AND f.reserved_until > now())`
-  }).from(members).where(eq(members.user_id, userId))
-  return row!
+  const [[own], [former]] = await Promise.all([
+    db.select({
+      joined: sql<number>`count(*)::int`, owned: sql<number>`count(*) FILTER (WHERE ${members.role} = 'owner')::int`
+    }).from(members).where(eq(members.user_id, userId)),
+    db.select({ owned: sql<number>`count(DISTINCT ${former_slugs.organization_id})::int` }).from(former_slugs)
+      .where(and(eq(former_slugs.owner_id, userId), gt(former_slugs.reserved_until, sql`now()`)))
+  ])
+  return { joined: own!.joined, owned: own!.owned + former!.owned }
 }
 
 /** The limit that another membership with this role would exceed; undefined if there is none. */
@@ -167,12 +179,14 @@ export async function createMember (
 
 /** The active memberships of a user, sorted by the name of the organization. */
 export async function listMemberships (db: Db, userId: number): Promise<Membership[]> {
-  const { id, name, slug } = organizations
+  const { id, slug } = organizations
+  const { name } = organization_counters
   const membership = { id, name, slug, role: members.role, joined_at: members.joined_at }
   const rows = await db.select({ membership, row: authenticatedColumns('members') })
     .from(members).innerJoin(organizations, eq(organizations.id, members.organization_id))
+    .innerJoin(organization_counters, eq(organization_counters.organization_id, members.organization_id))
     .where(matching(members, { user_id: userId, status: 'active' }))
-    .orderBy(asc(organizations.name), asc(organizations.id)).limit(1000)
+    .orderBy(asc(name), asc(id)).limit(1000)
   return rows.filter(({ row }) => isAuthentic(db, 'members', row)).map(({ membership }) => membership)
 }
 

@@ -2,6 +2,7 @@ import { sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS } from '../../../schemas/secrets.ts'
 import { preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
+import { andOwn } from '../../db/postgres/engine.ts'
 import { numberOf, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
@@ -20,17 +21,22 @@ const momentOf = (organizationId: SQL, at: SQL) => sql`moment AS (
     SELECT ${organizationId}::char(26) AS organization_id, to_timestamp(${at}::float8 / 1000)::timestamptz(3) AS at
   )`
 
+// On Citus, restricts a column of a table to the organization as a parameter.
+type Own = (column: SQL) => SQL
+const OF_TABLE = sql`organization_id`
+
 // Binary search: the version `seen` is not later than the moment; versions from `behind` on are later. If a clock was
 // set back, times are not monotonic, and the search finds one of several such boundaries.
-const HALVES = sql`halves AS (
+const halves = (own: Own) => sql`halves AS (
     SELECT 0::bigint AS seen, c.next_version AS behind
-    FROM moment JOIN organization_counters c ON c.organization_id = moment.organization_id
+    FROM moment JOIN organization_counters c ON c.organization_id = moment.organization_id${own(sql`c.organization_id`)}
     UNION ALL
     SELECT CASE WHEN v.created_at <= moment.at THEN v.id ELSE halves.seen END,
       CASE WHEN v.created_at <= moment.at THEN halves.behind ELSE (halves.seen + halves.behind) / 2 END
     FROM moment CROSS JOIN halves LEFT JOIN LATERAL (
       SELECT id, created_at FROM secret_versions
-      WHERE organization_id = moment.organization_id AND id >= (halves.seen + halves.behind) / 2 AND id < halves.behind
+      WHERE organization_id = moment.organization_id AND id >= (halves.seen + halves.behind) / 2 AND id < halves.behind${
+        own(OF_TABLE)}
       ORDER BY id LIMIT 1
     ) AS v ON true
     WHERE halves.behind - halves.seen > 1
@@ -38,15 +44,15 @@ const HALVES = sql`halves AS (
 
 // For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null if the secret was not
 // written after the moment.
-const VERSIONS = sql`LEFT JOIN LATERAL (
+const versions = (own: Own) => sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
-      AND id < cut.behind AND created_at <= moment.at
+      AND id < cut.behind AND created_at <= moment.at${own(OF_TABLE)}
     ORDER BY id DESC LIMIT 1
   ) AS v ON true LEFT JOIN LATERAL (
     SELECT revision FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
-      AND id > coalesce(v.id, 0)
+      AND id > coalesce(v.id, 0)${own(OF_TABLE)}
     ORDER BY id LIMIT 1
   ) AS n ON true`
 
@@ -88,15 +94,15 @@ type Row = Omit<Authenticated<'secrets'>, 'organization_id' | 'revision' | 'seal
   }
 
 const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) => sql`
-  WITH RECURSIVE ${momentOf(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${HALVES}
+  WITH RECURSIVE ${momentOf(sql`${$('organization_id')}`, sql`${$('at')}`)}, ${halves(andOwn)}
   SELECT ${IS_FUTURE} AS is_future,
     EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
-      AND id = ${$('project_id')}::char(26) AND created_at <= moment.at)
+      AND id = ${$('project_id')}::char(26) AND created_at <= moment.at${andOwn(OF_TABLE)})
     AND (${$('target_id')}::char(26) IS NULL OR EXISTS (SELECT FROM targets WHERE organization_id = moment.organization_id
-      AND id = ${$('target_id')}::char(26) AND created_at <= moment.at))
+      AND id = ${$('target_id')}::char(26) AND created_at <= moment.at${andOwn(OF_TABLE)}))
     AND (${$('environment_id')}::char(26) IS NULL OR EXISTS (SELECT FROM environments
       WHERE organization_id = moment.organization_id AND id = ${$('environment_id')}::char(26)
-        AND created_at <= moment.at)) AS was_there,
+        AND created_at <= moment.at${andOwn(OF_TABLE)})) AS was_there,
     its.*, k.managed, k.data_key
   FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
     SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.level, s.level_id, s.revision,
@@ -105,14 +111,16 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
       ${isLocked(sql`${$('retention_days')}`)} AS locked,
       CASE ${HELD} WHEN 'current' THEN s.sealed WHEN 'version' THEN v.sealed END AS content,
       (SELECT newest.revision FROM secret_versions newest WHERE newest.organization_id = s.organization_id
-        AND newest.history_id = s.history_id ORDER BY newest.id DESC LIMIT 1) AS recorded_revision
+        AND newest.history_id = s.history_id${andOwn(sql`newest.organization_id`)} ORDER BY newest.id DESC LIMIT 1) AS recorded_revision
     FROM unnest(ARRAY[${$('project_id')}, ${$('target_id')}, ${$('environment_id')}]::char(26)[]) AS place (id)
     CROSS JOIN LATERAL (
-      SELECT * FROM secrets WHERE organization_id = moment.organization_id AND level_id = place.id LIMIT 1
-    ) AS s ${VERSIONS}
+      SELECT * FROM secrets
+      WHERE organization_id = moment.organization_id AND level_id = place.id${andOwn(OF_TABLE)} LIMIT 1
+    ) AS s ${versions(andOwn)}
   ) AS its ON true LEFT JOIN LATERAL (
     SELECT managed, data_key FROM encryption_keys WHERE organization_id = moment.organization_id
-      AND project_id = its.project_id AND version = coalesce(its.version_key, its.key_version) LIMIT 1
+      AND project_id = its.project_id AND version = coalesce(its.version_key, its.key_version)${
+        andOwn(OF_TABLE)} LIMIT 1
   ) AS k ON true`)
 
 /**
@@ -187,19 +195,20 @@ export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'tar
 export async function listChangedLevels (
   db: Db, project: KeyState, at: Date, retentionDays: number | null
 ): Promise<ChangedLevel[] | 'future' | undefined> {
+  const own: Own = (column) => andOwn(column, project.organization_id)
   const rotated = sql`FROM secret_versions r WHERE r.organization_id = s.organization_id
-    AND r.history_id = s.history_id AND r.id > v.id`
+    AND r.history_id = s.history_id AND r.id > v.id${own(sql`r.organization_id`)}`
   const rows = await queryRows<RawLevel>(db, sql`
-    WITH RECURSIVE ${momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${HALVES}
+    WITH RECURSIVE ${momentOf(sql`${project.organization_id}`, sql`${at.getTime()}`)}, ${halves(own)}
     SELECT ${IS_FUTURE} AS is_future, EXISTS (SELECT FROM projects WHERE organization_id = moment.organization_id
-      AND id = ${project.id} AND created_at <= moment.at) AS was_there, its.*
+      AND id = ${project.id} AND created_at <= moment.at${own(OF_TABLE)}) AS was_there, its.*
     FROM moment CROSS JOIN cut LEFT JOIN LATERAL (
       SELECT ${HELD} AS held, s.id, s.project_id, s.target_id, s.environment_id, s.size_bytes,
         s.sealed IS NOT NULL AS is_stored, v.id AS version, v.size_bytes AS version_bytes, v.created_at AS version_created_at,
         ${isLocked(sql`${retentionDays}`)} AS locked,
         CASE WHEN v.action <> 'delete' AND NOT EXISTS (SELECT ${rotated} AND r.action <> 'rotate')
           THEN (SELECT count(*) ${rotated}) = s.revision - v.revision ELSE false END AS is_rotated
-      FROM secrets s ${VERSIONS}
+      FROM secrets s ${versions(own)}
       WHERE s.organization_id = ${project.organization_id} AND s.project_id = ${project.id} AND s.updated_at > moment.at
     ) AS its ON true
     ORDER BY its.id`)

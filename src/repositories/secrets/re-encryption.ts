@@ -1,5 +1,8 @@
 import { and, asc, eq, isNull, lt, sql, type SQL } from 'drizzle-orm'
+import { counterOf } from '../../db/changes/chain.ts'
+import { STATEMENT_TIME } from '../../db/columns.ts'
 import { isOneOfOrganization, macOf, rowsOf, type Db } from '../../db/database.ts'
+import { andOwn } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
 import {
@@ -44,21 +47,22 @@ const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.
 const underOldKeys = ({ organization_id, id, key_version, encryption_type }: KeyState) => {
   const lastOfClient = sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k
     WHERE k.organization_id = ${organization_id} AND k.project_id = ${id} AND k.managed = 'client'
-      AND k.version < ${key_version})`
+      AND k.version < ${key_version}${andOwn(sql`k.organization_id`, organization_id)})`
   return sql`v.key_version < ${key_version} AND v.key_version > ${encryption_type === 'client' ? sql`0` : lastOfClient}`
 }
 const isOpen = (retentionDays: number | null) =>
   sql`(${retentionDays}::int IS NULL OR v.created_at >= now() - make_interval(days => ${retentionDays}::int))`
 const isOfProject = ({ organization_id, id }: KeyState) =>
   sql`s.organization_id = ${organization_id} AND s.project_id = ${id}`
-const ofSecret = sql`v.organization_id = s.organization_id AND v.history_id = s.history_id`
+const ofSecret = ({ organization_id }: KeyState) => sql`v.organization_id = s.organization_id
+  AND v.history_id = s.history_id${andOwn(sql`v.organization_id`, organization_id)}`
 
 /** Counts the versions to re-encrypt, with an index-only scan for each secret. */
 export async function countWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
     SELECT coalesce(sum(v.count), 0)::int AS count
     FROM secrets s CROSS JOIN LATERAL (
-      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+      SELECT count(*) AS count FROM secret_versions v WHERE ${ofSecret(project)} AND ${underOldKeys(project)}
         AND ${isOpen(retentionDays)}
     ) v
     WHERE ${isOfProject(project)}`)
@@ -70,7 +74,7 @@ export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: nu
   const { found } = await queryRow<{ found: boolean }>(db, sql`
     SELECT EXISTS (
       SELECT FROM secrets s WHERE ${isOfProject(project)}
-        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+        AND EXISTS (SELECT FROM secret_versions v WHERE ${ofSecret(project)} AND ${underOldKeys(project)}
           AND ${isOpen(retentionDays)})
     ) AS found`)
   return found
@@ -98,7 +102,7 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
   return queryNumbered(db, sql`
     SELECT s.id AS secret_id, v.key_version, v.id, v.size_bytes
     FROM secrets s CROSS JOIN LATERAL (
-      SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)}
+      SELECT v.key_version, v.id, v.size_bytes FROM secret_versions v WHERE ${ofSecret(project)} AND ${underOldKeys(project)}
         AND (v.key_version, v.id) > (CASE WHEN ${isAfters} THEN ${after.key_version}::int ELSE 0 END,
           CASE WHEN ${isAfters} THEN ${after.id}::bigint ELSE 0 END)
       ORDER BY v.key_version, v.id LIMIT ${limit}
@@ -119,11 +123,12 @@ export async function listOldestWaiting (
     SELECT o.secret_id, v.key_version, v.id, v.size_bytes FROM (
       SELECT s.organization_id, s.id AS secret_id, v.id
       FROM secrets s CROSS JOIN LATERAL (
-        SELECT v.id FROM secret_versions v WHERE ${ofSecret} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
+        SELECT v.id FROM secret_versions v WHERE ${ofSecret(project)} AND ${underOldKeys(project)} AND v.id > ${after}::bigint
           AND ${isOpen(retentionDays)} OFFSET 0
       ) v
       WHERE ${isOfProject(project)} ORDER BY v.id LIMIT ${limit}
-    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id ORDER BY v.id`)
+    ) o JOIN secret_versions v ON v.organization_id = o.organization_id AND v.id = o.id${
+      andOwn(sql`v.organization_id`, project.organization_id)} ORDER BY v.id`)
 }
 
 // The driver returns bigint as text.
@@ -163,7 +168,8 @@ export async function moveVersions (db: Db, project: KeyState, versions: readonl
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes
     FROM ${rowsOf(project.organization_id, versions, sql`id bigint, sealed text, size_bytes int`)} r
-    WHERE v.organization_id = r.organization_id AND v.id = r.id`)
+    WHERE v.organization_id = r.organization_id AND v.id = r.id${
+      andOwn(sql`v.organization_id`, project.organization_id)}`)
   await db.update(re_encryptions).set({ moved: sql`${re_encryptions.moved} + ${versions.length}` })
     .where(and(ofProject(project), isNull(re_encryptions.finished_at)))
 }
@@ -176,7 +182,8 @@ export async function growHistories (
     UPDATE secrets s SET version_bytes = s.version_bytes + r.growth
     FROM (SELECT organization_id, secret_id, sum(growth) AS growth
       FROM ${rowsOf(project.organization_id, grown, sql`secret_id char(26), growth bigint`)} r GROUP BY 1, 2) r
-    WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
+    WHERE s.organization_id = r.organization_id AND s.id = r.secret_id${
+      andOwn(sql`s.organization_id`, project.organization_id)}`)
 }
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
@@ -191,7 +198,7 @@ export async function startReEncryption (db: Db, project: KeyState, total: numbe
     set: {
       total: sql`${moved} + ${total}`,
       moved,
-      started_at: sql`CASE WHEN ${finished_at} IS NULL THEN ${started_at} ELSE now() END`,
+      started_at: sql`CASE WHEN ${finished_at} IS NULL THEN ${started_at} ELSE excluded.started_at END`,
       finished_at: null,
       unreadable: 0
     }
@@ -242,7 +249,7 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     version: null,
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
     // Not now(): the transaction may have started before writes that it later waited for.
-    updated_at: sql`clock_timestamp()`
+    updated_at: counterOf(db)?.at ?? STATEMENT_TIME
   }).where(matching(secrets, { organization_id, id }))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })
     .where(matching(project_counts, { organization_id, project_id: project.id }))

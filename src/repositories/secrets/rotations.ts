@@ -5,8 +5,9 @@ import type { Counter } from '../../db/changes/chain.ts'
 import {
   isOneOfOrganization, macOf, requireAuthentic, rowsOf, type Authenticated, type Db
 } from '../../db/database.ts'
+import { executeChanges } from '../../db/postgres/changes-together.ts'
+import { andOwn } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { queryRow } from '../../db/rows/query.ts'
 import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
@@ -42,7 +43,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
   // Uses plain column names: Drizzle omits the table name in a single-table select, and the subquery has another table.
   const recorded_revision =
     sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id
-      AND v.history_id = secrets.history_id ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
+      AND v.history_id = secrets.history_id${andOwn(sql`v.organization_id`, organizationId)} ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
   const rows = await db.select({ ...authenticatedColumns('secrets'), recorded_revision }).from(secrets)
     .where(isOneOfOrganization(secrets, organizationId, ids)).orderBy(asc(secrets.id))
   for (const row of rows) requireAuthentic(db, 'secrets', row)
@@ -62,20 +63,18 @@ export async function replaceDocuments (
     SET revision = s.revision + 1, key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
       size_bytes = r.size_bytes, mac = decode(r.mac, 'base64')
     FROM ${rowsOf(project.organization_id, rows, sql`id char(26), sealed text, size_bytes int, mac text`)} r
-    WHERE s.organization_id = r.organization_id AND s.id = r.id`)
+    WHERE s.organization_id = r.organization_id AND s.id = r.id${
+      andOwn(sql`s.organization_id`, project.organization_id)}`)
 }
 
-/** The version ids reserved by an operation, and the database's time under the counter's lock. */
+/** The version ids reserved by an operation, and the time of its versions (`Counter`). */
 export interface VersionIds { first_version: number, taken_at: Date }
 
 /** Reserves version ids from the locked counter. Recording the operation's event saves the counter. */
-export async function takeVersionIds (db: Db, counter: Counter, versions: number): Promise<VersionIds> {
-  const { taken_at } = await queryRow<{ taken_at: number }>(
-    db, sql`SELECT round(extract(epoch FROM clock_timestamp()) * 1000)::float8 AS taken_at`
-  )
+export function takeVersionIds (counter: Counter, versions: number): VersionIds {
   const first_version = counter.next_version
   counter.next_version += versions
-  return { first_version, taken_at: new Date(taken_at) }
+  return { first_version, taken_at: counter.at }
 }
 
 export interface NewVersion {
@@ -89,7 +88,7 @@ export interface NewVersion {
 }
 
 /**
- * Records versions, each as the newest of its document. `at` is the time when the counter was locked, not the start of
+ * Records versions, each as the newest of its document. `at` is the time of the change (`Counter`), not the start of
  * the transaction, so that times grow with ids, and no version is older than a write that the transaction waited for.
  */
 export async function recordVersions (
@@ -97,21 +96,24 @@ export async function recordVersions (
 ): Promise<void> {
   const rows = versions.map(({ document, ...version }) =>
     ({ ...version, secret_id: document.id, key_version: project.key_version }))
-  await db.execute(sql`
-    WITH r AS (
-      SELECT * FROM ${rowsOf(actor.organization_id, rows,
-        sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text,
-          size_bytes int, restored_from bigint`)} r
-    ), recorded AS (
+  const own = sql`s.organization_id = r.organization_id AND s.id = r.secret_id${
+    andOwn(sql`s.organization_id`, actor.organization_id)}`
+  await executeChanges(db, {
+    r: sql`SELECT * FROM ${rowsOf(actor.organization_id, rows,
+      sql`id bigint, secret_id char(26), action varchar, revision bigint, key_version int, sealed text,
+        size_bytes int, restored_from bigint`)} r`
+  }, ({ r }) => [
+    ['recorded', sql`
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes,
         restored_from, created_by_id, created_by_name, created_at)
       SELECT s.organization_id, r.id, s.history_id, r.action, r.revision, r.key_version, decode(r.sealed, 'base64'),
         r.size_bytes, r.restored_from, ${actor.id}::bigint, ${actor.name}, ${at.toISOString()}::timestamptz
-      FROM r JOIN secrets s ON s.organization_id = r.organization_id AND s.id = r.secret_id
-    )
-    UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
-      version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
-    FROM r WHERE s.organization_id = r.organization_id AND s.id = r.secret_id`)
+      FROM ${r} JOIN secrets s ON ${own}`],
+    ['counted', sql`
+      UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
+        version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
+      FROM ${r} WHERE ${own}`]
+  ])
 }
 
 /** Changes the document counts of a project and its targets. */
@@ -123,9 +125,11 @@ export async function countDocuments (
     WITH r AS (SELECT * FROM ${rows} r), counted AS (
       UPDATE project_counts SET secret_count = secret_count + its.documents
       FROM (SELECT organization_id, sum(documents) AS documents FROM r GROUP BY 1) its
-      WHERE project_counts.organization_id = its.organization_id AND project_counts.project_id = ${project.id}
+      WHERE project_counts.organization_id = its.organization_id AND project_counts.project_id = ${project.id}${
+        andOwn(sql`project_counts.organization_id`, project.organization_id)}
     )
     UPDATE targets SET secret_count = secret_count + its.documents
     FROM (SELECT organization_id, target_id, sum(documents) AS documents FROM r GROUP BY 1, 2) its
-    WHERE targets.organization_id = its.organization_id AND targets.id = its.target_id`)
+    WHERE targets.organization_id = its.organization_id AND targets.id = its.target_id${
+      andOwn(sql`targets.organization_id`, project.organization_id)}`)
 }

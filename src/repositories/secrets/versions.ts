@@ -5,6 +5,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { andOwn, byOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
@@ -34,7 +35,7 @@ const columns = {
     // Uses the organization's current plan.
     sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => (
       SELECT p.retention_days FROM ${organization_counters} c JOIN ${plans} p ON p.name = c.plan
-      WHERE c.organization_id = queries.organization_id)), false)`
+      WHERE c.organization_id = queries.organization_id${andOwn(sql`c.organization_id`)})), false)`
 }
 
 const { organization_id, history_id } = secret_versions
@@ -49,7 +50,7 @@ const listed = ($: Value) => sql`
     CASE WHEN v.key_version = ${$('key_version')}::int THEN ${$('managed')}::varchar ELSE (SELECT k.managed
       FROM encryption_keys k
       WHERE k.organization_id = v.organization_id AND k.project_id = ${$('project_id')}::char(26)
-        AND k.version = v.key_version) END AS managed,
+        AND k.version = v.key_version${andOwn(sql`k.organization_id`)}) END AS managed,
     coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked`
 const itsHistory = ($: Value) =>
   sql`organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)`
@@ -172,12 +173,14 @@ export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow 
 const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
   AS queries (query_index int, organization_id char(26), id bigint)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
-  eq(secret_versions.organization_id, sql`queries.organization_id`), eq(secret_versions.id, sql`queries.id`)
+  eq(secret_versions.organization_id, sql`queries.organization_id`),
+  sql`${eq(secret_versions.id, sql`queries.id`)}${andOwn(sql`${secret_versions.organization_id}`)}`
 )).limit(1).as('secret_versions')
-const itsLevel = (db: Db) => db.select().from(secrets).where(itsSecret).limit(1).as('secrets')
-const itsKey = (db: Db) => db.select().from(encryption_keys).where(matching(encryption_keys, {
+const itsLevel = (db: Db) => db.select().from(secrets)
+  .where(sql`${itsSecret}${andOwn(sql`${secrets.organization_id}`)}`).limit(1).as('secrets')
+const itsKey = (db: Db) => db.select().from(encryption_keys).where(sql`${matching(encryption_keys, {
   organization_id, project_id: secrets.project_id, version: secret_versions.key_version
-})).limit(1).as('encryption_keys')
+})}${andOwn(sql`${encryption_keys.organization_id}`)}`).limit(1).as('encryption_keys')
 const place = {
   query_index: sql<number>`queries.query_index`.as('query_index'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
@@ -193,11 +196,15 @@ const fullByIds = prepared('full_versions_by_id', (db) => db
 
 interface VersionQuery { organization_id: string, id: number }
 
-const rowsBy = <R extends { query_index: number }>(find: (db: Db, values: { queries: string }) => Promise<R[]>) =>
-  async (db: Db, batch: readonly VersionQuery[]) => {
-    const json = JSON.stringify(batch.map((one, query_index) => ({ query_index, ...one })))
-    return groupByQuery(await find(db, { queries: json }), batch.length)
-  }
+const rowsBy = <R extends { query_index: number }>(
+  find: (db: Db, values: OfOrganization & { queries: string }) => Promise<R[]>
+) =>
+    async (db: Db, batch: readonly VersionQuery[]) => {
+      const numbered = batch.map((one, query_index) => ({ query_index, ...one }))
+      const rows = await Promise.all(byOrganization(db, numbered).map((part) =>
+        find(db, { organization_id: part[0]!.organization_id, queries: JSON.stringify(part) })))
+      return groupByQuery(rows.flat(), batch.length)
+    }
 const rowsOf = rowsBy(byIds)
 const fullRowsOf = rowsBy(fullByIds)
 type Row = Awaited<ReturnType<typeof byIds>>[number]
@@ -255,7 +262,7 @@ export async function deleteVersion (
       snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
         SELECT FROM secret_versions newer
         WHERE newer.organization_id = ${secrets.organization_id} AND newer.history_id = ${secrets.history_id}
-          AND newer.id > ${secret_versions.id})`
+          AND newer.id > ${secret_versions.id}${andOwn(sql`newer.organization_id`, organizationId)})`
     })
     .from(secret_versions)
     .innerJoin(secrets, itsSecret)

@@ -48,7 +48,7 @@ export async function openRows (database: Database, keyring: Keyring): Promise<v
     if (!(error instanceof RowKeyError)) throw error
   })
   const keys = found ?? await database.maintain((db) => createKeys(db, keyring))
-  database.authenticate(authorityFor(keys, keyring, database.db))
+  await database.authenticate(authorityFor(keys, keyring, database.db))
   await readClock(database.db)
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
 }

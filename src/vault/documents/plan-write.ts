@@ -37,7 +37,7 @@ export function withDocument (state: LevelState, documents: ReadonlyMap<string, 
 /** Prepares the rows of a write. `counter` includes the writes before this one. Throws `plan_limit_reached`. */
 export function planOf (
   { actor, storageKey }: { actor: Planned['actor'], storageKey: KeyObject }, state: LevelState,
-  { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan'>
+  { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan' | 'at'>
 ): Planned {
   const { organization_id, project, target, environment, level, level_id } = state
   const before = ownSecret(state)
@@ -84,6 +84,7 @@ export function planOf (
   return {
     state,
     actor,
+    at: counter.at,
     wasStored: before?.is_stored ?? false,
     secret,
     version,

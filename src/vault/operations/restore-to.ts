@@ -65,7 +65,7 @@ export async function restoreTo (
       const counter = (await lockCounterLast(db, actor))!
       // Deletions do not change the stored bytes: the document becomes a version.
       requireBytes(counter.plan, counter.stored_bytes, growth)
-      const ids = await takeVersionIds(db, counter, changed.length)
+      const ids = takeVersionIds(counter, changed.length)
       const versions = new Map(changed.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
       await recordDocuments(held, changed, ids, ({ id }) => {
         const restored_from = versions.get(id)!

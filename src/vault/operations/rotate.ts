@@ -99,7 +99,7 @@ export async function rotate (
     // The counter is the last lock: all other writes of the organization wait from here until the commit.
     const counter = (await lockCounterLast(db, actor))!
     requireBytes(counter.plan, counter.stored_bytes, growth)
-    const ids = await takeVersionIds(db, counter, documents.length)
+    const ids = takeVersionIds(counter, documents.length)
     await recordDocuments({ db, actor, project: under, storageKey }, documents, ids, () => ({ action: 'rotate' }))
 
     await recordEvent(db, actor, {

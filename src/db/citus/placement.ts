@@ -1,0 +1,232 @@
+import { sql } from 'drizzle-orm'
+import type { Db } from '../postgres/handle.ts'
+import { BY_INDEX, MEANING } from '../postgres/session.ts'
+import { queryRow, queryRows } from '../rows/query.ts'
+
+/** Reference tables: each node has a copy. Rows of organizations refer to them, or they route a request. */
+export const REFERENCE = ['plans', 'plan_prices', 'coupons', 'users', 'oauth_clients', 'oauth_grants', 'organizations']
+/** All other distributed tables are colocated with this one: the rows of an organization are on the same node. */
+export const COLOCATED_WITH = 'organization_counters'
+// Tables with a column `organization_id` that stay on the coordinator: a reserved slug is looked up without its
+// organization, and the late events of a person in several organizations are inserted by one statement.
+const LOCAL = ['former_slugs', 'late_events']
+
+/** A node of the cluster is missing, or does not have the settings that the service needs. */
+export class CitusError extends Error {
+  override name = 'CitusError'
+}
+
+/** Whether the database has the extension `citus`. */
+export async function hasCitus (db: Db): Promise<boolean> {
+  const { has_citus } = await queryRow<{ has_citus: boolean }>(db, sql`
+    SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') AS has_citus`)
+  return has_citus
+}
+
+/** Whether this node of a Citus cluster is the coordinator. */
+export async function isCoordinator (db: Db): Promise<boolean> {
+  const { is_coordinator } = await queryRow<{ is_coordinator: boolean }>(db, sql`
+    SELECT groupid = 0 AS is_coordinator FROM pg_dist_local_group`)
+  return is_coordinator
+}
+
+/** Throws CitusError on a worker of a Citus cluster, where the schema cannot be changed. */
+export async function requireCoordinator (db: Db): Promise<void> {
+  if (!await hasCitus(db) || await isCoordinator(db)) return
+  throw new CitusError('The schema has to be changed: run `migrate` with the DATABASE_URL of the coordinator')
+}
+
+/** What was done on a Citus cluster. */
+export interface Placed {
+  /** The number of tables that were placed. */
+  tables: number
+  /** The nodes, as `host:port`, on which settings of the database were set. */
+  nodes: string[]
+}
+
+/** Adds two results. */
+export const mergePlaced = (one: Placed, other: Placed): Placed =>
+  ({ tables: one.tables + other.tables, nodes: [...new Set([...one.nodes, ...other.nodes])] })
+
+export const NOTHING_PLACED: Placed = { tables: 0, nodes: [] }
+
+/**
+ * On a database with the extension `citus`: a table with a column `organization_id` is distributed by it, the tables
+ * that these refer to are copied to each node, and the others stay on the coordinator, where each node can use them.
+ * Tables that are placed already stay. Runs in the caller's transaction; before it places tables, it sets the settings
+ * of the nodes (`setDefaults`).
+ *
+ * @throws CitusError if a node has a wrong setting, or if this node is not the coordinator and tables must be placed
+ */
+export async function placeTables (db: Db): Promise<Placed> {
+  const missing = await queryRows<Table>(db, sql`
+    SELECT CASE n.nspname WHEN 'public' THEN c.relname ELSE n.nspname || '.' || c.relname END AS name,
+      EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'organization_id') AS has_organization
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname IN ('public', 'drizzle') AND c.relkind = 'r'
+      AND NOT EXISTS (SELECT FROM pg_dist_partition p WHERE p.logicalrelid = c.oid AND NOT p.autoconverted)
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')`)
+  if (missing.length === 0) return NOTHING_PLACED
+  await requireCoordinator(db)
+  const nodes = await setDefaults(db)
+  await place(db, missing)
+  return { tables: missing.length, nodes }
+}
+
+/** A table, and whether it has a column `organization_id`. */
+export interface Table { name: string, has_organization: boolean }
+
+export type Placement = 'reference' | 'distributed' | 'local'
+
+/** Where a table is placed. */
+export function placementOf ({ name, has_organization }: Table): Placement {
+  if (REFERENCE.includes(name)) return 'reference'
+  return has_organization && !LOCAL.includes(name) ? 'distributed' : 'local'
+}
+
+async function place (db: Db, missing: readonly Table[]) {
+  // Placement with foreign keys fails, because Citus then converts the connected tables itself.
+  const names = JSON.stringify(missing.map(({ name }) => name))
+  const keys = await queryRows<Record<'table' | 'name' | 'definition', string>>(db, sql`
+    WITH placed AS (SELECT value::regclass AS id FROM jsonb_array_elements_text(${names}::jsonb))
+    SELECT conrelid::regclass::text AS table, quote_ident(conname) AS name, pg_get_constraintdef(oid) AS definition
+    FROM pg_constraint WHERE contype = 'f' AND connamespace = 'public'::regnamespace
+      AND (conrelid IN (SELECT id FROM placed) OR confrelid IN (SELECT id FROM placed))`)
+  await db.execute(sql`SET LOCAL citus.multi_shard_modify_mode = 'sequential'`)
+  for (const { table, name } of keys) await db.execute(sql.raw(`ALTER TABLE ${table} DROP CONSTRAINT ${name}`))
+  const of = (placement: Placement) =>
+    missing.filter((table) => placementOf(table) === placement).map(({ name }) => name)
+  for (const name of of('reference')) await db.execute(sql`SELECT create_reference_table(${name})`)
+  for (const name of of('distributed').toSorted((a, b) => Number(b === COLOCATED_WITH) - Number(a === COLOCATED_WITH))) {
+    const beside = name === COLOCATED_WITH ? 'none' : COLOCATED_WITH
+    await db.execute(sql`SELECT create_distributed_table(${name}, 'organization_id', colocate_with => ${beside})`)
+  }
+  for (const name of of('local')) await db.execute(sql`SELECT citus_add_local_table_to_metadata(${name})`)
+  for (const { table, name, definition } of keys) {
+    await db.execute(sql.raw(`ALTER TABLE ${table} ADD CONSTRAINT ${name} ${definition}`))
+  }
+}
+
+// Settings that each node needs, and why. They can only be set by a superuser or in postgresql.conf.
+const NEEDED = [
+  {
+    name: 'citus.enable_unsafe_triggers',
+    isRight: (value: string) => value === 'on',
+    line: 'citus.enable_unsafe_triggers = on',
+    why: 'triggers protect keys and audit events'
+  },
+  {
+    name: 'max_prepared_transactions',
+    isRight: (value: string) => Number(value) > 0,
+    line: 'max_prepared_transactions to the number of max_connections',
+    why: 'changes on several nodes are two-phase commits'
+  },
+  {
+    name: 'citus.recover_2pc_interval',
+    isRight: (value: string) => /^(?:\d{1,4}ms|[1-5]s)$/.test(value),
+    line: 'citus.recover_2pc_interval = 2s',
+    why: 'a change that a failed node missed takes effect and releases its locks only then'
+  }
+]
+
+// Defaults of the connections between nodes, which do not get the settings of the client's connection.
+const DEFAULTS: Record<string, string> = {
+  ...MEANING,
+  ...BY_INDEX,
+  // As the view pg_settings shows it.
+  DateStyle: 'ISO, MDY',
+  // As that of the client's connection (database.ts).
+  lock_timeout: '1200',
+  // If a node loses its connection to the coordinator without an end, this ends the transaction. Long enough for the
+  // pauses of a backup.
+  idle_in_transaction_session_timeout: '600000',
+  // One connection to a node, so that a query over several organizations can precede a change of a reference table.
+  'citus.multi_shard_modify_mode': 'sequential',
+  // Sends SET LOCAL to the nodes, where triggers read the setting.
+  'citus.propagate_set_commands': 'local'
+}
+
+interface NodeResult { node: string, success: boolean, result: string }
+
+// Runs a statement on a new connection to each node, outside of the caller's transaction.
+async function onNodes (db: Db, statement: string): Promise<NodeResult[]> {
+  return queryRows<NodeResult & Record<string, unknown>>(db, sql`
+    SELECT node.nodename || ':' || node.nodeport AS node, its.success, its.result
+    FROM run_command_on_all_nodes(${statement}, parallel => false) AS its JOIN pg_dist_node AS node USING (nodeid)
+    ORDER BY node.groupid`)
+}
+
+async function checkNodes (db: Db) {
+  const { workers, has_coordinator } = await queryRow<{ workers: number, has_coordinator: boolean }>(db, sql`
+    SELECT (SELECT count(*)::int FROM pg_dist_node WHERE noderole = 'primary' AND shouldhaveshards) AS workers,
+      EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) AS has_coordinator`)
+  if (!has_coordinator) {
+    throw new CitusError('The nodes do not know the coordinator: run citus_set_coordinator_host on the coordinator')
+  }
+  if (workers === 0) throw new CitusError('The cluster has no worker: run citus_add_node on the coordinator')
+  for (const { name, isRight, line, why } of NEEDED) {
+    for (const { node, success, result } of await onNodes(db, `SELECT current_setting('${name}')`)) {
+      if (!success) throw new CitusError(`${node} does not respond: ${result}`)
+      if (!isRight(result)) throw new CitusError(`${node}: set ${line} in postgresql.conf: ${why} (now: ${result})`)
+    }
+  }
+}
+
+// The settings of `DEFAULTS` that a node does not have, with their present values.
+async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string, value: string][] }[]> {
+  const names = Object.keys(DEFAULTS).map((name) => `'${name}'`).join()
+  const answers = await onNodes(db, `SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN (${names})`)
+  return answers.flatMap(({ node, success, result }) => {
+    if (!success) throw new CitusError(`${node}: the settings cannot be read: ${result}`)
+    const settings = JSON.parse(result) as Record<string, string>
+    const wrong = Object.keys(DEFAULTS).filter((name) => settings[name] !== DEFAULTS[name])
+      .map((name): [string, string] => [name, settings[name] ?? 'unknown'])
+    return wrong.length > 0 ? [{ node, wrong }] : []
+  })
+}
+
+/**
+ * On the coordinator of a Citus cluster, checks the settings of each node, and sets the defaults of the connections
+ * between the nodes for this database where they are missing: a copy of the database and a node that was added later do
+ * not have them. Returns the nodes that lacked a setting.
+ *
+ * @throws CitusError if a node does not respond or has a wrong setting
+ */
+export async function setDefaults (db: Db): Promise<string[]> {
+  await checkNodes(db)
+  const unset = await findUnset(db)
+  if (unset.length === 0) return []
+  const names = new Set(unset.flatMap(({ wrong }) => wrong.map(([name]) => name)))
+  // On each node by itself, because Citus does not propagate ALTER DATABASE for a copied database.
+  const answers = await onNodes(db, `DO $do$ BEGIN
+    PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
+    ${[...names].map((name) => `
+      EXECUTE format('ALTER DATABASE %I SET ${name} = %L', current_database(), '${DEFAULTS[name]}');`).join('')}
+    END $do$`)
+  for (const { node, success, result } of answers) {
+    if (!success) throw new CitusError(`${node}: the settings cannot be set: ${result}`)
+  }
+  const [still] = await findUnset(db)
+  if (still !== undefined) {
+    const [name, value] = still.wrong[0]!
+    throw new CitusError(
+      `${still.node}: ${name} is ${value}, but has to be ${DEFAULTS[name]}: reset this setting of the role (ALTER ROLE)`)
+  }
+  return unset.map(({ node }) => node)
+}
+
+const IS_FOREIGN_KEY = /^\s*ALTER TABLE\b[\s\S]*\bADD CONSTRAINT\b[\s\S]*\bFOREIGN KEY\b/i
+
+/**
+ * Runs the statements of a migration in the caller's transaction. On Citus, places the new tables before the statements
+ * that add a foreign key to an existing table, because a table that is not placed yet cannot refer to a placed one.
+ */
+export async function runStatements (db: Db, statements: readonly string[]): Promise<Placed> {
+  const isCitus = await hasCitus(db)
+  const isLate = (statement: string) => isCitus && IS_FOREIGN_KEY.test(statement)
+  for (const statement of statements.filter((one) => !isLate(one))) await db.execute(sql.raw(statement))
+  if (!isCitus) return NOTHING_PLACED
+  const placed = await placeTables(db)
+  for (const statement of statements.filter(isLate)) await db.execute(sql.raw(statement))
+  return placed
+}

@@ -1,0 +1,118 @@
+// duration: 20 s
+import postgres from 'postgres'
+import t, { type Test } from 'tap'
+import { connect } from '../../src/db/database.ts'
+import { migrateSchema } from '../../src/db/migrate.ts'
+import { makeLevel, startApp } from '../helpers/app.ts'
+import { createOnCitus, dropOnCitus, urlOf, useOwnCitus } from '../helpers/citus.ts'
+import { copyOfMigrations } from '../helpers/migrations.ts'
+import { command } from '../helpers/process.ts'
+
+t.setTimeout(300_000)
+
+const { nodes } = await useOwnCitus(t)
+
+const NEXT = {
+  '9000_next': [
+    `CREATE TABLE notes (organization_id char(26) NOT NULL, id char(26) NOT NULL, project_id char(26) NOT NULL,
+      text varchar(64) NOT NULL, CONSTRAINT notes_pk PRIMARY KEY (organization_id, id))`,
+    `ALTER TABLE notes ADD CONSTRAINT notes_in_project FOREIGN KEY (organization_id, project_id)
+      REFERENCES projects (organization_id, id) ON DELETE CASCADE`,
+    'CREATE INDEX notes_of_project ON notes (organization_id, project_id)',
+    "ALTER TABLE secrets ADD COLUMN note varchar(64) DEFAULT 'none' NOT NULL",
+    'CREATE INDEX secrets_by_note ON secrets (organization_id, note)',
+    'CREATE TABLE announcements (id integer PRIMARY KEY, text varchar(64) NOT NULL)'
+  ]
+}
+
+function clientOf (t: Test, url: string) {
+  const client = postgres(url, { max: 1, fetch_types: false, onnotice: () => {} })
+  t.teardown(() => client.end({ timeout: 1 }))
+  return client
+}
+
+t.test('a later migration adds a table, a column and an index to a placed database, while the service runs', async (t) => {
+  const service = await startApp(t)
+  const caller = await service.organization()
+  const level = await makeLevel(caller)
+  const store = () => caller.call('POST', `/${caller.organization}/secrets/store`, { ...level, plaintext: 'A=1' })
+  t.equal((await store()).status, 200)
+
+  const folder = copyOfMigrations(t, NEXT)
+  const url = service.env.DATABASE_URL!
+  await migrateSchema(clientOf(t, url), { folder })
+  const [placed] = await service.sql(`
+    SELECT p.colocationid = c.colocationid AS is_beside FROM pg_dist_partition p, pg_dist_partition c
+    WHERE p.logicalrelid = 'notes'::regclass AND c.logicalrelid = 'organization_counters'::regclass`)
+  t.ok(placed?.is_beside, 'the new table is distributed like the others')
+  const at = `'${caller.organization}'`
+  await service.sql(`INSERT INTO notes SELECT organization_id, id, id, 'a note' FROM projects
+    WHERE organization_id = ${at}`)
+  t.match(await service.sql(`SELECT note FROM secrets WHERE organization_id = ${at}`), [{ note: 'none' }])
+  t.match(await service.sql(`SELECT count(*)::int AS n FROM run_command_on_shards('secrets',
+    $$SELECT indexdef FROM pg_indexes WHERE tablename = '%s' AND indexname LIKE 'secrets_by_note%%'$$) WHERE result <> ''`),
+  [{ n: 4 }])
+  await t.rejects(
+    service.sql(`INSERT INTO notes VALUES (${at}, 'x', 'x', 'no project')`), { cause: { code: '23503' } }, 'the foreign key holds'
+  )
+  t.equal((await store()).status, 200)
+
+  await migrateSchema(clientOf(t, url), { folder })
+  const worker = urlOf(nodes[1]!.url, new URL(url).pathname.slice(1))
+  await migrateSchema(clientOf(t, worker), { folder })
+  t.match(await clientOf(t, worker)`SELECT text FROM notes`, [{ text: 'a note' }], 'a start on a worker finds the schema')
+})
+
+t.test('migrate checks the nodes before it places tables, and says what is missing', async (t) => {
+  const urls = nodes.map(({ url }) => url)
+  const migrate = async (url: string) => {
+    const database = await connect({ url, pool: 1 })
+    try {
+      return await database.migrate()
+    } finally {
+      await database.close()
+    }
+  }
+  const alone = await createOnCitus(urls.slice(0, 1), 'alone')
+  t.teardown(() => dropOnCitus(urls, 'alone'))
+  await t.rejects(migrate(alone), { name: 'CitusError', message: /has no worker: run citus_add_node/ })
+
+  const url = await createOnCitus(urls, 'unset')
+  t.teardown(() => dropOnCitus(urls, 'unset'))
+  await clientOf(t, urls[2]!)`ALTER DATABASE unset SET citus.enable_unsafe_triggers = off`
+  await t.rejects(migrate(url), {
+    name: 'CitusError', message: /set citus\.enable_unsafe_triggers = on in postgresql\.conf: triggers .* \(now: off\)/
+  })
+  await t.rejects(migrate(urlOf(urls[1]!, 'unset')), { name: 'CitusError', message: /on the coordinator/ })
+  await clientOf(t, urls[2]!)`ALTER DATABASE unset RESET citus.enable_unsafe_triggers`
+  t.ok((await migrate(url))!.tables > 40, 'places the tables')
+  t.same(await migrate(url), { tables: 0, nodes: [] }, 'places nothing again')
+})
+
+t.test('migrate sets the settings of a copied database and of each node that lacks them, and says on which', async (t) => {
+  const service = await startApp(t)
+  const url = service.env.DATABASE_URL!
+  const database = new URL(url).pathname.slice(1)
+  const [coordinator, , second] = nodes.map((node) => node.url.replace(/.*@(.*)\/.*/, '$1'))
+  const migrate = () => command(['migrate'], service.env)
+  const right = 'The schema is up to date. 0 tables were placed on the nodes of the Citus cluster. No setting had to be changed.\n'
+  t.match(await migrate(), { code: 0, stdout: right })
+
+  const settings = () => clientOf(t, nodes[2]!.url)`SELECT unnest(setconfig) AS setting FROM pg_db_role_setting
+    JOIN pg_database ON oid = setdatabase WHERE datname = ${database} ORDER BY 1`
+  const before = await settings()
+  await clientOf(t, nodes[2]!.url).unsafe(`ALTER DATABASE ${database} RESET ALL`)
+  await clientOf(t, nodes[0]!.url).unsafe(`SET citus.enable_ddl_propagation = off;
+    ALTER DATABASE ${database} SET lock_timeout = '7s'`)
+  t.match(await migrate(), { code: 0, stdout: new RegExp(`Settings were set on ${coordinator}, ${second}\\.`) })
+  const names = (rows: readonly Record<string, unknown>[]) => rows.map(({ setting }) => String(setting).split('=')[0])
+  t.strictSame(names(await settings()), names(before).filter((name) => name !== 'citus.shard_count'))
+  t.match(await migrate(), { code: 0, stdout: right })
+
+  await nodes[2]!.stop('immediate')
+  t.match(await migrate(), { code: 1, stderr: new RegExp(`${second}: .*connect`) }, 'a node that does not respond')
+  const started = await connect({ url, pool: 2 })
+  t.same(await started.migrate(), { tables: 0, nodes: [] }, 'a start of the service does not need the node')
+  await started.close()
+  await nodes[2]!.start()
+})

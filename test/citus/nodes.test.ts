@@ -1,0 +1,139 @@
+// duration: 60 s
+import { setTimeout as pause } from 'node:timers/promises'
+import t from 'tap'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { makeLevel, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { urlOf, useOwnCitus } from '../helpers/citus.ts'
+import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
+import { issuePair, makePerson } from '../helpers/people.ts'
+import type { TestPostgres } from '../helpers/postgres.ts'
+import { failedInside } from '../helpers/traffic.ts'
+
+t.setTimeout(300_000)
+
+const BOUND_MS = 5_000
+
+const { nodes } = await useOwnCitus(t)
+const workers = nodes.slice(1)
+
+/** The index of the worker that has the rows of an organization. */
+async function workerOf (service: TestApp, organization: string): Promise<number> {
+  const [row] = await service.sql(`SELECT nodeport FROM pg_dist_placement JOIN pg_dist_node USING (groupid)
+    WHERE shardid = get_shard_id_for_distribution_column('organization_counters', '${organization}')`)
+  return workers.findIndex(({ url }) => new URL(url).port === String(row!.nodeport))
+}
+
+async function makeStored (service: TestApp): Promise<{ caller: Caller, path: string }> {
+  const caller = await service.organization()
+  const { project } = await makeLevel(caller)
+  return { caller, path: `/${caller.organization}/${project}/backend/live/secrets` }
+}
+
+t.test('every operation works through a worker', async (t) => {
+  const service = await startApp(t, {}, undefined, async (url) =>
+    urlOf(workers[0]!.url, new URL(url).pathname.slice(1)))
+  const { caller, ids, person } = await settle(service, 'worker')
+  for (const [id, row] of Object.entries(OPERATIONS)) {
+    await prepare(service, row, ids)
+    const bearer = row.byPerson ? person.access : caller.token
+    const { status, text } = await send(service, row, ids, row.access === 'public' ? undefined : bearer)
+    t.ok(status < 300 || status === row.public, `${id}: ${status} ${text.slice(0, 200)}`)
+  }
+})
+
+interface Fault {
+  begin (worker: TestPostgres): Promise<void> | void
+  end (worker: TestPostgres): Promise<void> | void
+  /** The least part of the requests for the other worker that succeed; the others get 503. */
+  least: number
+}
+
+const FAULTS: Record<string, Fault> = {
+  'is down': { begin: (worker) => worker.stop('immediate'), end: (worker) => worker.start(), least: 1 },
+  // A frozen worker accepts connections and acknowledges packets, so no timeout of TCP ends a wait for it. A statement
+  // for it occupies its connection until the deadline, and reads of other organizations are behind it on that
+  // connection: some of them get 503.
+  'is frozen': { begin: (worker) => worker.freeze(), end: (worker) => worker.thaw(), least: 0.5 }
+}
+
+for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
+  t.test(`while a worker ${fault}, its organizations and changes of all nodes get 503, the others continue`, async (t) => {
+    const service = await startApp(t)
+    const found = new Map<number, Awaited<ReturnType<typeof makeStored>>>()
+    while (found.size < workers.length) {
+      const made = await makeStored(service)
+      found.set(await workerOf(service, made.caller.organization), made)
+    }
+    const [here, there] = [found.get(0)!, found.get(1)!]
+    const person = await makePerson(service, { [here.caller.organization]: 'owner' })
+    const { access } = await issuePair(service, person, SCOPE_NAMES)
+
+    const slow: string[] = []
+    async function statusOf (name: string, work: () => Promise<{ status: number }>) {
+      const began = performance.now()
+      const { status } = await work()
+      const took = Math.round(performance.now() - began)
+      if (took >= BOUND_MS) slow.push(`${name}: ${took} ms`)
+      return status
+    }
+    const write = ({ caller, path }: typeof here) => () =>
+      caller.call('POST', `/${caller.organization}/secrets/store`, {
+        ...levelOf(path), plaintext: `A=${Math.random()}`
+      })
+    const read = ({ caller, path }: typeof here) => () => caller.call('GET', `${path}?decrypt=true`)
+    const create = () => here.caller.call('POST', '//api/v1/organizations', { name: 'Another' }, {
+      authorization: `Bearer ${access}`
+    })
+    const all = async () => [
+      await statusOf('write', write(there)), await statusOf('read', read(there)), await statusOf('create', create)
+    ]
+    t.equal(await statusOf('write', write(here)), 200, 'before')
+    t.strictSame(await all(), [200, 200, 201], 'before')
+
+    await begin(workers[1]!)
+    try {
+      // Clients of both workers at once. Each client of the other worker sends many requests meanwhile.
+      const isOver = { yes: false }
+      const others = new Map<number, number>()
+      const working = Promise.all([write(here), read(here)].map(async (work) => {
+        while (!isOver.yes) {
+          const status = await statusOf('the other worker', work)
+          others.set(status, (others.get(status) ?? 0) + 1)
+          await pause(50)
+        }
+      }))
+      for (let i = 0; i < 3; i++) {
+        const statuses = await Promise.all([
+          statusOf('write', write(there)), statusOf('read', read(there)), statusOf('create', create)
+        ])
+        t.strictSame(statuses, [503, 503, 503], 'a write and a read on the worker, and a new organization')
+        await pause(500)
+      }
+      const [{ n: hung }] = await service.sql(`SELECT count(*)::int AS n FROM pg_stat_activity
+        WHERE application_name = 'strongroom' AND state <> 'idle' AND query_start < now() - interval '4 s'`) as [{ n: number }]
+      t.comment(`sessions of the coordinator that wait for the worker: ${hung}`)
+      isOver.yes = true
+      await working
+      const count = [...others.values()].reduce((sum, one) => sum + one, 0)
+      t.ok(others.get(200)! / count >= least, `requests for the other worker: ${JSON.stringify([...others])}`)
+      t.strictSame([...others.keys()].filter((status) => status !== 200 && (least === 1 || status !== 503)), [])
+      t.strictSame(slow, [], 'each response is in time')
+      t.strictSame(failedInside(service), [], 'no response is 500')
+    } finally {
+      await end(workers[1]!)
+    }
+    const until = performance.now() + BOUND_MS
+    let statuses = await all()
+    while (statuses.some((status) => status >= 300) && performance.now() < until) {
+      await pause(100)
+      statuses = await all()
+    }
+    t.strictSame(statuses, [200, 200, 201], 'afterwards')
+    t.equal(await statusOf('write', write(here)), 200, 'afterwards')
+  })
+}
+
+const levelOf = (path: string) => {
+  const [, , project, target, environment] = path.split('/')
+  return { project, target, environment }
+}
