@@ -83,10 +83,10 @@ t.test('migrate checks the nodes before it places tables, and says what is missi
   await t.rejects(migrate(url), {
     name: 'CitusError', message: /set citus\.enable_unsafe_triggers = on in postgresql\.conf: triggers .* \(now: off\)/
   })
-  await t.rejects(migrate(urlOf(urls[1]!, 'unset')), { name: 'CitusError', message: /on the coordinator/ })
+  await t.rejects(migrate(urlOf(urls[1]!, 'unset')), { name: 'CitusError', message: /DATABASE_URL of the coordinator/ })
   await clientOf(t, urls[2]!)`ALTER DATABASE unset RESET citus.enable_unsafe_triggers`
   t.ok((await migrate(url))!.tables > 40, 'places the tables')
-  t.same(await migrate(url), { tables: 0, nodes: [] }, 'places nothing again')
+  t.same(await migrate(url), { tables: 0, nodes: [], isChecked: false }, 'places nothing again')
 })
 
 t.test('migrate sets the settings of a copied database and of each node that lacks them, and says on which', async (t) => {
@@ -110,9 +110,9 @@ t.test('migrate sets the settings of a copied database and of each node that lac
   t.match(await migrate(), { code: 0, stdout: right })
 
   await nodes[2]!.stop('immediate')
-  t.match(await migrate(), { code: 1, stderr: new RegExp(`${second}: .*connect`) }, 'a node that does not respond')
+  t.match(await migrate(), { code: 1, stderr: new RegExp(`${second} does not respond: .*connect`) }, 'a node that does not respond')
   const started = await connect({ url, pool: 2 })
-  t.same(await started.migrate(), { tables: 0, nodes: [] }, 'a start of the service does not need the node')
+  t.same(await started.migrate(), { tables: 0, nodes: [], isChecked: false }, 'a start of the service does not need the node')
   await started.close()
   await nodes[2]!.start()
 })

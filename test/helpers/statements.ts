@@ -50,7 +50,7 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
     why: 'what a person made, or was made through a grant, ends with it, in every organization'
   },
   {
-    what: /^select organization_id, id from api_tokens where \((?:api_tokens\.grant_id in .*|api_tokens\.user_id = \$1 and not exists \(select from oauth_grants g .*)\) order by .* for update$/,
+    what: /^select organization_id, id from api_tokens where \((?:api_tokens\.grant_id in .*|api_tokens\.user_id = \$1 and not exists \(select from oauth_grants g .*)\) order by .*$/,
     why: 'and is held before'
   },
   {
@@ -108,10 +108,6 @@ export const EXCEPTIONS: { what: RegExp, why: string }[] = [
   {
     what: /^select distinct grant_id from api_tokens where api_tokens\.grant_id in \(select value/,
     why: 'and on Citus, where the API tokens are on other nodes'
-  },
-  {
-    what: /^select distinct organization_id from api_tokens where /,
-    why: 'on Citus, the organizations whose tokens end with a person or a grant; each is then locked by itself'
   },
   {
     what: /^select distinct organization_id from histories where removed_at is not null /,
