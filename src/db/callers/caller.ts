@@ -4,7 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { STATEMENT_TIME } from '../columns.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
-import { andOwn, byOrganization, engineOf, perEngine, type OfOrganization } from '../postgres/engine.ts'
+import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../postgres/engine.ts'
 
 export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
 
@@ -140,8 +140,7 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   const numbered = distinct.flatMap(([, caller], n) => caller === null ? [] : [{ n, ...caller }])
   const persons = numbered.filter(({ user_id }) => user_id !== undefined)
   const find = async <R>(statement: (db: Db, values: Parameters) => Promise<R[]>, some: typeof numbered) =>
-    (await Promise.all(byOrganization(db, some).map((part) =>
-      statement(db, { organization_id: part[0]!.organization_id, callers: JSON.stringify(part) })))).flat()
+    findByOrganization(db, some, (organization_id, callers) => statement(db, { organization_id, callers }))
   const findPersons = async ({ token, access }: typeof PERSONS[keyof typeof PERSONS], some: typeof numbered) => {
     const withAccess = some.filter((caller) => 'access_token' in caller)
     const [ofTokens, ofAccess, memberships] = await Promise.all([

@@ -9,7 +9,7 @@ import {
 import { DatabaseUnavailable } from '../postgres/errors.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedChanges } from '../postgres/changes-together.ts'
-import { andOwn, byOrganization, engineOf, perEngine, rowsIn, type OfOrganization } from '../postgres/engine.ts'
+import { andOwn, byOrganization, engineOf, findByOrganization, perEngine, rowsIn, type OfOrganization } from '../postgres/engine.ts'
 import { makeId } from '../rows/ids.ts'
 import { isKeyOf, lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
@@ -163,12 +163,9 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   const chain = chainOf(db)
   const wanted = rows.filter(({ organization_id, chain_kid }) => !chain.hasKey(organization_id, chain_kid))
     .map(({ organization_id, chain_kid }) => ({ organization_id, kid: chain_kid }))
-  for (const part of byOrganization(db, wanted)) {
-    const { organization_id } = part[0]!
-    for (const row of await findKeys(db, { organization_id, wanted: JSON.stringify(part) })) {
-      chain.openKey({ ...row, from_seq: Number(row.from_seq) })
-    }
-  }
+  const keys = await findByOrganization(db, wanted, (organization_id, wanted) =>
+    findKeys(db, { organization_id, wanted }))
+  for (const row of keys) chain.openKey({ ...row, from_seq: Number(row.from_seq) })
 }
 
 // While the statement waited for the lock, the organization got a plan that its snapshot does not contain.
@@ -224,13 +221,14 @@ export async function appendEvents (
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
   })
   // Sends the statements also without events, for the same reason as `lockCounters`.
-  const parts = engineOf(db) === 'citus' && ends.length > 0 ? byOrganization(db, ends) : [ends]
-  const counts = await Promise.all(parts.map(async (part) => {
-    const own = new Set(part.map(({ organization_id }) => organization_id))
+  const parts = engineOf(db) === 'citus' && ends.length > 0
+    ? ends.map((end) =>
+      ({ ends: [end], events: events.filter(({ organization_id }) => organization_id === end.organization_id) }))
+    : [{ ends, events }]
+  const counts = await Promise.all(parts.map(async ({ ends, events }) => {
+    const organization_id = ends[0]?.organization_id ?? ''
     const { count } = await append(db, {
-      organization_id: part[0]?.organization_id ?? '',
-      events: JSON.stringify(part === ends ? events : events.filter(({ organization_id }) => own.has(organization_id))),
-      counters: JSON.stringify(part)
+      organization_id, events: JSON.stringify(events), counters: JSON.stringify(ends)
     })
     return count
   }))

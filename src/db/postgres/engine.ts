@@ -47,6 +47,10 @@ export interface OfOrganization { organization_id: string }
 
 const OWN = sql.placeholder('organization_id')
 
+/** `andOwn` for the tables of a statement, by their aliases. */
+export const ownOf = (organizationId: string) => (alias: SQL): SQL =>
+  andOwn(sql`${alias}.organization_id`, organizationId)
+
 /** On Citus, ` AND <column> = <organization>`; the values of the statement need `organization_id`. Empty otherwise. */
 export const andOwn = (column: SQL, organization: unknown = OWN): SQL =>
   perEngine({ postgres: sql``, citus: sql` AND ${column} = ${organization}::char(26)` })
@@ -88,6 +92,15 @@ export function byOrganization<T extends { organization_id: string }> (db: Db, r
   if (rows.length === 0) return []
   if (engineOf(db) !== 'citus') return [[...rows]]
   return groups(rows, ({ organization_id }) => organization_id)
+}
+
+/** Runs a query for each part of `byOrganization`, with the part as JSON. Returns all rows that it finds. */
+export async function findByOrganization<T extends { organization_id: string }, R> (
+  db: Db, rows: readonly T[], find: (organization_id: string, json: string) => Promise<R[]>
+): Promise<R[]> {
+  const found = await Promise.all(byOrganization(db, rows).map((part) =>
+    find(part[0]!.organization_id, JSON.stringify(part))))
+  return found.flat()
 }
 
 /** The rows with equal keys, in the order of their first rows. */

@@ -3,7 +3,7 @@ import type { Managed } from '../../../schemas/projects.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
-import { andOwn, byOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
+import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
 import type { Place } from '../../rules/slices.ts'
@@ -172,9 +172,9 @@ export async function findLevelsToWrite (
     if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.include] })
     else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
   }
-  const find = (statement: typeof freeBySlugs, queries: typeof named) => byOrganization(db, queries).map((part) =>
-    statement(db, { organization_id: part[0]!.organization_id, queries: JSON.stringify(part) }))
-  const rows = await Promise.all([...find(freeBySlugs, named), ...find(freeBySecret, ofSecrets)])
+  const find = (statement: typeof freeBySlugs, rows: typeof named) =>
+    findByOrganization(db, rows, (organization_id, queries) => statement(db, { organization_id, queries }))
+  const rows = await Promise.all([find(freeBySlugs, named), find(freeBySecret, ofSecrets)])
   return groupByQuery(rows.flat(), writes.length).map((found, i) => () => {
     const { target } = writes[i]!
     const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)

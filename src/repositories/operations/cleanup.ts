@@ -1,7 +1,7 @@
 import { asc, gt, sql, type SQL } from 'drizzle-orm'
 import type { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../../db/database.ts'
-import { andOwn, perEngine } from '../../db/postgres/engine.ts'
+import { ownOf, perEngine } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
@@ -22,9 +22,6 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   const [[name, id]] = Object.entries(below) as [[name: string, id: string]]
   return sql`s.organization_id = ${organizationId} AND s.${sql.identifier(name === 'secret_id' ? 'id' : name)} = ${id}`
 }
-
-// On Citus, a restriction of each table by the organization as a parameter.
-const ownOf = (organizationId: string) => (alias: SQL): SQL => andOwn(sql`${alias}.organization_id`, organizationId)
 
 // One lookup for each history, instead of a join with all versions of the organization; `OFFSET 0` prevents the join.
 const versionsOf = (organizationId: string, its: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v

@@ -8,7 +8,7 @@ import { makeId } from '../../db/rows/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
-import { andOwn, engineOf } from '../../db/postgres/engine.ts'
+import { andOwn, engineOf, ownOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
@@ -277,7 +277,7 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  * does not block a deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
-  const own = (alias: SQL) => andOwn(sql`${alias}.organization_id`, organizationId)
+  const own = ownOf(organizationId)
   const rows = await queryRows<{ id: string }>(db, sql`
     SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
       AND NOT EXISTS (

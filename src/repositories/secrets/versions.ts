@@ -5,7 +5,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
-import { andOwn, byOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
+import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import {
   columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
@@ -201,9 +201,9 @@ const rowsBy = <R extends { query_index: number }>(
 ) =>
     async (db: Db, batch: readonly VersionQuery[]) => {
       const numbered = batch.map((one, query_index) => ({ query_index, ...one }))
-      const rows = await Promise.all(byOrganization(db, numbered).map((part) =>
-        find(db, { organization_id: part[0]!.organization_id, queries: JSON.stringify(part) })))
-      return groupByQuery(rows.flat(), batch.length)
+      const rows = await findByOrganization(db, numbered, (organization_id, queries) =>
+        find(db, { organization_id, queries }))
+      return groupByQuery(rows, batch.length)
     }
 const rowsOf = rowsBy(byIds)
 const fullRowsOf = rowsBy(fullByIds)
