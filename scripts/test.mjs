@@ -15,7 +15,7 @@ const citus = args.includes('--citus')
 const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.replace(/^test\/|\.test\.ts$/g, ''))
 
 // Timeout of a file in milliseconds, long enough for a busy machine.
-const TIMEOUT = long ? 2_240_000 : faults ? 900_000 : 560_000
+const TIMEOUT = long ? 2_240_000 : faults || citus ? 900_000 : 560_000
 const timeoutOf = ({ duration }) => TIMEOUT + duration * 8_000
 // More files per process would need more memory and save little time.
 const FILES_PER_PROCESS = 12

@@ -8,7 +8,7 @@ import { addressKey } from '../../src/http/routes/addresses.ts'
 import { createCounters, type Counted, type Counting } from '../../src/http/limits/counters.ts'
 import { LIMITS, installLimits, type LimitGroup } from '../../src/http/limits/limits.ts'
 import { ApiError } from '../../src/rules/errors.ts'
-import { makeLevel, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
+import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
 const now = () => Date.now() / 1000
@@ -412,7 +412,9 @@ t.test('forged tokens from an address that is past its limit are looked up one a
   const answers = await Promise.all(Array.from({ length: 200 }, () => ask(mintApiToken(victim.organization))))
   t.ok(answers.every(({ status }) => status === 429))
   t.equal(most, 1, 'one at a time')
-  t.ok(all <= 21, `${all} of 200 were looked up at all`)
+  // On Citus, a look-up first searches tokens of organizations, then those of persons.
+  const statements = ON_CITUS ? 2 : 1
+  t.ok(all <= 21 * statements, `${all / statements} of 200 were looked up at all`)
   const [good] = await Promise.all([
     ask(victim.token), ...Array.from({ length: 10 }, () => ask(mintApiToken(victim.organization)))
   ])

@@ -142,7 +142,12 @@ export async function dropOnCitus (nodes: readonly string[], name: string): Prom
 /** Starts a cluster of its own for a test file, on which `startApp` then makes its databases. */
 export async function useOwnCitus (t: Test, more: Record<string, string> = {}): Promise<TestCitus> {
   const cluster = await startCitus(more)
-  t.teardown(() => cluster.close())
+  const { TEST_DATABASE_URL, TEST_CITUS_NODES } = process.env
+  t.teardown(async () => {
+    await cluster.close()
+    // The next test file of this process uses the shared cluster.
+    Object.assign(process.env, { TEST_DATABASE_URL, TEST_CITUS_NODES })
+  })
   process.env.TEST_DATABASE_URL = cluster.url
   process.env.TEST_CITUS_NODES = cluster.nodes.map(({ url }) => url).join()
   return cluster

@@ -62,6 +62,16 @@ export const waitUnlessCounter = (db: Db): { noWait: true } | Record<string, nev
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
+// A statement that changes rows waits while Citus moves the organization's rows to another node, and keeps them where
+// they are until the transaction ends. A SELECT would lock the row that the move leaves behind, so that two changes
+// could run at once. This change finds no row.
+const HELD_IN_PLACE = perEngine({
+  postgres: sql``,
+  citus: sql`WITH held AS (
+    UPDATE organization_counters SET status = status WHERE status = ''${andOwn(sql`organization_id`)}
+  ) `
+})
+
 // If the process hangs, PostgreSQL ends the transaction after a second. A wait for another lock ends before
 // deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
@@ -69,7 +79,7 @@ const locking = (name: string, skip: SQL) => preparedSql<
     { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
   OfOrganization & { ids: string, synchronous_commit: string }
 >(name, ($) => sql`
-  SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
+  ${HELD_IN_PLACE}SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     (extract(epoch FROM greatest(clock_timestamp(), least(locked.last_at, clock_timestamp() + interval '1 hour'))) * 1000)
       ::float8 AS at,
     set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
