@@ -47,10 +47,16 @@ const FLOORS: Record<string, Floor> = {
 /** Floors whose files do not import each other, or only types of each other. */
 const APART: Record<string, 'types' | 'nothing'> = { 'src/repositories': 'types', 'src/plugins': 'nothing' }
 
-/** Who reads the environment and ends the process: the command line; `serve` for what no close can wait for. */
+/**
+ * Who reads the environment and ends the process: the command line; `serve` for what no close can wait for; a worker,
+ * where `process.exit` ends only the thread.
+ */
 const PROCESS: Record<string, string[]> = {
   'process.env': ['src/cli.ts'],
-  'process.exit': ['src/cli.ts', 'src/commands/common/scratch.ts', 'src/commands/serve/serve.ts', 'src/commands/serve/supervise.ts']
+  'process.exit': [
+    'src/cli.ts', 'src/commands/common/scratch.ts', 'src/commands/serve/serve.ts', 'src/commands/serve/supervise.ts',
+    'src/db/embedded/embedded-worker.ts'
+  ]
 }
 
 /** The files that wait in real time. Every other wait for the database stands still during a long operation. */

@@ -641,6 +641,17 @@ t.test('embedded', async t => {
       while (!await find(database.db, { id: 1 }).then(rows => rows.length === 1, () => false)) await sleep(50)
     })
 
+    await t.test('RL-08 a session that PostgreSQL ends is replaced, and loses nothing acknowledged', async t => {
+      await insert(database.db, row(30))
+      await t.rejects(transaction(database.db, async db => {
+        await insert(db, row(31))
+        await db.execute(sql`SET idle_in_transaction_session_timeout = '50ms'`)
+        await sleep(500)
+        await db.execute(sql`SELECT 1`)
+      }), DatabaseUnavailable)
+      t.same([(await find(database.db, { id: 30 })).length, (await find(database.db, { id: 31 })).length], [1, 0])
+    })
+
     await database.close()
     fs.cpSync(path.join(dir, 'cluster'), path.join(scratch, 'copied', 'cluster'), { recursive: true })
     fs.chmodSync(path.join(scratch, 'copied'), 0o700)

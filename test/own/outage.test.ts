@@ -1,8 +1,10 @@
-// duration: 16 s
+// duration: 26 s
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { once } from 'node:events'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
+import { startApp } from '../helpers/app.ts'
 import { lockCounters, makeChangers, WRITING } from '../helpers/changers.ts'
 import { LONG } from '../helpers/long.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
@@ -230,4 +232,29 @@ t.test('PostgreSQL goes away and comes back under load', {
     }, 'what no waiting mends is said at once')
     t.equal((await again.stop()).code, 0)
   })
+})
+
+t.test('RL-08 a process that hangs within a change keeps its embedded database', async (t) => {
+  const service = await startApp(t)
+  const { organization, call } = await service.organization()
+  const change = async (name: string) =>
+    (await call('POST', `/${organization}/projects`, { name, slug: name })).status
+
+  for (const [milliseconds, status] of [[1_500, 201], [5_500, 503]] as const) {
+    // Blocks the event loop while a change has the counter locked.
+    const hang = (message: unknown) => {
+      const { phase, text } = message as { phase: string, text: string }
+      if (phase !== 'after' || !text.includes('idle_in_transaction_session_timeout')) return
+      unsubscribe('strongroom:statement', hang)
+      for (const until = performance.now() + milliseconds; performance.now() < until;);
+    }
+    t.equal(await change(`before-${milliseconds}`), 201)
+    subscribe('strongroom:statement', hang)
+    t.equal(await change(`during-${milliseconds}`), status, `after ${milliseconds} ms`)
+    t.equal(await change(`after-${milliseconds}`), 201, 'the next change')
+  }
+  const stored = await service.sql('SELECT slug FROM projects ORDER BY slug')
+  t.strictSame(stored.map(({ slug }) => slug), [
+    'after-1500', 'after-5500', 'before-1500', 'before-5500', 'during-1500'
+  ])
 })

@@ -72,8 +72,9 @@ const HELD_IN_PLACE = perEngine({
   ) `
 })
 
-// If the process hangs, PostgreSQL ends the transaction after a second. A wait for another lock ends before
-// deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid deadlocks.
+// If the process hangs, PostgreSQL ends the transaction after a second. The embedded database does not (ONLY_SESSION).
+// A wait for another lock ends before deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid
+// deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
     { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
@@ -82,7 +83,9 @@ const locking = (name: string, skip: SQL) => preparedSql<
   ${HELD_IN_PLACE}SELECT locked.*, (SELECT to_jsonb(p) FROM plans p WHERE p.name = locked.plan_name) AS plan, ${CLOCK} AS clock,
     (extract(epoch FROM greatest(clock_timestamp(), least(locked.last_at, clock_timestamp() + interval '1 hour'))) * 1000)
       ::float8 AS at,
-    set_config('idle_in_transaction_session_timeout', '1000', true), set_config('lock_timeout', '900', true),
+    set_config('idle_in_transaction_session_timeout',
+      coalesce(current_setting('strongroom.idle_timeout', true), '1000'), true),
+    set_config('lock_timeout', '900', true),
     CASE WHEN ${$('synchronous_commit')}::text = 'off' THEN set_config('synchronous_commit', 'off', true) END AS setting
   FROM (
     SELECT organization_id, next_version, stored_bytes, next_event, event_head, chain_kid, last_at, is_closed,

@@ -5,7 +5,7 @@ import { PGlite } from '@electric-sql/pglite'
 import { NodeFS } from '@electric-sql/pglite/nodefs'
 import { copyCluster } from './copy-cluster.ts'
 import type { WorkerInput } from './embedded.ts'
-import { MEANING } from '../postgres/session.ts'
+import { MEANING, ONLY_SESSION } from '../postgres/session.ts'
 
 interface Task { bytes?: Uint8Array, copy?: string, close?: true }
 type Operation = (...args: never[]) => unknown
@@ -52,6 +52,23 @@ function reportingFullDisk (write: Write): Write {
   }
 }
 
+// The exit status with which PostgreSQL reports an error of a statement (PGlite's POSTGRES_MAIN_LONGJMP).
+const STATEMENT_FAILED = 100
+
+// After a FATAL or PANIC, PGlite would run the main loop of the ended session again without end. Ends this thread
+// instead (not the process), so that the database is opened again.
+function endWithSession (module: PGlite['Module']) {
+  const loopOnce = module._PostgresMainLoopOnce
+  module._PostgresMainLoopOnce = () => {
+    try {
+      loopOnce()
+    } catch (error) {
+      if ((error as { status?: number }).status !== STATEMENT_FAILED) process.exit(1)
+      throw error
+    }
+  }
+}
+
 function countOperation () {
   Atomics.add(progress, 0, 1)
 }
@@ -66,8 +83,9 @@ const startParams = [
 // If the worker ends during a statement, temporary files remain, which single-user PostgreSQL never removes.
 fs.rmSync(`${dir}/base/pgsql_tmp`, { recursive: true, force: true })
 const pg = await PGlite.create({ fs: new WatchedFS(dir), startParams, pgliteWasmModule: program })
+endWithSession(pg.Module)
 // PGlite ignores connection parameters.
-for (const [name, value] of Object.entries(MEANING)) await pg.exec(`SET ${name} = '${value}'`)
+for (const [name, value] of Object.entries({ ...MEANING, ...ONLY_SESSION })) await pg.exec(`SET ${name} = '${value}'`)
 
 // One task at a time, so that statements keep their order.
 let last: Promise<unknown> = Promise.resolve()
