@@ -35,6 +35,10 @@ const rowOf = (format: keyof typeof DOCUMENTS, what: string) =>
 const WAYS = {
   'merged alone': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true`),
   'raw values': (path: string, token: string) => getting(token, `${path}?decrypt=true&merge=true&raw=true`),
+  values: (path: string, token: string) => getting(token, `${path}/values`),
+  'values as a shell text': (path: string, token: string) => getting(token, `${path}/values`, { accept: 'text/plain' }),
+  'values in YAML': (path: string, token: string) => getting(token, `${path}/values`, { accept: 'application/yaml' }),
+  names: (path: string, token: string) => getting(token, `${path}/names?merge=true`),
   'levels, merged and filtered': (path: string, token: string) => {
     const [, , , organization, project, target, environment] = path.split('/')
     return posting(token, `/api/v1/${organization}/secrets/retrieve`, {

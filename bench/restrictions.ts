@@ -17,10 +17,10 @@ import { TEAM_LIMITS } from '../schemas/teams.ts'
 import { issuePair, makePerson } from '../test/helpers/people.ts'
 import { makeProject } from './bulk.ts'
 import type { Bench } from './keys.ts'
-import { total, type Outcome, type Request } from './load.ts'
+import type { Request } from './load.ts'
+import { measurePairs, type Pair } from './pairs.ts'
 import { startService } from './processes.ts'
-import { DOCUMENT, getting, makeTenants, posting, send, several, type Tenant } from './seed.ts'
-import { compare, median } from './table.ts'
+import { DOCUMENT, getting, makeTenants, posting, several, type Tenant } from './seed.ts'
 
 // The number of the tenant; other rows use other tenants.
 const TENANT = 2001
@@ -37,47 +37,15 @@ const LONG = { slug: 'long', targets: 0, environments: 0, versions: 1000 }
 // Concurrent transactions; each uses a PostgreSQL process.
 const AT_ONCE = 2
 
-interface Row {
-  row: string
-  reference: string
-  most: number
-  own: Request
-  other: Request
-}
-
-/** One connection sends the requests of both callers alternately. A ratio is the median of the rounds' p50 ratios. */
 export async function measureRestrictions (bench: Bench): Promise<void> {
-  const { dir, env, load, rounds, seconds, lines } = bench
+  const { dir, env } = bench
   if (!ROWS.some(bench.wanted)) return
   const [tenant] = await makeTenants(env, 1, TENANT) as [Tenant]
   const callers = await fill(env, bench.sql, tenant)
   await bench.sql`VACUUM ANALYZE`
   const service = await startService(dir, env)
   try {
-    const { url } = service
-    for (const { row, reference, most, own, other } of rowsOf(tenant, callers).filter(({ row }) => bench.wanted(row))) {
-      const ask = (request: Request, seconds: number) =>
-        load.fire({ url, requests: [request], expect: 200, seconds, connections: 1 })
-      for (const request of [other, own]) {
-        await send(url, request)
-        await ask(request, 1)
-      }
-      const outcomes: { own: Outcome, other: Outcome }[] = []
-      for (let round = 0; round < rounds; round++) {
-        const reference = await ask(other, seconds)
-        outcomes.push({ own: await ask(own, seconds), other: reference })
-      }
-      const p50 = (which: 'own' | 'other') => median(outcomes.map((outcome) => outcome[which].p50))
-      lines.push({
-        row,
-        reference,
-        ...compare(p50('own'), p50('other'), ' ms', 2),
-        ratio: median(outcomes.map(({ own, other }) => own.p50 / other.p50)),
-        bar: { most },
-        note: total(outcomes.flatMap(({ own, other }) => [own, other]))
-      })
-      console.log(`${row}: ${p50('own').toFixed(2)} ms, ${reference} ${p50('other').toFixed(2)} ms`)
-    }
+    await measurePairs(bench, service.url, rowsOf(tenant, callers))
   } finally {
     await service.stop()
   }
@@ -124,7 +92,7 @@ const ROWS = [
   restricted(VERSIONS), ...Object.keys(BY_TEAMS).map(byTeams), byTeams(TOKEN_READ)
 ]
 
-function rowsOf ({ id, token }: Tenant, callers: Callers): Row[] {
+function rowsOf ({ id, token }: Tenant, callers: Callers): Pair[] {
   const base = `/api/v1/${id}`
   const unrestricted = 'the same, unrestricted'
   const versions = { project: 'long', level: 'project', page: 1 }

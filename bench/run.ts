@@ -17,6 +17,8 @@ import { measureFairness } from './fairness.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
 import { measureMerges } from './merges.ts'
+import { measureNameHistories } from './name-histories.ts'
+import { measureNames } from './names.ts'
 import { makeTables, preparePlainTx } from './plain-tx.ts'
 import { cpuOfPostgres, startBare, startService, type Running } from './processes.ts'
 import { measureRestrictions } from './restrictions.ts'
@@ -90,6 +92,8 @@ try {
   await measureFairness(bench)
   await measureRestrictions(bench)
   await measureMerges(bench)
+  await measureNames(bench)
+  await measureNameHistories(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`

@@ -1,7 +1,8 @@
 /** Rows about synchronous steps, which block the event loop: the longest time of each kind, compared with a limit. */
 import { RotateClientKeysBody } from '../schemas/encryption-keys.ts'
 import { boundsOf, readJson, readLargeJson } from '../src/http/bodies/json.ts'
-import { readDocument, type DocumentFormat } from '../src/rules/documents.ts'
+import type { DocumentFormat } from '../src/rules/documents/entries.ts'
+import { readDocument } from '../src/rules/documents/read.ts'
 import { compare, median, type Line } from './table.ts'
 
 const BAR = 50

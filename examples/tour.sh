@@ -73,7 +73,7 @@ has '"error":"version_protected"'
 
 step "Restore it from the snapshot, version $SNAPSHOT"
 call 200 POST "$ORG/secrets/versions/$SNAPSHOT/restore"
-call 200 GET "$ORG/$NAME/backend/live/secrets?decrypt=true&merge=true&raw=true"
+call 200 GET "$ORG/$NAME/backend/live/secrets/values"
 has '{"GREETING":"hello"}'
 
 step 'Purge the history: only when confirmed'

@@ -12,7 +12,7 @@ exports() {
   token=${STRONGROOM_TOKEN:-$(cat "${STRONGROOM_TOKEN_FILE:?set STRONGROOM_TOKEN_FILE or STRONGROOM_TOKEN}")}
   # curl reads the token from standard input, because every process on the machine can see command lines.
   values=$(printf 'Authorization: Bearer %s\n' "$token" |
-    curl -fsS -H @- "$STRONGROOM_URL/api/v1/$1/secrets?decrypt=true&merge=true&raw=true")
+    curl -fsS -H @- "$STRONGROOM_URL/api/v1/$1/secrets/values")
   # The shell would run an invalid name as a command.
   printf '%s' "$values" | jq -r '
     to_entries[] | select(.key | test("\\A[A-Za-z_][A-Za-z0-9_]*\\z")) | "export \(.key)=\(.value | @sh)"'

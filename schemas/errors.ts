@@ -7,11 +7,15 @@ interface ErrorSpec { status: number, message: string, details?: TSchema, exampl
 function error<S extends number> (status: S, message: string): { status: S, message: string }
 /** An error with the schema fields of `details` and an example of `details`. */
 function error<S extends number, D extends TProperties> (
-  status: S, message: string, details: D, example: Record<keyof D, unknown>
+  status: S, message: string, details: D, example: Partial<Record<keyof D, unknown>>
 ): { status: S, message: string, details: TObject<D>, example: object }
 function error (status: number, message: string, details?: TProperties, example?: object): ErrorSpec {
   return { status, message, ...(details && { details: Type.Object(details), example }) }
 }
+
+const SIDE = Type.Optional(Type.String({
+  description: 'the side of a comparison that has the error, `from` or `to`; absent elsewhere'
+}))
 
 /**
  * The error catalogue of the API: code, status, message and the schema of `details`. If an error has `as`, responses
@@ -42,7 +46,7 @@ export const ERRORS = {
   ),
   version_locked: error(
     403, 'The version is outside the retention window of the plan.',
-    { retention_days: Type.Integer(), version_created_at: Timestamp },
+    { retention_days: Type.Integer(), version_created_at: Timestamp, side: SIDE },
     { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' }
   ),
   not_found: error(404, 'There is no such resource.'),
@@ -94,11 +98,22 @@ export const ERRORS = {
     422, 'The project is client-managed: the server cannot read or encrypt its documents.'
   ),
   document_unreadable: error(
-    422, 'A document does not parse in the format of the project.', { level: Type.String() }, { level: 'environment' }
+    422, 'A document does not parse in the format of the project.',
+    {
+      level: Type.String(),
+      line: Type.Optional(Type.Integer({ description: 'the first line that does not parse; the first line is 1' })),
+      column: Type.Optional(Type.Integer({ description: 'in characters; the first column is 1' })),
+      side: SIDE
+    },
+    { level: 'environment', line: 3, column: 1 }
+  ),
+  names_not_in_shell: error(
+    422, 'These names or their values cannot be shell variables. Rename them, or read JSON or YAML.',
+    { names: Type.Array(Type.String()) }, { names: ['api.key'] }
   ),
   version_gone: error(
     422, 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
-    { level: Type.String() }, { level: 'orbit/backend/live' }
+    { level: Type.String(), side: SIDE }, { level: 'orbit/backend/live' }
   ),
   content_not_decryptable: error(422, 'The content cannot be decrypted with the current key of the project.'),
   key_proof_required: error(422, 'The project has no key proof to compare with.'),

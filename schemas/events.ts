@@ -6,7 +6,7 @@ const LISTED = [
   'project.create', 'project.update', 'project.delete', 'project.restore',
   'target.create', 'target.update', 'target.delete',
   'environment.create', 'environment.update', 'environment.delete',
-  'secret.store', 'secret.delete', 'secret.restore', 'secret.decrypt',
+  'secret.store', 'secret.delete', 'secret.restore', 'secret.decrypt', 'secret.names',
   'version.read', 'version.delete', 'version.purge',
   'key.retrieve', 'key.rotate', 'key.change_custody',
   'history.re_encrypt',

@@ -2,7 +2,7 @@ import { Type, type Static, type TObject, type TSchema } from '@sinclair/typebox
 import { EncryptionKey, EncryptionKeyAnswer } from './encryption-keys.ts'
 import {
   Answer, BLOB_BYTES, BLOB_LENGTH, Blob, Body, Example, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug,
-  Timestamp, ToldApart, Ulid, exampleOf
+  Timestamp, ToldApart, Ulid, UnreadableWarning, exampleOf
 } from './shapes.ts'
 
 /** The levels of the hierarchy that can have a document. */
@@ -150,7 +150,10 @@ export const StoreBody = Body({
     maxLength: BLOB_LENGTH, description: `${Blob.description}; ${ONE_OF_BOTH}`, examples: Blob.examples
   })),
   plaintext: Type.Optional(Type.String({
-    maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; ${ONE_OF_BOTH}`
+    maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; 422 \`document_unreadable\` if it does not parse in the project's \`secret_format\`; ${ONE_OF_BOTH}`
+  })),
+  unchecked: Type.Optional(Type.Boolean({
+    default: false, description: 'store a `plaintext` that does not parse; the response has a `warning`'
   })),
   key_proof: Type.Optional(KeyProof),
   no_backup: Type.Optional(Type.Boolean({ default: false, description: 'do not record a version of this write' }))
@@ -169,7 +172,8 @@ export const StoreAnswer = Answer('StoreAnswer', {
     secret_id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
     version: Example(Nullable(Type.String({ description: 'the recorded version; null with no_backup' })), '1')
   }),
-  message: Example(Type.String(), 'Stored as version 1.')
+  message: Example(Type.String(), 'Stored as version 1.'),
+  warning: UnreadableWarning
 })
 
 export const DeleteBody = Body({

@@ -210,5 +210,10 @@ export const WriteHeaders = Type.Object({
   }))
 })
 
+/** A field of the response to a write. */
+export const UnreadableWarning = Type.Optional(Type.String({
+  description: "a stored document does not parse in the project's `secret_format`: it cannot be merged with other levels"
+}))
+
 /** A flag in a query: `true` or `false`; other values are rejected. */
 export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })

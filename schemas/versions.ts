@@ -4,7 +4,7 @@ import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
   Answer, Blob, Body, Described, Example, KeyProof, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Slug, Timestamp,
-  Ulid
+  Ulid, UnreadableWarning
 } from './shapes.ts'
 
 /** Actions that create a version. */
@@ -17,11 +17,14 @@ export const VersionParams = Type.Object({
   version: Type.String({ maxLength: 128, description: 'an integer', examples: ['1'] })
 })
 
+/** The author of a version: a user or an API token. */
 const Creator = Type.Unsafe<{ id: number, name: string } | null>({
   type: ['object', 'null'],
   properties: { id: { type: 'integer' }, name: { type: 'string' } },
   required: ['id', 'name']
 })
+
+export const CREATED_BY = Example(Creator, { id: 1, name: 'First token' })
 
 const fields = {
   type: Type.Literal('secret-versions'),
@@ -33,7 +36,7 @@ const fields = {
     encryption_key_version: Example(Type.String(), '1'),
     key_version: Example(Type.String(), '1'),
     created_at: Timestamp,
-    created_by: Example(Creator, { id: 1, name: 'First token' }),
+    created_by: CREATED_BY,
     metadata: Type.Object({
       level: Example(LevelName, 'environment'), restored_from: Example(Nullable(Type.String()), null)
     }, { title: 'VersionMetadata' }),
@@ -85,7 +88,8 @@ export const RestoreAnswer = Answer('RestoreAnswer', {
     secret_id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
     restored_from: Example(Type.String(), '1')
   }),
-  message: Example(Type.String(), 'Restored version 1 as version 2.')
+  message: Example(Type.String(), 'Restored version 1 as version 2.'),
+  warning: UnreadableWarning
 })
 
 export const DeleteVersionQuery = Type.Object({
@@ -116,7 +120,8 @@ export const RestoreToAnswer = Answer('RestoreToAnswer', {
       description: 'documents that were deleted, because their level had none at this time'
     }), 0)
   }),
-  message: Example(Type.String(), 'All documents are already in this state. Nothing was changed.')
+  message: Example(Type.String(), 'All documents are already in this state. Nothing was changed.'),
+  warning: UnreadableWarning
 })
 
 export const PurgeBody = Body({
@@ -132,6 +137,6 @@ export const PurgeBody = Body({
 export type PurgeBody = Static<typeof PurgeBody>
 
 export const PurgeAnswer = Answer('PurgeAnswer', {
-  data: Type.Object({ purged_count: Example(Type.Integer(), 3) }),
-  message: Example(Type.String(), 'Purged 3 versions.')
+  data: Type.Object({ purged_count: Example(Type.Integer(), 4) }),
+  message: Example(Type.String(), 'Purged 4 versions.')
 })

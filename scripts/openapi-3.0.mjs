@@ -1,5 +1,6 @@
 // Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
-// generators. All errors have one schema there, because such generators support one error type per operation.
+// generators. All errors have one schema there, because such generators support one error type per operation. A request
+// body has one media type, the first, because progenitor supports no operation with two.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
@@ -9,6 +10,8 @@ const { info, components: { schemas, responses, ...components }, paths, ...rest 
 const UNIONS = 'The errors of a status are one union with the discriminator `error`'
 const ONE_ERROR = 'All errors have one schema; the description of each status lists the codes of `error`'
 if (!info.description.includes(UNIONS)) throw new Error(`scripts/openapi-3.0.mjs does not find "${UNIONS}"`)
+
+const ONE_MEDIA_TYPE = 'A request body has one media type in this edition; the edition in OpenAPI 3.1 has all.'
 
 const ERROR = {
   title: 'Error',
@@ -94,7 +97,18 @@ function withCodes (response) {
   return codes.length === 0 ? response : { ...response, description: `${response.description}: ${codes.join(', ')}` }
 }
 
-const otherSchemas = Object.fromEntries(Object.entries(schemas).filter(([name]) => errorIn(name) === undefined))
+function withOneMediaType ({ requestBody, ...operation }) {
+  if (requestBody === undefined) return operation
+  const [[type, media]] = Object.entries(requestBody.content)
+  return { ...operation, requestBody: { ...requestBody, content: { [type]: media } } }
+}
+
+// The body schema of a removed media type is unused.
+const removedSchemas = new Set(Object.values(paths).flatMap((operations) => Object.values(operations))
+  .flatMap(({ requestBody }) => Object.values(requestBody?.content ?? {}).slice(1)).map(({ schema }) => nameIn(schema)))
+const otherSchemas = Object.fromEntries(
+  Object.entries(schemas).filter(([name]) => errorIn(name) === undefined && !removedSchemas.has(name))
+)
 
 writeFileSync('dist/openapi-3.0.json', JSON.stringify({
   ...rest,
@@ -102,7 +116,7 @@ writeFileSync('dist/openapi-3.0.json', JSON.stringify({
   info: {
     title: info.title,
     version: info.version,
-    description: info.description.replace(UNIONS, ONE_ERROR),
+    description: `${info.description.replace(UNIONS, ONE_ERROR)}\n\n${ONE_MEDIA_TYPE}`,
     license: { name: 'MIT' }
   },
   components: {
@@ -110,5 +124,5 @@ writeFileSync('dist/openapi-3.0.json', JSON.stringify({
     responses: convert(mapValues(responses, withCodes)),
     schemas: { ...mapValues(otherSchemas, convert), Error: ERROR, OAuthError: OAUTH_ERROR }
   },
-  paths: convert(paths)
+  paths: convert(mapValues(paths, (operations) => mapValues(operations, withOneMediaType)))
 }))

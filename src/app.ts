@@ -37,7 +37,11 @@ import { validatorCompiler } from './http/bodies/validation.ts'
 import { createMailer } from './mail/mailer.ts'
 import { createOutbox } from './mail/outbox.ts'
 import { audit } from './plugins/audit.ts'
+import { changes } from './plugins/documents/changes.ts'
 import { cli } from './plugins/cli.ts'
+import { diff } from './plugins/documents/diff.ts'
+import { nameSearch } from './plugins/documents/name-search.ts'
+import { names } from './plugins/documents/names.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { invoices } from './plugins/billing/invoices.ts'
 import { invitations } from './plugins/invitations.ts'
@@ -75,7 +79,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   projects: ['Projects of an organization, with a key each', projects],
   targets: ['Targets of a project', targets],
   environments: ['Environments of a target', environments],
-  secrets: ['Encrypted documents, one for each level', secrets],
+  secrets: ['Encrypted documents, one for each level', secrets, names, nameSearch, diff, changes],
   versions: ['Version history: list, fetch, restore, delete, purge', versions],
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],

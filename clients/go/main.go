@@ -206,6 +206,62 @@ func main() {
 	key, ok := retrieve(strongroom.RetrieveBodyActionKeyRetrieve).(strongroom.EncryptionKey)
 	expect(ok && key.Attributes.Version == 2)
 
+	step("change two names of the document")
+	change := func(body strongroom.ChangeBody) strongroom.ChangedNames {
+		answer := must(client.ChangeEnvironmentSecretsWithResponse(
+			ctx, organization, project, target, environment, nil, body))
+		return good(answer.JSON200, answer).Data
+	}
+	changed := change(strongroom.ChangeBody{Set: &map[string]string{"A": "third", "C": "new"}})
+	expect(slices.Equal(changed.Changed, []string{"A"}) && slices.Equal(changed.Added, []string{"C"}), changed)
+
+	step("remove one of them")
+	removed := change(strongroom.ChangeBody{Unset: &[]string{"C"}})
+	expect(slices.Equal(removed.Removed, []string{"C"}) && *removed.Version != *changed.Version, removed)
+
+	step("list the names, merged, without values")
+	listed := must(client.ReadEnvironmentNamesWithResponse(ctx, organization, project, target, environment,
+		&strongroom.ReadEnvironmentNamesParams{Merge: new(true)}))
+	names := good(listed.JSON200, listed)
+	expect(names.Meta.Total == 2, names)
+	overriding, inherited := names.Data[0].Attributes, names.Data[1].Attributes
+	expect(overriding.Name == "A" && overriding.Level == strongroom.LevelEnvironment, overriding)
+	expect(slices.Equal(overriding.Overrides, []strongroom.Level{strongroom.LevelProject}), overriding)
+	expect(inherited.Name == "B" && inherited.Level == strongroom.LevelProject, inherited)
+
+	step("find the levels that have a name")
+	searched := must(client.SearchNamesWithResponse(ctx, organization, &strongroom.SearchNamesParams{Search: "a"}))
+	matches := good(searched.JSON200, searched)
+	expect(len(matches.Data) == 2 && matches.Meta.Next == nil, matches)
+	expect(slices.ContainsFunc(matches.Data, func(one strongroom.FoundName) bool {
+		return one.Attributes.Target == nil
+	}), matches)
+	expect(slices.ContainsFunc(matches.Data, func(one strongroom.FoundName) bool {
+		return one.Attributes.Environment != nil && *one.Attributes.Environment == environment
+	}), matches)
+
+	step("compare the project with the environment")
+	compared := must(client.CompareEnvironmentSecretsWithResponse(ctx, organization, project, target, environment,
+		&strongroom.CompareEnvironmentSecretsParams{From: "project", To: "environment", Values: new(true)}))
+	differences := good(compared.JSON200, compared).Data.Attributes
+	expect(slices.Equal(differences.Changed, []string{"A"}) && slices.Equal(differences.Removed, []string{"B"}), differences)
+	pairs := *differences.Values
+	expect(*pairs[0].From == "project" && *pairs[0].To == "third", differences)
+	expect(*pairs[1].From == "project" && pairs[1].To == nil, differences)
+
+	step("read the history of the removed name, the newest version first")
+	traced := must(client.ReadEnvironmentNameHistoryWithResponse(ctx, organization, project, target, environment,
+		&strongroom.ReadEnvironmentNameHistoryParams{Name: "C", Values: new(true)}))
+	changes := good(traced.JSON200, traced)
+	expect(len(changes.Data) == 2 && changes.Meta.Next == nil, changes)
+	expect(changes.Data[0].Id == *removed.Version && changes.Data[0].Attributes.Value == nil, changes)
+	expect(changes.Data[1].Id == *changed.Version && *changes.Data[1].Attributes.Value == "new", changes)
+
+	step("read the values")
+	fetched := must(client.ReadEnvironmentValuesWithResponse(ctx, organization, project, target, environment, nil))
+	values = good(fetched.JSON200, fetched)
+	expect(values["A"] == "third" && values["B"] == "project", values)
+
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
 		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySecretRead},
@@ -294,7 +350,7 @@ func main() {
 	step("list the audit events of what was stored")
 	events := must(client.ListAuditEventsWithResponse(ctx, organization,
 		&strongroom.ListAuditEventsParams{Action: new(strongroom.EventNameSecretStore)}))
-	expect(len(good(events.JSON200, events).Data) == 3)
+	expect(len(good(events.JSON200, events).Data) == 5)
 
 	step("delete the project")
 	empty(must(client.DeleteProjectWithResponse(ctx, organization, project, nil)))

@@ -90,6 +90,10 @@ public class Scenario {
     return versions.listVersions(ORGANIZATION, body).getData();
   }
 
+  private static ChangedNames change(ChangeBody body) throws ApiException {
+    return secrets.changeEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null, null, null, body).getData();
+  }
+
   private static ProjectAnswer createProject() throws ApiException {
     return projects.createProject(ORGANIZATION, new CreateProjectBody().name("Orbit").slug(PROJECT), "scenario");
   }
@@ -194,6 +198,51 @@ public class Scenario {
     Retrieved key = retrieve(RetrieveBody.ActionEnum.KEY_RETRIEVE);
     expect(key.getActualInstance() instanceof EncryptionKey active && active.getAttributes().getVersion() == 2, "");
 
+    step("change two names of the document");
+    ChangedNames changed = change(new ChangeBody().set(Map.of("A", "third", "C", "new")));
+    expect(changed.getChanged().equals(List.of("A")) && changed.getAdded().equals(List.of("C")), changed);
+
+    step("remove one of them");
+    ChangedNames removed = change(new ChangeBody().unset(List.of("C")));
+    expect(removed.getRemoved().equals(List.of("C")) && !removed.getVersion().equals(changed.getVersion()), removed);
+
+    step("list the names, merged, without values");
+    SecretNameList names =
+        secrets.readEnvironmentNames(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, true, null, null, null);
+    expect(names.getMeta().getTotal() == 2, names);
+    SecretNameAttributes overriding = names.getData().get(0).getAttributes();
+    expect(overriding.getName().equals("A") && overriding.getLevel() == Level.ENVIRONMENT
+        && overriding.getOverrides().equals(List.of(Level.PROJECT)), names);
+    SecretNameAttributes inherited = names.getData().get(1).getAttributes();
+    expect(inherited.getName().equals("B") && inherited.getLevel() == Level.PROJECT, names);
+
+    step("find the levels that have a name");
+    FoundNameList found = secrets.searchNames(ORGANIZATION, "a", null, null);
+    expect(found.getData().size() == 2 && found.getMeta().getNext() == null, found);
+    expect(found.getData().stream().anyMatch(one -> one.getAttributes().getTarget() == null), found);
+    expect(found.getData().stream().anyMatch(one -> ENVIRONMENT.equals(one.getAttributes().getEnvironment())), found);
+
+    step("compare the project with the environment");
+    SecretDifferencesAttributes differences = secrets.compareEnvironmentSecrets(
+        ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, "project", "environment", null, true).getData().getAttributes();
+    expect(differences.getChanged().equals(List.of("A")) && differences.getRemoved().equals(List.of("B")), differences);
+    expect(differences.getValues().equals(List.of(
+        new DifferentValue().name("A").from("project").to("third"),
+        new DifferentValue().name("B").from("project"))), differences);
+
+    step("read the history of the removed name, the newest version first");
+    NameHistory changes = secrets.readEnvironmentNameHistory(
+        ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, "C", true, null);
+    expect(changes.getData().size() == 2 && changes.getMeta().getNext() == null, changes);
+    NameChange removal = changes.getData().get(0);
+    expect(removal.getId().equals(removed.getVersion()) && removal.getAttributes().getValue() == null, changes);
+    NameChange addition = changes.getData().get(1);
+    expect(addition.getId().equals(changed.getVersion()) && addition.getAttributes().getValue().equals("new"), changes);
+
+    step("read the values");
+    Map<String, String> values = secrets.readEnvironmentValues(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null);
+    expect(values.equals(Map.of("A", "third", "B", "project")), values);
+
     step("create a token that reads");
     ApiTokensApi tokens = new ApiTokensApi(client);
     CreateTokenBody reads = new CreateTokenBody().name("Reader").abilities(List.of(Ability.SECRET_READ));
@@ -266,7 +315,7 @@ public class Scenario {
     step("list the audit events of what was stored");
     AuditEventList events = new AuditApi(client).listAuditEvents(
         ORGANIZATION, null, EventName.SECRET_STORE, null, null, null, null, null, null);
-    expect(events.getData().size() == 3, events);
+    expect(events.getData().size() == 5, events);
 
     step("delete the project");
     projects.deleteProject(ORGANIZATION, PROJECT, null, null);

@@ -12,13 +12,28 @@ from strongroom_client.api.environments import create_environment, list_environm
 from strongroom_client.api.members import invite_member, list_invitations, send_invitation, withdraw_invitation
 from strongroom_client.api.organizations import get_organization
 from strongroom_client.api.projects import create_project, delete_project, get_project, update_project
-from strongroom_client.api.secrets import delete_secrets, read_environment_secrets, retrieve_secrets, store_secrets
+from strongroom_client.api.secrets import (
+    change_environment_secrets,
+    compare_environment_secrets,
+    delete_secrets,
+    read_environment_name_history,
+    read_environment_names,
+    read_environment_secrets,
+    read_environment_values,
+    retrieve_secrets,
+    search_names,
+    store_secrets,
+)
 from strongroom_client.api.targets import create_target, get_target
 from strongroom_client.api.users import get_user
 from strongroom_client.api.versions import list_versions, purge_versions, restore_version
 from strongroom_client.models import (
     Ability,
     AuditEventList,
+    ChangeAnswer,
+    ChangeBody,
+    ChangeBodySet,
+    ChangedNames,
     CreatedToken,
     CreateEnvironmentBody,
     CreateProjectBody,
@@ -29,12 +44,15 @@ from strongroom_client.models import (
     EnvironmentAnswer,
     EnvironmentList,
     EventName,
+    FoundNameList,
     HistoryPolicy,
     InvitationList,
     InviteMemberBody,
     KeyHistoryAnswer,
+    Level,
     LevelDocument,
     ListVersionsBody,
+    NameHistory,
     OrganizationAnswer,
     PlanList,
     PrincipalAnswer,
@@ -52,6 +70,8 @@ from strongroom_client.models import (
     RotateBody,
     RotatedToken,
     RotateTokenBody,
+    SecretDifferencesAnswer,
+    SecretNameList,
     Secrets,
     SecretsAnswer,
     SendInvitationBody,
@@ -62,6 +82,7 @@ from strongroom_client.models import (
     TokenPrincipal,
     UpdateProjectBody,
     UsageAnswer,
+    Values,
     VersionPage,
 )
 from strongroom_client.types import Response, Unset
@@ -264,6 +285,64 @@ step("retrieve the key")
 key = retrieve(RetrieveBodyAction.KEYRETRIEVE)
 expect(isinstance(key, EncryptionKey) and key.attributes.version == 2)
 
+step("change two names of the document")
+
+
+def change(body: ChangeBody) -> ChangedNames:
+    answer = change_environment_secrets.sync_detailed(ORGANIZATION, *LEVEL, client=client, body=body)
+    return good(answer, ChangeAnswer).data
+
+
+changed = change(ChangeBody(set_=ChangeBodySet.from_dict({"A": "third", "C": "new"})))
+expect(changed.changed == ["A"] and changed.added == ["C"], changed)
+
+step("remove one of them")
+removed = change(ChangeBody(unset=["C"]))
+expect(removed.removed == ["C"] and removed.version != changed.version, removed)
+
+step("list the names, merged, without values")
+names = good(
+    read_environment_names.sync_detailed(ORGANIZATION, *LEVEL, client=client, merge=True), SecretNameList
+)
+expect(
+    [(one.attributes.name, one.attributes.level, one.attributes.overrides) for one in names.data]
+    == [("A", Level.ENVIRONMENT, [Level.PROJECT]), ("B", Level.PROJECT, [])],
+    names,
+)
+
+step("find the levels that have a name")
+found = good(search_names.sync_detailed(ORGANIZATION, client=client, search="a"), FoundNameList)
+expect(len(found.data) == 2 and found.meta.next_ is None, found)
+expect({one.attributes.environment for one in found.data} == {None, "live"}, found)
+
+step("compare the project with the environment")
+differences = good(
+    compare_environment_secrets.sync_detailed(
+        ORGANIZATION, *LEVEL, client=client, from_="project", to="environment", values=True
+    ),
+    SecretDifferencesAnswer,
+).data.attributes
+expect(differences.changed == ["A"] and differences.removed == ["B"], differences)
+pairs = [] if isinstance(differences.values, Unset) else [one.to_dict() for one in differences.values]
+expect(
+    pairs == [{"name": "A", "from": "project", "to": "third"}, {"name": "B", "from": "project"}], differences
+)
+
+step("read the history of the removed name, the newest version first")
+changes = good(
+    read_environment_name_history.sync_detailed(ORGANIZATION, *LEVEL, client=client, name="C", values=True),
+    NameHistory,
+)
+expect(
+    [(one.id, one.attributes.value) for one in changes.data] == [(removed.version, None), (changed.version, "new")],
+    changes,
+)
+expect(changes.meta.next_ is None, changes)
+
+step("read the values")
+values = good(read_environment_values.sync_detailed(ORGANIZATION, *LEVEL, client=client), Values)
+expect(values.to_dict() == {"A": "third", "B": "project"}, values)
+
 step("create a token that reads")
 created = good(
     create_api_token.sync_detailed(
@@ -368,7 +447,7 @@ step("list the audit events of what was stored")
 events = good(
     list_audit_events.sync_detailed(ORGANIZATION, client=client, action=EventName.SECRET_STORE), AuditEventList
 )
-expect(len(events.data) == 3, events)
+expect(len(events.data) == 5, events)
 
 step("delete the project")
 empty(delete_project.sync_detailed(ORGANIZATION, "orbit", client=client))

@@ -146,6 +146,57 @@ step('retrieve the key')
 const key = await retrieve('key:retrieve')
 expect(key.type === 'encryption-keys' && key.attributes.version === 2)
 
+step('change two names of the document')
+const change = async (body: { set?: Record<string, string>, unset?: string[] }) => good(await client.PATCH(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets', { params: ofEnvironment, body }
+)).data
+const changed = await change({ set: { A: 'third', C: 'new' } })
+expect(changed.changed[0] === 'A' && changed.added[0] === 'C' && changed.version !== null, changed)
+
+step('remove one of them')
+const removed = await change({ unset: ['C'] })
+expect(removed.removed[0] === 'C' && removed.version !== changed.version, removed)
+
+step('list the names, merged, without values')
+const names = good(await client.GET('/api/v1/{organization}/{project}/{target}/{environment}/secrets/names', {
+  params: { ...ofEnvironment, query: { merge: true } }
+}))
+const [overriding, inherited] = names.data.map(({ attributes }) => attributes)
+expect(overriding?.name === 'A' && overriding.level === 'environment' && overriding.overrides[0] === 'project', names)
+expect(inherited?.name === 'B' && inherited.level === 'project' && names.meta.total === 2, names)
+
+step('find the levels that have a name')
+const found = good(await client.GET('/api/v1/{organization}/secrets/names', {
+  params: { ...ofOrganization, query: { search: 'a' } }
+}))
+expect(found.data.length === 2 && found.meta.next === null, found)
+expect(found.data.some(({ attributes }) => attributes.target === null), found)
+expect(found.data.some(({ attributes }) => attributes.environment === 'live'), found)
+
+step('compare the project with the environment')
+const { attributes: differences } = good(await client.GET(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets/diff',
+  { params: { ...ofEnvironment, query: { from: 'project', to: 'environment', values: true } } }
+)).data
+expect(differences.changed[0] === 'A' && differences.removed[0] === 'B', differences)
+expect(differences.values?.[0]?.from === 'project' && differences.values[0].to === 'third', differences)
+expect(differences.values[1]?.from === 'project' && differences.values[1].to === undefined, differences)
+
+step('read the history of the removed name, the newest version first')
+const changes = good(await client.GET(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets/names/history',
+  { params: { ...ofEnvironment, query: { name: 'C', values: true } } }
+))
+expect(changes.data[0]?.id === removed.version && changes.data[0].attributes.value === null, changes)
+expect(changes.data[1]?.id === changed.version && changes.data[1].attributes.value === 'new', changes)
+expect(changes.meta.next === null, changes)
+
+step('read the values')
+const values = good(await client.GET(
+  '/api/v1/{organization}/{project}/{target}/{environment}/secrets/values', { params: ofEnvironment }
+))
+expect(values.A === 'third' && values.B === 'project', values)
+
 step('create a token that reads')
 const created = good(await client.POST('/api/v1/organizations/{organization}/api-keys', {
   params: ofOrganization, body: { name: 'Reader', abilities: ['secret:read'] }
@@ -233,7 +284,7 @@ step('list the audit events of what was stored')
 const events = good(await client.GET('/api/v1/{organization}/audit-events', {
   params: { ...ofOrganization, query: { action: 'secret.store' } }
 }))
-expect(events.data.length === 3, events)
+expect(events.data.length === 5, events)
 
 step('delete the project')
 const gone = await client.DELETE('/api/v1/{organization}/{project}', { params: ofProject })

@@ -1,3 +1,6 @@
+/** Milliseconds of work on documents after which a request ends its page, so that others get their turn. */
+export const MAX_WORK = 300
+
 /** Yields to the event loop, so that other requests run between two steps of a long operation. */
 export async function rest (): Promise<void> {
   await new Promise<void>((resolve) => { setImmediate(resolve) })

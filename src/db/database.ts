@@ -55,7 +55,10 @@ export interface Database {
   authenticate (authority: RowAuthority): Promise<void>
   /** Runs a transaction without a deadline, before the service starts. Progress messages contain `what`. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
-  /** Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. */
+  /**
+   * Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. On Citus,
+   * each node has a snapshot, taken while no transaction of several nodes commits.
+   */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /**
    * Migrates the schema to this build's version, and on Citus places new tables and sets the settings of the nodes.

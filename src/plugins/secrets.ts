@@ -10,7 +10,7 @@ import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
-import { writeInSteps } from '../http/responses/large-responses.ts'
+import { writeIfLarge } from '../http/responses/large-responses.ts'
 import {
   inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel
 } from '../http/guard/level-lookup.ts'
@@ -27,12 +27,13 @@ import { fail, refuse } from '../rules/errors.ts'
 import { requireKeptAt } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
-import { acceptContent } from '../vault/documents/accept.ts'
+import { acceptContent, warningOf } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openCurrent } from '../vault/documents/documents.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
-  answerReading, currentContents, pastContents, readingEtag, visibleSecrets, type Contents, type Reading
+  answerReading, charactersOf, currentContents, eventOfReading, pastContents, readingEtag, visibleSecrets,
+  type Contents, type Reading
 } from '../vault/documents/read.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
 import { writeLevel } from '../vault/documents/write.ts'
@@ -40,9 +41,6 @@ import { writeLevel } from '../vault/documents/write.ts'
 const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
-
-/** In characters. Larger responses are serialized in steps, to yield to the event loop. */
-const LARGE_READ = 256 * 1024
 
 /** The routes that read documents, one for each level. */
 const READS = [
@@ -134,8 +132,8 @@ export const secrets: Domain = async (app) => {
       isFoundByWrite: true,
       audit: 'secret.store',
       errors: [
-        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'key_proof_required',
-        'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
+        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'document_unreadable',
+        'key_proof_required', 'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
       ]
     },
     schema: {
@@ -150,6 +148,7 @@ export const secrets: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext = '' } = request.body
+      let warning: string | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
         target: { names: namesIn(request), include: 'storable' },
@@ -158,7 +157,9 @@ export const secrets: Domain = async (app) => {
           const state = requireLevel(request, found)
           const secret = ownSecret(state)
           requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
-          const { blob, revealed } = acceptContent(app, state, request.body)
+          const accepted = acceptContent(app, state, request.body)
+          const { blob, revealed } = accepted
+          warning = warningOf(state, accepted)
           const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
           return { blob, record, event: 'secret.store', revealed }
         }
@@ -175,7 +176,8 @@ export const secrets: Domain = async (app) => {
           secret_id: secret.id,
           version: version === null ? null : String(version)
         },
-        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`
+        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
+        ...(warning !== undefined && { warning })
       }
     }
   })
@@ -290,22 +292,13 @@ export const secrets: Domain = async (app) => {
 
   async function send (reply: FastifyReply, { raw }: Reading, documents: Contents, answer: object) {
     reply.type(raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify)
-    const characters = [...documents.values()].reduce((sum, { length }) => sum + length, 0)
-    return reply.send(characters < LARGE_READ ? answer : await writeInSteps(answer))
+    return reply.send(await writeIfLarge(answer, charactersOf(documents)))
   }
 
   // Not called for 304, which reveals nothing new to the caller.
-  async function recordReading (
-    request: FastifyRequest, { level, level_id }: LevelState, visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
-    action: 'secret.decrypt' | 'version.read', more: object = {}
-  ) {
-    const details = {
-      secrets: visible.map(({ id }) => id).join(' '),
-      revisions: visible.map(({ revision }) => revision).join(' '),
-      ...more
-    }
-    const bytes = visible.reduce((sum, { sealed }) => sum + (sealed?.length ?? 0), 0)
-    await app.recordRead(actorOf(request), { action, resource_type: level, resource_id: level_id, details }, bytes)
+  async function recordReading (request: FastifyRequest, ...reading: Parameters<typeof eventOfReading>) {
+    const { event, bytes } = eventOfReading(...reading)
+    await app.recordRead(actorOf(request), event, bytes)
   }
 
   async function retrieveKey (request: FastifyRequest, reply: FastifyReply) {

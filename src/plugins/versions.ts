@@ -22,11 +22,12 @@ import {
   deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
 } from '../repositories/secrets/versions.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { requireKeptVersion } from '../rules/moments.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { counted } from '../rules/formats/words.ts'
-import { acceptRestored } from '../vault/documents/accept.ts'
+import { acceptRestored, warningOf } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
@@ -122,6 +123,7 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
+      let warning: string | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
         target: { secret_id: secret.id, version: version.id },
@@ -132,7 +134,9 @@ export const versions: Domain = async (app) => {
           const restored = requireKept(request, requireVersion(request, found))
           const current = ownSecret(state)
           requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
-          const { blob, revealed } = acceptRestored(app, storageKey, state, restored, request.body)
+          const accepted = acceptRestored(app, storageKey, state, restored, request.body)
+          const { blob, revealed } = accepted
+          warning = warningOf(state, accepted)
           const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
           return { blob, record, event: 'secret.restore', revealed }
         }
@@ -140,7 +144,8 @@ export const versions: Domain = async (app) => {
       const { version: restored_from } = request.params
       return {
         data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from },
-        message: `Restored version ${restored_from} as version ${written.secret.version}.`
+        message: `Restored version ${restored_from} as version ${written.secret.version}.`,
+        ...(warning !== undefined && { warning })
       }
     }
   })
@@ -246,13 +251,17 @@ export const versions: Domain = async (app) => {
       const { project } = levelOf(request)
       const at = requireTimestamp('at', request.body.at)
       const { organization } = principalOf(request)
-      const { restored, emptied } = await restoreTo(app, organization, actorOf(request), project.id, at, () =>
-        app.countEffect(request, reply))
+      const { restored, emptied, unreadable } = await restoreTo(
+        app, organization, actorOf(request), project.id, at, () => app.countEffect(request, reply)
+      )
       return {
         data: { type: 'projects' as const, id: project.id, at, restored, emptied },
         message: restored + emptied === 0
           ? 'All documents are already in this state. Nothing was changed.'
-          : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`
+          : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`,
+        ...(unreadable > 0 && {
+          warning: `Do not parse as ${project.secret_format}, and cannot be merged: ${counted(unreadable, 'document')}.`
+        })
       }
     }
   })
@@ -288,11 +297,9 @@ function requireVersion (request: FastifyRequest, found: FullVersion | undefined
   return found
 }
 
-// A version outside the retention window can be neither read nor restored.
 function requireKept<V extends FoundVersion> (request: FastifyRequest, found: V): V {
-  const { retention_days } = principalOf(request).organization.plan
-  if (!found.version.locked) return found
-  return fail('version_locked', { retention_days: retention_days!, version_created_at: found.version.created_at })
+  requireKeptVersion(found.version, principalOf(request).organization.plan)
+  return found
 }
 
 // Versions that were loaded before the handler.

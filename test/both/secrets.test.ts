@@ -255,7 +255,7 @@ t.test('documents are read as env, json, yaml or one opaque text', async (t) => 
     t.same(Object.entries(attributes.merged), Object.entries(values), secret_format)
     t.same(Object.entries((await read(`${path}&raw=true`)).body), Object.entries(values), secret_format)
 
-    await store({ project: at.project, target: at.target, plaintext: broken })
+    await store({ project: at.project, target: at.target, plaintext: broken, unchecked: true })
     for (const query of ['&merge=true', '&merge=both', '&merge=true&raw=true']) {
       const answer = await read(path + query)
       refused(t, answer, 422, 'document_unreadable', query)
@@ -278,6 +278,63 @@ t.test('documents are read as env, json, yaml or one opaque text', async (t) => 
       t, await read(`/format-text/backend/live?decrypt=true${query}`), 422, 'invalid_parameter_combination', query
     )
   }
+})
+
+t.test('a plaintext that does not parse is 422 with its line and column, and stores nothing; `unchecked` stores it', async (t) => {
+  const broken = [
+    { secret_format: 'env', document: 'A=1\n\nno assignment\n', line: 3, column: 1 },
+    { secret_format: 'env', document: 'A=1\r\nB="two\r\n', line: 2, column: 1 },
+    { secret_format: 'env', document: Array.from({ length: 10_001 }, (_, i) => `A${i}=1`).join('\n'), line: 10_001, column: 1 },
+    { secret_format: 'json', document: '{\n  "A": "1",\n  "B": é\n}', line: 3, column: 8 },
+    { secret_format: 'json', document: '', line: 1, column: 1 },
+    { secret_format: 'yaml', document: 'A: 1\nB: [1\n' },
+    { secret_format: 'yaml', document: '- a\n- list\n', line: 1, column: 1 }
+  ]
+  for (const [i, { secret_format, document, line, column }] of broken.entries()) {
+    const at = await makeLevel(owner, { slug: `unreadable-${i}`, secret_format })
+    const path = `/unreadable-${i}/backend/live?decrypt=true`
+    await unchanged(t, async () => {
+      for (const more of [{}, { unchecked: false }]) {
+        const answer = await store({ ...at, plaintext: document, ...more })
+        refused(t, answer, 422, 'document_unreadable', `${secret_format} ${i}`)
+        t.match(answer.body.details, { level: 'environment', line: line ?? Number, column: column ?? Number })
+      }
+    })
+    const stored = await store({ ...at, plaintext: document, unchecked: true })
+    t.equal(stored.status, 200)
+    t.match(stored.body.warning, new RegExp(`as ${secret_format} at line \\d+, column \\d+`))
+    t.equal((await read(path)).body.data.attributes.levels.environment.content, document)
+    refused(t, await read(`${path}&merge=true`), 422, 'document_unreadable')
+
+    const restored = await owner.call('POST', `/${org}/secrets/versions/${stored.body.data.version}/restore`)
+    t.equal(restored.status, 200, 'a restore of it succeeds')
+    t.equal(restored.body.warning, stored.body.warning)
+  }
+})
+
+t.test('a content that does not parse is stored with a warning; a readable document and a text project have none', async (t) => {
+  const at = await makeLevel(owner, { slug: 'warnings' })
+  const { key, key_check_salt, key_check_iterations } =
+    (await owner.call('GET', `/${org}/warnings/encryption-key`)).body.data.attributes
+  const dataKey = await deriveDataKey(key, Buffer.from(key_check_salt, 'base64'), key_check_iterations)
+  const bad = await store({ ...at, content: sealBlob(dataKey, 'A=1\nwhat\n') })
+  t.match(bad, { status: 200, body: { warning: /line 2, column 1/ } })
+  t.equal((await read('/warnings/backend/live?decrypt=true')).body.data.attributes.levels.environment.content, 'A=1\nwhat\n')
+  const good = await store({ ...at, content: sealBlob(dataKey, 'A=1\n') })
+  const unchecked = await store({ ...at, plaintext: 'A=2\n', unchecked: true })
+  const restored = await owner.call('POST', `/${org}/secrets/versions/${good.body.data.version}/restore`)
+  for (const answer of [good, unchecked, await store({ ...at, plaintext: 'A=3' }), restored]) {
+    t.equal(answer.status, 200)
+    t.notOk('warning' in answer.body)
+  }
+  t.match(await owner.call('POST', `/${org}/secrets/versions/${bad.body.data.version}/restore`), {
+    status: 200, body: { warning: /line 2, column 1/ }
+  })
+
+  const text = await makeLevel(owner, { slug: 'warnings-text', secret_format: 'text' })
+  const answer = await store({ ...text, plaintext: '{ anything' })
+  t.equal(answer.status, 200)
+  t.notOk('warning' in answer.body)
 })
 
 t.test('entity tags are strong, keyed and change with every write; If-None-Match answers 304', async (t) => {
@@ -429,7 +486,7 @@ t.test('a store that does not match its schema is refused and stores nothing', a
     { content: content.replace('=', '-') }, { plaintext: 1 }, { plaintext: ['A=1'] }, {
       plaintext: 'A=1', no_backup: 'true'
     },
-    { plaintext: 'A=1', no_backup: 1 }, { plaintext: 'A=1', backup: true }, {
+    { plaintext: 'A=1', no_backup: 1 }, { plaintext: 'A=1', unchecked: 'true' }, { plaintext: 'A=1', backup: true }, {
       plaintext: 'A=1', key_proof: ''
     }, { plaintext: 'A=1', key_proof: 1 },
     { plaintext: 'A=1', project: undefined }, { plaintext: 'A=1', target: undefined }, {
@@ -453,7 +510,7 @@ t.test('a store that does not match its schema is refused and stores nothing', a
     ), 'secret:write')
   })
   t.equal(
-    (await store({ ...at, plaintext: 'a'.repeat(1024 * 1024 - 28) })).body.data.bytes, 1024 * 1024,
+    (await store({ ...at, plaintext: 'a'.repeat(1024 * 1024 - 28), unchecked: true })).body.data.bytes, 1024 * 1024,
     'the largest document'
   )
 })

@@ -526,9 +526,11 @@ t.test('a reserved word in a path is a route of its own or nothing, never a reso
     t.equal((await owner.call('DELETE', `/${id}/${word}`)).status, word === 'projects' ? 405 : 404, word)
   }
   for (const word of ['targets', 'secrets', 'encryption-key']) {
-    t.equal((await owner.call('PATCH', `/${id}/orbit/${word}`, {})).status, 405, word)
+    // `secrets` of a project is the route that changes single names.
+    const status = word === 'secrets' ? 200 : 405
+    t.equal((await owner.call('PATCH', `/${id}/orbit/${word}`, {})).status, status, word)
   }
-  for (const word of RESERVED.environment) {
+  for (const word of RESERVED.environment.filter((word) => word !== 'secrets')) {
     t.match(
       (await owner.call('PATCH', `/${id}/orbit/backend/${word}`, {})).body.error, /^(?:method_not_allowed|not_found)$/,
       word

@@ -20,6 +20,8 @@ interface Operation {
 }
 interface Example { id: string, method: string, path: string, operation: Operation, type?: string, body?: object }
 
+const FORM_TYPE = 'application/x-www-form-urlencoded'
+
 const service = await startApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 // What it would do in the background belongs to no example.
@@ -45,9 +47,13 @@ const ORDER = [
   'storeSecrets', 'retrieveSecrets', 'readProjectSecrets', 'readTargetSecrets', 'readEnvironmentSecrets',
   'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
-  'retrieveSecretsLongPath',
+  'retrieveSecretsLongPath', 'readProjectValues', 'readTargetValues', 'readEnvironmentValues',
+  'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames',
+  'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets',
+  'readProjectNameHistory', 'readTargetNameHistory', 'readEnvironmentNameHistory',
   'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
-  'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
+  'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
+  'changeEnvironmentSecrets', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
   'inviteMember', 'listInvitations', 'getInvitation', 'sendInvitation', 'listOwnInvitations', 'acceptInvitation',
   'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember',
@@ -58,7 +64,7 @@ const ORDER = [
   'resumeSubscription', 'createSubscriptionShortPath', 'getSubscriptionShortPath', 'updateSubscriptionShortPath',
   'cancelSubscriptionShortPath', 'createCharge', 'refundCharge', 'redeemCoupon', 'removeCoupon', 'listInvoices',
   'listLatestInvoices', 'getInvoice', 'downloadInvoice', 'deletePaymentMethod',
-  ...Object.keys(OTHER_OPERATIONS),
+  ...Object.keys(OTHER_OPERATIONS), 'changeTargetSecrets', 'changeProjectSecrets',
   'deleteEnvironment', 'deleteTarget', 'deleteProject',
   'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory',
   'listAuditEvents', 'deleteOrganization'
@@ -278,7 +284,9 @@ async function send ({ id, method, path, operation, type, body }: Example, token
       ...(type !== undefined && { 'content-type': type })
     },
     ...(sent !== undefined && {
-      payload: type === 'application/json' ? sent : new URLSearchParams(sent as Record<string, string>).toString()
+      payload: type === FORM_TYPE
+        ? new URLSearchParams(sent as Record<string, string>).toString()
+        : JSON.stringify(sent)
     })
   })
 }

@@ -453,6 +453,18 @@ t.test('a level that was made anew under the name of one that was deleted is ano
   t.strictSame(await contents(at), { environment: 'A=2' })
 })
 
+t.test('restore-to restores documents that do not parse, and says so in a warning', async (t) => {
+  const at = await makeLevel(owner, { name: 'Unreadable' })
+  await store(at, { plaintext: 'A=1\nwhat', unchecked: true })
+  const moment = await now()
+  await put(at, 'A=2')
+  const readable = await now()
+  const answer = await restoreTo(at.project, moment)
+  t.match(answer.body, { data: { restored: 1 }, warning: 'Do not parse as env, and cannot be merged: 1 document.' })
+  t.strictSame(await contents(at), { environment: 'A=1\nwhat' })
+  t.notOk('warning' in (await restoreTo(at.project, readable)).body)
+})
+
 t.test('what was stored with no_backup is kept by nobody: restore-to replaces it without a version, as a restore does', async (t) => {
   const at = await makeLevel(owner, { name: 'Unkept' })
   const gone = { status: 422, body: { error: 'version_gone' } }

@@ -287,6 +287,7 @@ t.test('the document says which operations take a precondition, and what has an 
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
     'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'withdrawInvitation', 'updateTeam', 'deleteTeam',
     'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject',
+    ...kinds.slice(1).map((kind) => `change${kind}Secrets`),
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())
   for (const { operationId, responses } of takes) t.ok(responses['412'], operationId)

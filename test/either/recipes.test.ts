@@ -142,6 +142,21 @@ t.test('with-secrets does not run the command when the read is refused', { skip 
   }
 })
 
+t.test('a shell without jq evaluates a text with every value as it is', { skip }, async (t) => {
+  await makeLevel(owner, { slug: 'shell', name: 'Shell', secret_format: 'json' })
+  const store = (values: object) => owner.call('POST', `/${owner.organization}/secrets/store`, {
+    project: 'shell', target: 'backend', environment: 'live', plaintext: JSON.stringify(values)
+  })
+  const script = `${block('Without jq', 'sh').replace('/orbit/', '/shell/')}\nserver --port 8000`
+  const env = { STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token }
+  await store(VALUES)
+  hasAll(t, await sh(script, env))
+  await store(ALL)
+  const refused = await sh(script, env)
+  t.not(refused.code, 0, 'a name that is not valid for a variable')
+  t.match([refused.stdout, refused.stderr], ['', '422'])
+})
+
 t.test('a name that is no variable runs nothing, and sets none', { skip }, async (t) => {
   await makeLevel(owner, { slug: 'odd', name: 'Odd', secret_format: 'json' })
   const odd = { PLAIN: 'odd', 'A;touch a;': '1', 'B\ntouch b\n': '2', '$(touch c)': '3', 'D\n': '4', '': '5', 'E<<F': '6' }

@@ -24,7 +24,7 @@ async function limit ({ organization }: Caller, max_bytes: number | null) {
 }
 
 const store = (caller: Caller, at: object, plaintext: string, more: object = {}) =>
-  caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext, ...more })
+  caller.call('POST', `/${caller.organization}/secrets/store`, { ...at, plaintext, unchecked: true, ...more })
 const full = ({ status, body }: Answer) => [status, body.error, body.details]
 
 t.test('what is stored is what documents and versions hold, after each kind of change', async (t) => {
@@ -177,7 +177,7 @@ t.test('of forty who write at once, exactly as many succeed as the plan has room
     const limit = (await bytes()).used + room
     await sql(`UPDATE plans SET max_bytes = ${limit} WHERE name = '${organization}'`)
     const answers = await Promise.all(at.map((level) =>
-      send('POST', '/secrets/store', { ...level, plaintext: 'x'.repeat(64) })))
+      send('POST', '/secrets/store', { ...level, plaintext: 'A='.padEnd(64, 'x') })))
     t.ok(answers.every(({ status, body }) => status === 200 || body.error === 'plan_limit_reached'))
     t.same(await miscounted(sql), [])
     return at.filter((_, i) => answers[i]!.status === 200)

@@ -107,8 +107,9 @@ const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
 const gets = Object.entries(OPERATIONS).filter(([, { at }]) => at.startsWith('GET '))
 const asked: Asked[] = gets.flatMap(([id, row]) => {
   const { url } = requestOf(row, ids)
-  const byToken = ['', ...(row.reveals ?? []).map(({ query = '' }) => query.replace('{moment}', ids.moment!))]
-    .map((query) => ({ id: id + query, url: url + query, headers: bearer(caller.token) }))
+  const revealing = (row.reveals ?? []).map(({ query = '' }) =>
+    ({ id: id + query, url: requestOf({ ...row, query }, ids).url, headers: bearer(caller.token) }))
+  const byToken = [{ id, url, headers: bearer(caller.token) }, ...revealing]
   const byPerson = { id: `${id} by a person`, url, headers: bearer(access) }
   if (row.byPerson) return [byPerson]
   return row.access === 'authenticated' || id === 'getOrganization' ? [...byToken, byPerson] : byToken

@@ -16,6 +16,8 @@ export interface Row {
   /** The level that the operation acts on: a token that is restricted to another level gets 404. */
   depth: Depth
   body?: object | ((ids: Record<string, string>) => object)
+  /** The query with the parameters that the operation requires. */
+  query?: string | undefined
   /** The status of a public operation for a request without input; default: 200. */
   public?: number
   /** The operation acts on the client-managed project. */
@@ -26,8 +28,8 @@ export interface Row {
   narrowed?: number
   /** The scope that this body requires, in addition to `access` or instead of it. */
   needs?: Access
-  /** A further scope that the operation always requires. */
-  also?: (typeof SCOPE_NAMES)[number]
+  /** Further scopes that the operation always requires. */
+  also?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
   /** Scopes that the caller needs because the granted, revoked or changed role or token includes them. */
   holding?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
   /** Only users can call the operation, outside of organizations; an API token gets 422. */
@@ -54,6 +56,13 @@ const OLD = '/api/v1/organizations/{organization}/projects'
 const WHOLE = { depth: 'organization', narrowed: 404 } as const
 const LEVEL = { project: '{project}', target: '{target}', environment: '{environment}' }
 const KEY = { project: '{project}', action: 'key:retrieve' }
+
+const NAME_HISTORY: Pick<Row, 'access' | 'also' | 'query' | 'reveals'> = {
+  access: 'secret:read',
+  also: ['secret:decrypt', 'secret:history'],
+  query: '?name=A',
+  reveals: [{ query: '?name=A&values=true' }]
+}
 
 const BLOB = Buffer.alloc(40).toString('base64')
 /** The scopes of the weakest project role: a caller who grants the role needs them. */
@@ -168,6 +177,84 @@ const ROWS: Record<string, Row> = {
     depth: 'environment',
     reveals: HANDED_OUT
   },
+  readProjectValues: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/values',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'project'
+  },
+  readTargetValues: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/secrets/values',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'target'
+  },
+  readEnvironmentValues: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets/values',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'environment'
+  },
+  readProjectNames: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/names',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'project'
+  },
+  readTargetNames: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/secrets/names',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'target'
+  },
+  readEnvironmentNames: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets/names',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'environment'
+  },
+  compareProjectSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/diff',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'project',
+    query: '?from=project&to=project',
+    reveals: [{ query: '?from=project&to=project&values=true' }, { query: '?from={moment}&to={moment}' }]
+  },
+  compareTargetSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/secrets/diff',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'target',
+    query: '?from=target&to=target',
+    reveals: [{ query: '?from=target&to=target&values=true' }, { query: '?from={moment}&to={moment}' }]
+  },
+  compareEnvironmentSecrets: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets/diff',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'environment',
+    query: '?from=environment&to=environment',
+    reveals: [{ query: '?from=environment&to=environment&values=true' }, { query: '?from={moment}&to={moment}' }]
+  },
+  readProjectNameHistory: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/names/history', ...NAME_HISTORY, depth: 'project'
+  },
+  readTargetNameHistory: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/secrets/names/history', ...NAME_HISTORY, depth: 'target'
+  },
+  readEnvironmentNameHistory: {
+    at: 'GET /api/v1/{organization}/{project}/{target}/{environment}/secrets/names/history',
+    ...NAME_HISTORY,
+    depth: 'environment'
+  },
+  searchNames: {
+    at: 'GET /api/v1/{organization}/secrets/names',
+    access: 'secret:read',
+    also: 'secret:decrypt',
+    depth: 'organization',
+    query: '?search=a'
+  },
   retrieveSecrets: {
     at: 'POST /api/v1/{organization}/secrets/retrieve',
     access: 'authenticated',
@@ -219,6 +306,33 @@ const ROWS: Record<string, Row> = {
     depth: 'project',
     body: ({ secret }) => ({ secrets: [{ id: secret, content: BLOB }], ...clientKey(3) }),
     client: true
+  },
+  changeProjectSecrets: {
+    at: 'PATCH /api/v1/{organization}/{project}/secrets',
+    access: 'secret:write',
+    also: 'secret:decrypt',
+    depth: 'project',
+    body: { set: { HELLO: 'again' } },
+    // Changes nothing, but tells that the document has this value.
+    reveals: [{ body: { set: { HELLO: 'again' } } }]
+  },
+  changeTargetSecrets: {
+    at: 'PATCH /api/v1/{organization}/{project}/{target}/secrets',
+    access: 'secret:write',
+    also: 'secret:decrypt',
+    depth: 'target',
+    body: { set: { HELLO: 'again' } },
+    // Changes nothing, but tells that the document has this value.
+    reveals: [{ body: { set: { HELLO: 'again' } } }]
+  },
+  changeEnvironmentSecrets: {
+    at: 'PATCH /api/v1/{organization}/{project}/{target}/{environment}/secrets',
+    access: 'secret:write',
+    also: 'secret:decrypt',
+    depth: 'environment',
+    body: { set: { HELLO: 'again' } },
+    // Changes nothing, but tells that the document has this value.
+    reveals: [{ body: { set: { HELLO: 'again' } } }]
   },
   storeSecrets: {
     at: 'POST /api/v1/{organization}/secrets/store',
@@ -623,7 +737,7 @@ function rowOf (at: string, { security, requestBody }: Documented): Row {
   return {
     at,
     access: way === undefined ? 'public' : way[0] ?? 'authenticated',
-    ...(way?.[1] !== undefined && { also: way[1] }),
+    ...(way !== undefined && { also: way.slice(1) }),
     // Narrowed tokens get 404 for what concerns the whole organization.
     ...(depth === undefined ? WHOLE : { depth }),
     ...(media !== undefined && { body: media.example })
@@ -788,7 +902,7 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
   const body = typeof row.body === 'function' ? row.body(ids) : row.body
   return {
     method,
-    url: filled(path, {
+    url: filled(path + (row.query ?? ''), {
       ...ids,
       ...(row.client && { project: ids.client! }),
       ...Object.fromEntries(Object.entries(row.named ?? {}).map(([name, id]) => [name, ids[id]!]))
@@ -799,6 +913,9 @@ export function requestOf (row: Row, ids: Record<string, string>): { method: str
 
 const filled = (text: string, ids: Record<string, string>) =>
   text.replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? name)
+
+/** The scopes that the operation always requires in addition to `access`. */
+export const furtherScopes = ({ also = [] }: Row) => [also].flat()
 
 /** Whether roles through teams can include the scope of the operation. */
 export const isGivenByTeams = ({ access, needs = access }: Row) =>

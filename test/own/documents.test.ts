@@ -2,9 +2,11 @@ import { isDeepStrictEqual } from 'node:util'
 import t from 'tap'
 import { parse } from 'dotenv'
 import { Parser, YAMLError } from 'yaml'
-import {
-  emptyEntries, MAX_LINES, MAX_NAMES, MAX_TOKENS, MAX_YAML_TOKENS, readDocument, YAML_LENGTH, type DocumentFormat
-} from '../../src/rules/documents.ts'
+import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/entries.ts'
+import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
+import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
+import { readDocument } from '../../src/rules/documents/read.ts'
+import { MAX_YAML_TOKENS, YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
   const read = readDocument(format, text)

@@ -28,6 +28,9 @@ RULES = {
         r"|^Expected a time in the future|^Lies in the future|^Expected an RFC 3339 time"
         r"|^Larger than 1 MiB when sealed|content has to be encrypted"
     ),
+    "a format does not hold each name and value, and a change names each once": re.compile(
+        r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^Larger than 256 KiB"
+    ),
     "a list names each thing once, and what is there; and it ends": re.compile(
         r"^Contains an? \w+ twice|^(?:Does not exist|No such payment method) in |^Limit of \d+ payment methods "
     ),
@@ -89,10 +92,12 @@ def before_call(context, case, kwargs):
             if name == "organization" or not (keeps or name in linked):
                 case.path_parameters[name] = setting["ids"][name]
     if meta.generation.mode.is_positive and isinstance(case.body, dict):
-        if phase == "examples" and "body" in setting:
+        if phase == "examples" and "body" in setting and case.media_type != "application/merge-patch+json":
             case.body = dict(setting["body"])
         else:
             case.body.update({name: setting["ids"][name] for name in LEVEL & case.body.keys()})
+    if meta.generation.mode.is_positive and phase == "examples" and "query" in setting:
+        case.query = dict(setting["query"])
     # A key that came before is answered before the operation is reached; one of few characters is left now and then.
     key = case.headers.get("Idempotency-Key")
     number = next(numbers)
@@ -142,6 +147,8 @@ def reason(failure, case, response):
         if refused and repeats(response.request.body):
             return "a form has each parameter once (RFC 6749, 3.1)"
     if failure == "AcceptedNegativeData":
+        if response.status_code == 413:
+            return "a body above the limit is refused before its members are read"
         if case.body is None and not raw.get("requestBody", {}).get("required", False):
             return "a JSON null counts as no body where one is optional"
         if operation_of(case) == "revokeToken" and response.status_code == 200:

@@ -6,8 +6,8 @@ import { authorize, CALLBACK, issuePair, makePerson, makeTeam } from '../helpers
 // A world in which every operation finds what it acts on, however much of it the operations before have changed or
 // deleted: without that, nearly all that a generated request shows is 404.
 
-/** What an operation finds: values for its path and the members of its body, and a body that it takes. */
-export interface Setting { ids: Record<string, string>, body?: object }
+/** What an operation finds: values for its path and the members of its body, and a body and a query that it takes. */
+export interface Setting { ids: Record<string, string>, body?: object, query?: object }
 
 export interface Stage {
   /** Of everything, and of a person who may do what an organization's token cannot. */
@@ -123,9 +123,10 @@ export async function openStage (service: TestApp, address: string): Promise<Sta
     // A moment at which all of it was there.
     ids.moment = new Date().toISOString()
     await prepare(service, row, ids)
-    const { payload } = requestOf(row, ids)
+    const { payload, url } = requestOf(row, ids)
+    const query = Object.fromEntries(new URLSearchParams(url.split('?')[1]))
     const its = row.client ? { ...ids, project: ids.client! } : { ...ids }
-    return { ids: its, ...(payload !== undefined && { body: payload }) }
+    return { ids: its, ...(payload !== undefined && { body: payload }), ...(row.query !== undefined && { query }) }
   }
   return { token: caller.token, person, set }
 }

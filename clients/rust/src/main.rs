@@ -109,6 +109,12 @@ impl Scenario {
             .data)
     }
 
+    async fn change(&self, body: types::builder::ChangeBody) -> Outcome<types::ChangedNames> {
+        let call = self.client.change_environment_secrets().organization(self.organization.as_str());
+        let call = call.project(PROJECT).target(TARGET).environment(ENVIRONMENT);
+        Ok(call.body(body).send().await?.into_inner().data)
+    }
+
     async fn create_project(&self) -> Outcome<types::ProjectAnswer> {
         let body = types::CreateProjectBody::builder().name("Orbit").slug(slug(PROJECT));
         let call = self.client.create_project().organization(self.organization.as_str());
@@ -233,6 +239,56 @@ impl Scenario {
             other => self.expect(false, other),
         }
 
+        self.step("change two names of the document");
+        let two = [("A", "third"), ("C", "new")].map(|(name, value)| (name.into(), value.parse().expect("a value")));
+        let changed = self.change(types::ChangeBody::builder().set(HashMap::from(two))).await?;
+        self.expect(changed.changed == ["A"] && changed.added == ["C"], &changed);
+
+        self.step("remove one of them");
+        let removed = self.change(types::ChangeBody::builder().unset(vec!["C".parse()?])).await?;
+        self.expect(removed.removed == ["C"] && removed.version != changed.version, &removed);
+
+        self.step("list the names, merged, without values");
+        let call = client.read_environment_names().organization(organization).project(PROJECT).target(TARGET);
+        let names = call.environment(ENVIRONMENT).merge(true).send().await?;
+        self.expect(names.meta.total == 2, &names);
+        let [overriding, inherited] = [0, 1].map(|index: usize| &names.data[index].attributes);
+        self.expect(overriding.name == "A" && overriding.level == types::Level::Environment, overriding);
+        self.expect(overriding.overrides == [types::Level::Project], overriding);
+        self.expect(inherited.name == "B" && inherited.level == types::Level::Project, inherited);
+
+        self.step("find the levels that have a name");
+        let found = client.search_names().organization(organization).search("a").send().await?;
+        self.expect(found.data.len() == 2 && found.meta.next.is_none(), &found);
+        self.expect(found.data.iter().any(|one| one.attributes.target.is_none()), &found);
+        let live = Some(slug(ENVIRONMENT));
+        self.expect(found.data.iter().any(|one| one.attributes.environment == live), &found);
+
+        self.step("compare the project with the environment");
+        let call = client.compare_environment_secrets().organization(organization).project(PROJECT).target(TARGET);
+        let call = call.environment(ENVIRONMENT).from("project").to("environment").values(true);
+        let differences = call.send().await?.into_inner().data.attributes;
+        self.expect(differences.changed == ["A"] && differences.removed == ["B"], &differences);
+        let pairs: Vec<_> =
+            differences.values.iter().map(|one| (&*one.name, one.from.as_deref(), one.to.as_deref())).collect();
+        let wanted = [("A", Some("project"), Some("third")), ("B", Some("project"), None)];
+        self.expect(pairs == wanted, &differences);
+
+        self.step("read the history of the removed name, the newest version first");
+        let call = client.read_environment_name_history().organization(organization).project(PROJECT).target(TARGET);
+        let changes = call.environment(ENVIRONMENT).name("C").values(true).send().await?;
+        self.expect(changes.data.len() == 2 && changes.meta.next.is_none(), &changes);
+        let [removal, addition] = [0, 1].map(|index: usize| &changes.data[index]);
+        self.expect(Some(&removal.id) == removed.version.as_ref() && removal.attributes.value.is_none(), removal);
+        self.expect(Some(&addition.id) == changed.version.as_ref(), addition);
+        self.expect(addition.attributes.value.as_deref() == Some("new"), addition);
+
+        self.step("read the values");
+        let call = client.read_environment_values().organization(organization).project(PROJECT).target(TARGET);
+        let values = call.environment(ENVIRONMENT).send().await?.into_inner();
+        let wanted = [("A", "third"), ("B", "project")].map(|(name, value)| (name.into(), value.into()));
+        self.expect(*values == HashMap::from(wanted), &values);
+
         self.step("create a token that reads");
         let reads = types::CreateTokenBody::builder().name("Reader").abilities(vec![types::Ability::SecretRead]);
         let created = client.create_api_token().organization(organization).body(reads).send().await?.into_inner();
@@ -308,7 +364,7 @@ impl Scenario {
         self.step("list the audit events of what was stored");
         let call = client.list_audit_events().organization(organization).action(types::EventName::SecretStore);
         let events = call.send().await?;
-        self.expect(events.data.len() == 3, &events);
+        self.expect(events.data.len() == 5, &events);
 
         self.step("delete the project");
         client.delete_project().organization(organization).project(PROJECT).send().await?;

@@ -97,7 +97,8 @@ export async function backup (config: Config, file: string, recipients: readonly
   }
 }
 
-// Locks the known tables before the snapshot, so that a concurrent migration cannot change them.
+// Locks the known tables first: the snapshot on PostgreSQL begins with the first query after the locks, so a concurrent
+// migration cannot change the tables. On Citus the snapshots of the nodes exist already.
 async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
   await disableTimeouts(db)
   await lockTableSchemas(db, known)

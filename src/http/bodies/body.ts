@@ -4,7 +4,15 @@ import type { TSchema } from '@sinclair/typebox'
 import { fail, refuse } from '../../rules/errors.ts'
 import { boundsOf, readJson, type Bounds } from './json.ts'
 
-const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
+const JSON_TYPE = /^\s*(application\/(?:merge-patch\+)?json)\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
+
+type Contents = Record<string, { schema: TSchema }>
+
+// The schemas of a body by media type. Most routes accept only `application/json`.
+function contentsOf (body: object): Contents {
+  const { content } = body as { content?: Contents }
+  return content ?? { 'application/json': { schema: body as TSchema } }
+}
 
 /**
  * Accepts only JSON in UTF-8, within the limits of the route's schema. Routes without a body schema ignore the body. An
@@ -14,7 +22,8 @@ export function installBodyParser (app: FastifyInstance) {
   const known = new WeakMap<object, Bounds>()
   app.addHook('onRoute', ({ schema, config }) => {
     if (schema?.body !== undefined && config?.responseFormat === undefined) {
-      known.set(schema.body as object, boundsOf(schema.body as TSchema))
+      const schemas = Object.values(contentsOf(schema.body as object)).map(({ schema }) => schema)
+      known.set(schema.body as object, boundsOf(...schemas))
     }
   })
   app.removeAllContentTypeParsers()
@@ -42,10 +51,11 @@ export function installBodyParser (app: FastifyInstance) {
 }
 
 /** Ends the request with 415 if its headers do not declare uncompressed JSON in UTF-8. */
-export function requireJson ({ headers }: FastifyRequest) {
+export function requireJson ({ headers, routeOptions: { schema } }: FastifyRequest) {
   const encoding = headers['content-encoding']
   if (encoding !== undefined && encoding.toLowerCase() !== 'identity') fail('unsupported_media_type')
-  if (!JSON_TYPE.test(headers['content-type'] ?? '')) fail('unsupported_media_type')
+  const [, type = ''] = JSON_TYPE.exec(headers['content-type'] ?? '') ?? []
+  if (!Object.hasOwn(contentsOf(schema?.body as object), type.toLowerCase())) fail('unsupported_media_type')
 }
 
 /** A body is optional if its schema has no required field. */

@@ -15,9 +15,9 @@ const STEP = 256 * 1024
 // Maximum characters that are parsed at once: of one list element, and of the body without the elements.
 const MAX_PIECE = 3 * 1024 * 1024
 
-/** The limits of a body with this schema. Throws for an unbounded schema. */
-export function boundsOf (schema: TSchema): Bounds {
-  return { members: membersOf(schema) + SLACK, depth: MAX_DEPTH }
+/** The limits of a body with one of these schemas. Throws for an unbounded schema. */
+export function boundsOf (...schemas: TSchema[]): Bounds {
+  return { members: Math.max(...schemas.map(membersOf)) + SLACK, depth: MAX_DEPTH }
 }
 
 function membersOf (schema: TSchema): number {
@@ -28,6 +28,10 @@ function membersOf (schema: TSchema): number {
     return 1 + (schema.maxItems as number) * (1 + membersOf(schema.items as TSchema))
   }
   if (schema.type !== 'object') return 0
+  if (typeof schema.additionalProperties === 'object') {
+    if (schema.maxProperties === undefined) throw new Error('an object with any names in a body needs maxProperties')
+    return schema.maxProperties as number * (1 + membersOf(schema.additionalProperties as TSchema))
+  }
   if (schema.additionalProperties !== false) throw new Error('an object in a body needs additionalProperties: false')
   const members = Object.values(schema.properties as Record<string, TSchema>)
   return members.reduce((sum, member) => sum + 1 + membersOf(member), 0)

@@ -42,12 +42,14 @@ function messageOf (problem: ValueError): string {
 }
 
 // Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. The validation
-// rejects other text. An empty parameter, as in `?force=`, counts as absent. An empty time is rejected: a script with
-// an empty variable would otherwise read the current state.
+// rejects other text. An empty optional parameter, as in `?force=`, counts as absent. An empty time is rejected: a
+// script with an empty variable would otherwise read the current state.
 function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
   const types = schema.properties as Record<string, TSchema>
   const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined
-  const sent = Object.entries(query).filter(([name, text]) => text !== '' || typeOf(name)?.format === 'date-time')
+  const required = schema.required as string[] | undefined ?? []
+  const sent = Object.entries(query).filter(([name, text]) =>
+    text !== '' || typeOf(name)?.format === 'date-time' || required.includes(name))
   return Object.fromEntries(sent.map(([name, text]) => {
     const type = typeOf(name)?.type
     if (type === 'integer' && typeof text === 'string' && /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text))) {

@@ -163,7 +163,7 @@ const HEADERS = {
 // The component name of a header: `Remaining`, `Request-Id`.
 const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
 const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
-const WITH_ETAG = /^(?:read|store|retrieve)\w*Secrets/
+const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 
 const isGood = (status: string) => Number(status) < 400
 

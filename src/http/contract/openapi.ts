@@ -17,8 +17,8 @@ application that acts for a user (OAuth 2.0, authorization code with PKCE). Each
 \`*\` includes all scopes. A user never gets more permissions than their role in the organization has. Times are RFC 3339.
 In responses they are in UTC. Requests may use any offset; fractions are truncated to milliseconds. Dates or times
 of day that do not exist, leap seconds (\`:60\`), and times before the year 0001 or after the year 9999 in UTC get 422.
-A POST, or any change of billing, can be repeated with an \`Idempotency-Key\`: it takes effect once, and the first
-response is repeated for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are only supported where
+A POST, a PATCH of \`…/secrets\`, or any change of billing, can be repeated with an \`Idempotency-Key\`: it takes
+effect once, and the first response is repeated for 24 hours, with \`Idempotent-Replayed: true\`. \`If-Match\` and \`If-None-Match\` are only supported where
 an operation lists them; other changes reject them with 422. Paths with a trailing slash are not redirected.
 Rate limits are per organization. An operation with \`x-limit-of-effect\` counts in that group, too, when it takes effect;
 with \`x-limit-instead-of\`, it then counts only in the group of its effect. Every response has \`X-Request-Id\`, which

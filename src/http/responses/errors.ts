@@ -58,6 +58,8 @@ function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
 
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
   request.errorCode = code
+  // An ETag is of a response that succeeded. A request with the ETag of an error would get 304.
+  reply.removeHeader('etag')
   return reply
     .code(ERRORS[code].status)
     .type('application/json; charset=utf-8')

@@ -1,11 +1,19 @@
 import { rest } from '../../crypto/rest.ts'
 
+/** In characters. Larger responses are serialized in steps, to yield to the event loop. */
+const LARGE = 256 * 1024
+
+/** The response, or its JSON text if it is large. */
+export const writeIfLarge = async (answer: object, characters: number): Promise<object> =>
+  characters < LARGE ? answer : writeInSteps(answer)
+
 /** Characters of JSON text per step; between steps, the event loop serves other requests. */
 const STEP = 256 * 1024
 
 /**
- * Writes JSON as UTF-8 in steps of about `STEP` characters; only objects are split. Fastify runs no `preSerialization`
- * hooks for a buffer, and the caller must set the content type.
+ * Writes JSON as UTF-8 in steps of about `STEP` characters; only objects and arrays are split, and
+ * the items of an array are not. Fastify runs no
+ * `preSerialization` hooks for a buffer, and the caller must set the content type.
  */
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []
@@ -14,12 +22,14 @@ export async function writeInSteps (answer: object): Promise<Buffer> {
   return Buffer.concat([...pieces, Buffer.from(text)])
 
   async function write (object: object): Promise<void> {
-    let before = '{'
+    const [open, close] = Array.isArray(object) ? '[]' : '{}'
+    let before = open
     for (const [name, value] of Object.entries(object) as [string, unknown][]) {
       if (value === undefined) continue
-      text += `${before}${JSON.stringify(name)}:`
+      text += Array.isArray(object) ? before : `${before}${JSON.stringify(name)}:`
       before = ','
-      if (isPlainObject(value)) await write(value)
+      const isSplit = Array.isArray(value) || (isPlainObject(value) && !Array.isArray(object))
+      if (isSplit) await write(value as object)
       else text += JSON.stringify(value)
       if (text.length >= STEP) {
         pieces.push(Buffer.from(text))
@@ -27,7 +37,7 @@ export async function writeInSteps (answer: object): Promise<Buffer> {
         await rest()
       }
     }
-    text += before === '{' ? '{}' : '}'
+    text += before === open ? `${open}${close}` : close
   }
 }
 

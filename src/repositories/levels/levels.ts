@@ -126,13 +126,14 @@ const ON_THE_WAY = sql`ARRAY[p.id, g.id, e.id]`
 const bySlugs = levels('levels_by_slugs', NAMED, ON_THE_WAY)
 const freeBySlugs = levels('free_levels_by_slugs', NAMED, sql`ARRAY[coalesce(e.id, g.id, p.id)]`, FREE)
 
-const freeBySecret = levels('free_levels_by_secret', sql`secret_id char(26), ${FLAG_COLUMNS})
+const OF_SECRET = sql`secret_id char(26), ${FLAG_COLUMNS})
   CROSS JOIN ${lookUp('own', secrets, sql`organization_id = queries.organization_id AND id = queries.secret_id`)}
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = own.organization_id AND id = own.project_id`)}
   LEFT JOIN ${lookUp('g', targets, sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
   LEFT JOIN ${lookUp('e', environments,
-    sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`,
-sql`ARRAY[own.level_id]`, FREE)
+    sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`
+const bySecret = levels('levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`)
+const freeBySecret = levels('free_levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`, FREE)
 
 interface Asked { organization_id: string, names: LevelNames, include: Include }
 
@@ -153,6 +154,19 @@ export async function findLevel (
   db: Db, organizationId: string, names: LevelNames, include: Include
 ): Promise<LevelState | undefined> {
   return findLevels(db, { organization_id: organizationId, names, include })
+}
+
+/**
+ * The levels of these secrets, each with its own document only, and with the active key; undefined for a secret that
+ * does not exist. Throws TamperedRow.
+ */
+export async function findLevelsOfSecrets (
+  db: Db, organization_id: string, secretIds: readonly string[]
+): Promise<(LevelState | undefined)[]> {
+  const queries = secretIds.map((secret_id, query_index) =>
+    ({ query_index, organization_id, secret_id, ...FLAGS.readable }))
+  const rows = await bySecret(db, { organization_id, queries: JSON.stringify(queries) })
+  return groupByQuery(rows, secretIds.length).map((found) => toState(db, found))
 }
 
 /** The level of a write: given by slugs, or by the secret to which a version is restored. */

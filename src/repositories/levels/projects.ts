@@ -76,9 +76,10 @@ const listed = (
     SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug
     LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
   ) p ${itsCounts} ORDER BY p.slug`)
+const isListed = ($: Value) =>
+  sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`
 const all = listed('projects', () => sql``)
-const some = listed('some_projects', ($) =>
-  sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
+const some = listed('some_projects', isListed)
 
 type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
@@ -173,6 +174,45 @@ async function listByTeams (
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
   return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
+}
+
+/** A range of projects in the order of their ids: from this id on, with or without the project itself. */
+export interface ProjectRange { from: string, isInclusive: boolean }
+
+const inRange = ($: Value, id: SQL) =>
+  sql`${id} >= ${$('from')}::char(26) AND (${$('is_inclusive')}::boolean OR ${id} <> ${$('from')}::char(26))`
+const fromId = (name: string, which: (value: Value) => SQL) =>
+  preparedSql<Authenticated<'projects'>, Record<string, unknown>>(name, ($) => sql`
+    SELECT p.id, p.organization_id, p.slug, p.secret_format, p.encryption_type, p.history_policy, p.key_version, p.mac
+    FROM projects p
+    WHERE p.organization_id = ${$('organization_id')}::char(26) AND ${inRange($, sql`p.id`)}${which($)}
+    ORDER BY p.id LIMIT ${$('limit')}::int`)
+const allFromId = fromId('projects_from', () => sql``)
+const someFromId = fromId('some_projects_from', isListed)
+
+/** The first projects of a range, all or those with these ids, in the order of their ids. Throws TamperedRow. */
+export async function listProjectsFrom (
+  db: Db, organization_id: string, ids: readonly string[] | null, { from, isInclusive }: ProjectRange, limit: number
+): Promise<Authenticated<'projects'>[]> {
+  const values = { organization_id, from, is_inclusive: isInclusive, limit }
+  const rows = await (ids === null ? allFromId(db, values) : someFromId(db, { ...values, ids: JSON.stringify(ids) }))
+  for (const row of rows) requireAuthentic(db, 'projects', row)
+  return rows
+}
+
+const idsOfTeams = preparedSql<{ project_id: string }, Record<string, unknown>>('project_ids_of_teams', ($) => sql`
+  SELECT DISTINCT held.project_id FROM (${held($)}) held WHERE ${inRange($, sql`held.project_id`)}
+  ORDER BY held.project_id LIMIT ${$('limit')}::int`)
+
+/**
+ * The ids of the first projects of a range in which teams of a member have a role. Verifies no MAC: use
+ * `findTeamRoles` for the roles.
+ */
+export async function listProjectIdsOfTeams (
+  db: Db, member: { organization_id: string, user_id: number }, { from, isInclusive }: ProjectRange, limit: number
+): Promise<string[]> {
+  const rows = await idsOfTeams(db, { ...member, from, is_inclusive: isInclusive, limit })
+  return rows.map(({ project_id }) => project_id)
 }
 
 export type NewProject = Omit<typeof projects.$inferSelect, 'key_version' | 'created_at' | 'updated_at' | 'mac'>

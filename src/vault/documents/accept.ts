@@ -6,6 +6,7 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { activeKeyOf, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
+import { documentError } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { planRestore } from '../../rules/restore.ts'
 import { openVersion } from './documents.ts'
@@ -14,17 +15,34 @@ import { validateProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 
 interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof'> }
 
-/** The content to store. `revealed`: the proof reveals the client's key, and the operator allows that. */
-export interface Accepted { blob: string, revealed: boolean }
+/**
+ * The content to store. `revealed`: the proof reveals the client's key, and the operator allows that. `plain`: the
+ * document, if the server has it and did not check it.
+ */
+export interface Accepted { blob: string, revealed: boolean, plain?: string | Buffer }
 
-/** Validates the content of a write: by the proof in a client-managed project, else by decryption. Throws ApiError. */
-export function acceptContent (
-  vault: Vault, state: LevelState,
-  sent: { content?: string | undefined, plaintext?: string | undefined, key_proof?: string | undefined }
-): Accepted {
-  return state.project.encryption_type === 'client'
-    ? ofClient(vault, state, sent)
-    : { blob: forServer(dataKeyOf(vault.keyring, activeKeyOf(state)), sent), revealed: false }
+interface SentContent {
+  content?: string | undefined
+  plaintext?: string | undefined
+  key_proof?: string | undefined
+  unchecked?: boolean | undefined
+}
+
+/**
+ * Validates the content of a write: by the proof in a client-managed project, else by decryption. Throws ApiError, also
+ * for a `plaintext` that does not parse in the project's format, unless it is `unchecked`.
+ */
+export function acceptContent (vault: Vault, state: LevelState, sent: SentContent): Accepted {
+  return state.project.encryption_type === 'client' ? ofClient(vault, state, sent) : ofServer(vault, state, sent)
+}
+
+/** A sentence for the response if the document to store does not parse in the project's format. */
+export function warningOf (
+  { project }: { project: Pick<KeyState, 'secret_format'> }, { plain }: Accepted
+): string | undefined {
+  const position = plain === undefined ? undefined : documentError(project.secret_format, plain.toString())
+  return position && `The document does not parse as ${project.secret_format} at line ${position.line}, column ` +
+    `${position.column}. It cannot be merged with other levels.`
 }
 
 /** A project with its active key, from the state of a level. */
@@ -49,19 +67,17 @@ export function acceptRestored (
   if (plan === 'content_required_for_old_key' || plan === 'key_proof_mismatch') return fail(plan)
   if (plan === 'as_sent') {
     requireBlob(content!)
-    if (managed === 'server') return { blob: readable(dataKeyOf(keyring, key), content!).blob, revealed: false }
+    if (managed === 'server') return opened(dataKeyOf(keyring, key), content!)
     return { blob: content!, revealed: refuseRevealing(config, revealsKey(key_proof, content!)) }
   }
   const stored = openVersion(storageKey, state.organization_id, found)
   if (managed === 'client') return { blob: stored, revealed: false }
   // The version may not decrypt: while a client manages the key, any content can be stored.
-  const { blob, plain } = readable(dataKeyOf(keyring, plan === 'as_stored' ? key : found.key), stored)
-  return { blob: plan === 'as_stored' ? blob : sealBlob(dataKeyOf(keyring, key), plain), revealed: false }
+  const accepted = opened(dataKeyOf(keyring, plan === 'as_stored' ? key : found.key), stored)
+  return plan === 'as_stored' ? accepted : { ...accepted, blob: sealBlob(dataKeyOf(keyring, key), accepted.plain) }
 }
 
-function ofClient (
-  { keyring, config }: Vault, state: LevelState, { content, key_proof }: Parameters<typeof acceptContent>[2]
-): Accepted {
+function ofClient ({ keyring, config }: Vault, state: LevelState, { content, key_proof }: SentContent): Accepted {
   if (content === undefined) return fail('client_managed_encryption')
   requireBlob(content)
   const key = activeKeyOf(state)
@@ -70,13 +86,25 @@ function ofClient (
   return { blob: content, revealed: refuseRevealing(config, revealsKey(key_proof, content)) }
 }
 
-function forServer (dataKey: KeyObject, { content, plaintext }: Parameters<typeof acceptContent>[2]): string {
+function ofServer (
+  { keyring }: Vault, state: LevelState, { content, plaintext, unchecked = false }: SentContent
+): Accepted {
+  const dataKey = dataKeyOf(keyring, activeKeyOf(state))
   if (plaintext === undefined) {
     requireBlob(content!, "This project's content has to be encrypted, or sent as `plaintext`")
-    return readable(dataKey, content!).blob
+    return opened(dataKey, content!)
   }
-  if (Buffer.byteLength(plaintext) > BLOB_BYTES - 28) refuse('plaintext', 'Larger than 1 MiB when sealed')
-  return sealBlob(dataKey, plaintext)
+  const accepted = { blob: sealText(dataKey, plaintext, 'plaintext'), revealed: false }
+  if (unchecked) return { ...accepted, plain: plaintext }
+  const { level, project } = state
+  const position = documentError(project.secret_format, plaintext)
+  return position === undefined ? accepted : fail('document_unreadable', { level, ...position })
+}
+
+/** Encrypts a document. 422 for the `member` of the request if the document is too large. */
+export function sealText (dataKey: KeyObject, text: string, member: string): string {
+  if (Buffer.byteLength(text) > BLOB_BYTES - 28) refuse(member, 'Larger than 1 MiB when sealed')
+  return sealBlob(dataKey, text)
 }
 
 function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1 MiB') {
@@ -84,6 +112,7 @@ function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1
 }
 
 // Content that cannot be decrypted is not stored in a server-managed project.
-function readable (dataKey: KeyObject, blob: string): { blob: string, plain: Buffer } {
-  return { blob, plain: openBlob(dataKey, blob) ?? fail('content_not_decryptable') }
+function opened (dataKey: KeyObject, blob: string): Accepted & { plain: Buffer } {
+  const plain = openBlob(dataKey, blob) ?? fail('content_not_decryptable')
+  return { blob, revealed: false, plain }
 }

@@ -18,6 +18,9 @@ export interface Change {
   revealed?: boolean
 }
 
+/** A write that leaves the level as it is. Records no version, and the event if the response reveals the document. */
+export interface NoChange { read: AuditEvent | undefined }
+
 /** The result of a write: the level before the write, and the new row of its document. */
 export interface Written { state: LevelState, secret: SecretRow }
 

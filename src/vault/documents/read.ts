@@ -6,12 +6,15 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { rest } from '../../crypto/rest.ts'
+import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
-import { emptyEntries, readDocument, type Entries } from '../../rules/documents.ts'
-import { fail } from '../../rules/errors.ts'
+import type { FullVersion } from '../../repositories/secrets/versions.ts'
+import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
+import { readDocument } from '../../rules/documents/read.ts'
+import { fail, refuse } from '../../rules/errors.ts'
 import { isInside, type Slice } from '../../rules/slices.ts'
-import { etagOf, openCurrent, openPast } from './documents.ts'
+import { etagOf, openCurrent, openPast, openVersion } from './documents.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 
 type StoredSecret = SecretRow & { sealed: Buffer }
@@ -33,6 +36,14 @@ export interface Reading {
 /** The documents of a level and its parents that a caller with these restrictions may see. */
 export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
+}
+
+/** Throws 422 for a project whose documents have no names that the server can read. */
+export function requireNames ({ project }: LevelState): void {
+  if (project.encryption_type === 'client') fail('client_managed_encryption')
+  if (project.secret_format === 'text') {
+    refuse('project', 'Documents of a text project have no names', 'invalid_parameter_combination')
+  }
 }
 
 /** The columns of a document, without the content, that a response contains. */
@@ -71,6 +82,37 @@ export async function pastContents (
     contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
 }
 
+/** The decrypted content of a version; 422 for a client's key. */
+export async function versionContents (
+  keyring: Keyring, storageKey: KeyObject, found: FullVersion
+): Promise<Contents> {
+  const { version, key } = found
+  if (key.managed === 'client') fail('client_managed_encryption')
+  return contentsOf([version], () =>
+    contentOf(openVersion(storageKey, key.organization_id, found), dataKeyOf(keyring, key)))
+}
+
+/** The size of decrypted documents, and about the size of a response with them. */
+export const charactersOf = (documents: Contents): number =>
+  [...documents.values()].reduce((sum, { length }) => sum + length, 0)
+
+/** The audit event of a read of documents, of a level or an organization, and the bytes of their content. */
+export function eventOfReading (
+  { level, level_id }: { level: Level | 'organization', level_id: string },
+  visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
+  action: 'secret.decrypt' | 'secret.names' | 'version.read', more: object = {}
+): { event: AuditEvent, bytes: number } {
+  const details = { ...documentDetails(visible), ...more }
+  const bytes = visible.reduce((sum, { sealed }) => sum + (sealed?.length ?? 0), 0)
+  return { event: { action, resource_type: level, resource_id: level_id, details }, bytes }
+}
+
+/** The documents that an audit event names. */
+export const documentDetails = (documents: readonly Pick<SecretRow, 'id' | 'revision'>[]) => ({
+  secrets: documents.map(({ id }) => id).join(' '),
+  revisions: documents.map(({ revision }) => revision).join(' ')
+})
+
 /** Documents of this length or more take milliseconds to decrypt. */
 const LARGE_DOCUMENT = 64 * 1024
 
@@ -104,6 +146,25 @@ function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   const plain = openBlob(dataKey, blob)
   if (plain === undefined) throw new IntegrityError()
   return plain.toString('utf8')
+}
+
+/** The merged values of the levels of a state. 422 for an invalid document. */
+export const mergedValues = async (state: LevelState, documents: Contents): Promise<Entries> =>
+  valuesOf(state, documents, LEVELS, refuseUnreadable)
+
+/** The levels that have a name, from the project down, for each name of the documents. 422 for an invalid document. */
+export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
+  const found = new Map<string, Level[]>()
+  for (const [level, text] of documents) {
+    const names = Object.keys(readDocument(project.secret_format, text) ?? refuseUnreadable(level))
+    for (const name of names) {
+      const levels = found.get(name)
+      if (levels === undefined) found.set(name, [level])
+      else levels.push(level)
+    }
+    await rest()
+  }
+  return found
 }
 
 const refuseUnreadable = (level: Level) => fail('document_unreadable', { level })

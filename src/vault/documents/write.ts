@@ -15,19 +15,19 @@ import { findLevelsToWrite, type LevelState, type SecretRow, type Target } from 
 import type { Organization } from '../../repositories/people/principals.ts'
 import { writeSecrets } from '../../repositories/secrets/secrets.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
-import { planOf, withDocument, type Change, type Planned, type Written } from './plan-write.ts'
+import { planOf, withDocument, type Change, type NoChange, type Planned, type Written } from './plan-write.ts'
 
 /**
  * A write of a document. `decide` is called under the organization's lock, with the level (undefined if it does not
  * exist) and the version to restore. It returns the change, or throws an error that refuses the write. It is
  * synchronous, so that other changes of the organization do not wait for I/O.
  */
-export interface Write {
+export interface Write<C extends Change | NoChange = Change | NoChange> {
   storageKey: KeyObject
   target: Target
   /** The bytes of the document that the write sends. */
   bytes: number
-  decide: (state: LevelState | undefined, restored: FullVersion | undefined) => Change
+  decide: (state: LevelState | undefined, restored: FullVersion | undefined) => C
 }
 
 interface WriteRequest extends Write { organizationId: string, actor: Actor }
@@ -43,10 +43,16 @@ type Outcome = { written: Written | undefined } | { error: unknown }
 
 /**
  * Writes a document with its version and its event. Queued changes share one transaction; `decide` sees the committed
- * state and the earlier writes of the transaction. Throws the errors of `decide`; `plan_limit_reached`; CallerEnded;
- * OrganizationInactive; DatabaseUnavailable after the deadline, for example while a long operation locks the project.
+ * state and the earlier writes of the transaction. Undefined after a NoChange. Throws the errors of `decide`;
+ * `plan_limit_reached`; CallerEnded; OrganizationInactive; DatabaseUnavailable after the deadline, for example while a
+ * long operation locks the project.
  */
-export async function writeLevel (db: Db, { id }: Organization, actor: Actor, write: Write): Promise<Written> {
+export async function writeLevel<C extends Change | NoChange> (
+  db: Db, { id }: Organization, actor: Actor, write: Write<C>
+): Promise<C extends Change ? Written : undefined>
+export async function writeLevel (
+  db: Db, { id }: Organization, actor: Actor, write: Write
+): Promise<Written | undefined> {
   const request: WriteRequest = {
     ...write,
     // The document and its version.
@@ -54,11 +60,11 @@ export async function writeLevel (db: Db, { id }: Organization, actor: Actor, wr
     organizationId: id,
     actor
   }
-  if (!actor.answering) return await enqueue(db, request, actor, 'on') as Written
+  if (!actor.answering) return enqueue(db, request, actor, 'on')
   return transaction(db, async (db) => {
     const [outcome] = await apply(db, [request], 'on')
     if ('error' in outcome!) throw outcome.error
-    return outcome!.written!
+    return outcome!.written
   }, { ...actor, bytes: request.bytes })
 }
 
@@ -143,7 +149,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
   const planned: Planned[] = []
   const rows: EventRow[] = []
 
-  function decide (write: WriteRequest, counter: Counter): Written {
+  function decide (write: WriteRequest, counter: Counter): Written | undefined {
     const { verdict, levelOf } = found.get(write)!
     if (verdict === 'ended') throw new CallerEnded()
     if (write.actor.caller != null) requireOpen(counter)
@@ -152,6 +158,10 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     // Decide before checking the locks, so that a refusal does not depend on locks.
     const change = write.decide(state, versions.get(write)?.())
     if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
+    if ('read' in change) {
+      if (change.read !== undefined) rows.push(eventRow(write.actor, change.read))
+      return undefined
+    }
     const plan = planOf(write, state!, change, counter)
     counter.next_version += plan.version === null ? 0 : 1
     counter.stored_bytes += plan.growth

@@ -13,7 +13,7 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { acceptRestored } from '../documents/accept.ts'
+import { acceptRestored, warningOf, type Accepted } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
@@ -38,12 +38,12 @@ type Restored = ChangedLevel & { held: 'version', version: number }
  * Restores all documents of a project to a moment, in one transaction. Documents whose content was different at that
  * moment are replaced; the restored content is recorded as a new version. Documents that did not exist at that moment
  * are deleted; their content becomes a version. The checks are those of a single restore, in this order: retention,
- * missing versions, key.
+ * missing versions, key. `unreadable`: how many restored documents do not parse in the project's format.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
   beforeEffect: () => Promise<void>
-): Promise<{ restored: number, emptied: number }> {
+): Promise<{ restored: number, emptied: number, unreadable: number }> {
   return runLongOperation(vault, { organization, projectId, actor, inUse: 'conflict', run: restore })
 
   async function restore (db: Db, project: KeyState) {
@@ -57,7 +57,7 @@ export async function restoreTo (
     const toRestore = levels.filter((level): level is Restored => level.held === 'version')
     const toEmpty = levels.filter(({ held }) => held === 'none')
     await beforeEffect()
-    const { restored, growth } = await replaceContents(held, toRestore)
+    const { restored, growth, unreadable } = await replaceContents(held, toRestore)
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
     if (changed.length > 0) {
@@ -81,17 +81,18 @@ export async function restoreTo (
       details: { at: at.toISOString(), restored: restored.length, emptied: toEmpty.length, first_version },
       growth
     })
-    return { restored: restored.length, emptied: toEmpty.length }
+    return { restored: restored.length, emptied: toEmpty.length, unreadable }
   }
 }
 
-// Replaces documents whose content differs. Returns their levels, and the growth of the stored bytes. Each new content
-// counts twice: as the document and as its version.
+// Replaces documents whose content differs. Returns their levels, the growth of the stored bytes, and how many do not
+// parse. Each new content counts twice: as the document and as its version.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, organization, project, storageKey } = held
   const byId = new Map(levels.map((level) => [level.id, level]))
   const restored: Restored[] = []
   let growth = 0
+  let unreadable = 0
   const sizes = levels.map(({ id, size_bytes, version_bytes }) => ({ id, size_bytes: size_bytes + version_bytes! }))
   await inBatches(sizes, async (ids) => {
     const began = performance.now()
@@ -100,8 +101,10 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       ({ organization_id: organization.id, id: byId.get(id)!.version })))
     await rest()
     const replaced = found.flatMap((document, i) => {
-      const blob = contentOf(held, document, versions[i]!() ?? fail('not_found'))
-      if (blob === undefined) return []
+      const accepted = contentOf(held, document, versions[i]!() ?? fail('not_found'))
+      if (accepted === undefined) return []
+      const { blob } = accepted
+      if (warningOf(held, accepted) !== undefined) unreadable++
       const size_bytes = sizeOf(blob)
       growth += 2 * size_bytes - document.size_bytes
       restored.push({ ...byId.get(document.id)!, size_bytes })
@@ -112,22 +115,23 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
     await replaceDocuments(db, project, replaced)
     await leaveHalf(began)
   })
-  return { restored, growth }
+  return { restored, growth, unreadable }
 }
 
 // The content to restore; undefined when the level already has it.
 function contentOf (
   { vault, organization, project, key, storageKey }: LockedProject, document: Secret, version: FullVersion
-): string | undefined {
+): Accepted | undefined {
   const state = { organization_id: organization.id, project, key }
-  const { blob } = acceptRestored(vault, storageKey, state, version, {})
-  if (!isDocument(document)) return blob
+  const accepted = acceptRestored(vault, storageKey, state, version, {})
+  const { blob } = accepted
+  if (!isDocument(document)) return accepted
   const current = openCurrent(storageKey, state, document)
   if (current === blob) return undefined
-  if (project.encryption_type === 'client') return blob
+  if (project.encryption_type === 'client') return accepted
   const dataKey = dataKeyOf(vault.keyring, key)
   const [before, after] = [openBlob(dataKey, current), openBlob(dataKey, blob)]
-  return before !== undefined && after !== undefined && before.equals(after) ? undefined : blob
+  return before !== undefined && after !== undefined && before.equals(after) ? undefined : accepted
 }
 
 // For each target, how many documents were added or, if negative, removed. A `target_id` of null stands for the

@@ -1,0 +1,59 @@
+import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { LevelName } from './secrets.ts'
+import { Answer, Body, Example, Nullable, Slug, Ulid } from './shapes.ts'
+
+/** Limits of one request: names to set or to remove, and characters of all names and values together. */
+export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
+
+/** Media type of RFC 7396. */
+export const MERGE_PATCH_TYPE = 'application/merge-patch+json'
+
+/** An object with any names. */
+const Named = <T extends TSchema>(
+  value: T, options: { title?: string, description?: string, examples?: unknown[] } = {}
+) => Type.Unsafe<Record<string, Static<T>>>(
+    Type.Object({}, { additionalProperties: value, maxProperties: CHANGE_LIMITS.names, ...options })
+  )
+
+const Value = Type.String({ maxLength: CHANGE_LIMITS.characters })
+const UnsetName = Type.String({ maxLength: CHANGE_LIMITS.characters })
+
+const ChangeBody = Body({
+  set: Type.Optional(Named(Value, { description: 'the names to add or change, with their values; at most 256 KiB with `unset`' })),
+  unset: Type.Optional(Type.Array(UnsetName, {
+    maxItems: CHANGE_LIMITS.names, description: 'the names to remove; a name that the document does not have is ignored'
+  }))
+}, { title: 'ChangeBody', default: {}, examples: [{ set: { HELLO: 'again' }, unset: ['FOO'] }] })
+export type ChangeBody = Static<typeof ChangeBody>
+
+const MergePatch = Named(Type.Union([Value, Type.Null()]), {
+  title: 'MergePatch',
+  description: 'RFC 7396: a string adds or changes the name, null removes it',
+  examples: [{ HELLO: 'again', FOO: null }]
+})
+export type MergePatch = Static<typeof MergePatch>
+
+/** Fastify validates the body by its media type. */
+export const ChangeBodies = {
+  content: { 'application/json': { schema: ChangeBody }, [MERGE_PATCH_TYPE]: { schema: MergePatch } }
+}
+
+const names = (description: string) => Type.Array(Type.String(), { description })
+
+export const ChangeAnswer = Answer('ChangeAnswer', {
+  data: Type.Object({
+    type: Type.Literal('secrets'),
+    level: Example(LevelName, 'environment'),
+    source: Example(Slug, 'live'),
+    bytes: Example(Type.Integer({ description: 'size of the blob, decoded; 0 without a document' }), 40),
+    secret_id: Example(Nullable(Type.String({
+      pattern: Ulid.pattern!, description: 'null if the level still has no document'
+    })), '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
+    version: Example(Nullable(Type.String({ description: 'the recorded version; null if nothing was changed' })), '4'),
+    unchanged: Example(Type.Boolean({ description: 'true if the document already was as requested' }), false),
+    added: Example(names('the names that the document did not have'), []),
+    changed: Example(names('the names with another value than before'), ['HELLO']),
+    removed: Example(names('the names that were removed'), ['FOO'])
+  }, { title: 'ChangedNames' }),
+  message: Example(Type.String(), 'Changed 2 names as version 4.')
+})

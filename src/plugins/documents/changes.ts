@@ -1,0 +1,131 @@
+import type { FastifyRequest } from 'fastify'
+import {
+  CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, type ChangeBody, type MergePatch
+} from '../../../schemas/changes.ts'
+import { WriteHeaders } from '../../../schemas/shapes.ts'
+import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
+import { requirePrecondition } from '../../http/repeats/etags.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { refuse } from '../../rules/errors.ts'
+import { counted } from '../../rules/formats/words.ts'
+import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
+import { etagOf } from '../../vault/documents/documents.ts'
+import { writeLevel } from '../../vault/documents/write.ts'
+import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+/** The routes that change single names, one for each level. */
+const CHANGES = [
+  { level: 'project', path: '/:project', id: 'changeProjectSecrets' },
+  { level: 'target', path: '/:project/:target', id: 'changeTargetSecrets' },
+  { level: 'environment', path: '/:project/:target/:environment', id: 'changeEnvironmentSecrets' }
+] as const
+
+// A name can be as long as a document.
+const MAX_MEMBER = 200
+
+export const changes: Domain = async (app) => {
+  for (const { level, path, id } of CHANGES) {
+    app.patch(`/:organization${path}/secrets`, {
+      config: {
+        access: ['secret:write', 'secret:decrypt'],
+        repeatable: true,
+        judge: validateChanges,
+        at: level,
+        // The size of the document counts in the limits of the write queue.
+        include: 'revisions',
+        audit: ['secret.store', 'secret.decrypt'],
+        errors: [
+          'precondition_failed', 'client_managed_encryption', 'invalid_parameter_combination', 'document_unreadable',
+          'plan_limit_reached', 'integrity_error'
+        ]
+      },
+      schema: {
+        operationId: id,
+        summary: `Change single names in the document of ${level === 'environment' ? 'an' : 'a'} ${level} and record a version`,
+        headers: WriteHeaders,
+        body: ChangeBodies,
+        response: { 200: ChangeAnswer }
+      },
+      handler: async (request, reply) => {
+        const { organization } = principalOf(request)
+        const storageKey = storageKeyOf(app.keyring, organization)
+        const requested = changesIn(request)
+        let before: { state: LevelState, secret: SecretRow | undefined } | undefined
+        let edited: Edited | undefined
+        const written = await writeLevel(app.db, organization, actorOf(request), {
+          storageKey,
+          target: { names: namesOf(namesIn(request)), include: 'readable' },
+          bytes: (ownSecret(levelOf(request))?.size_bytes ?? 0) + lengthOf(requested),
+          decide (found) {
+            const state = requireLevel(request, found)
+            const own = ownSecret(state)
+            const secret = own?.is_stored ? own : undefined
+            requirePrecondition(request.headers, secret && etagOf(storageKey, [secret]))
+            edited = editDocument(app.keyring, storageKey, state, requested)
+            before = { state, secret }
+            const { blob } = edited
+            if (blob === undefined) return { read: secret && eventOfUnchanged(state, secret) }
+            return { blob, record: { action: secret ? 'update' as const : 'create' as const, blob }, event: 'secret.store' }
+          }
+        })
+        const { state } = before!
+        const secret = written?.secret ?? before!.secret
+        const { added, changed, removed } = edited!
+        const version = written === undefined ? null : String(written.secret.version)
+        if (secret !== undefined) reply.header('etag', etagOf(storageKey, [secret]))
+        const names = counted(added.length + changed.length + removed.length, 'name')
+        return {
+          data: {
+            type: 'secrets' as const,
+            level: state.level,
+            source: state.slug,
+            bytes: secret?.size_bytes ?? 0,
+            secret_id: secret?.id ?? null,
+            version,
+            unchanged: version === null,
+            added,
+            changed,
+            removed
+          },
+          message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`
+        }
+      }
+    })
+  }
+}
+
+// The response tells whether the document has these names and values, so it counts as a read.
+function eventOfUnchanged ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
+  const details = { secrets: id, revisions: String(revision) }
+  return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }
+}
+
+function changesIn ({ body, mediaType }: FastifyRequest): RequestedChanges {
+  if (mediaType === MERGE_PATCH_TYPE) {
+    const entries = Object.entries(body as MergePatch | undefined ?? {})
+    return {
+      set: new Map(entries.filter((entry): entry is [string, string] => entry[1] !== null)),
+      unset: entries.filter(([, value]) => value === null).map(([name]) => name),
+      memberOf: (name) => name.slice(0, MAX_MEMBER)
+    }
+  }
+  const { set = {}, unset = [] } = body as ChangeBody | undefined ?? {}
+  return {
+    set: new Map(Object.entries(set)),
+    unset,
+    memberOf: (name) => `${Object.hasOwn(set, name) ? 'set' : 'unset'}.${name.slice(0, MAX_MEMBER)}`
+  }
+}
+
+function validateChanges (request: FastifyRequest) {
+  const { set, unset } = changesIn(request)
+  const length = lengthOf({ set }) + unset.reduce((sum, name) => sum + name.length, 0)
+  if (length > CHANGE_LIMITS.characters) refuse('body', 'Larger than 256 KiB: store the whole document instead')
+  const both = unset.find((name) => set.has(name))
+  if (both !== undefined) refuse(`unset.${both.slice(0, MAX_MEMBER)}`, 'Also in `set`')
+}
+
+const lengthOf = ({ set }: Pick<RequestedChanges, 'set'>) =>
+  [...set].reduce((sum, [name, value]) => sum + name.length + value.length, 0)

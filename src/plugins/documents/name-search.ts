@@ -1,0 +1,84 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { SEARCH_LIMITS, SearchNamesAnswer, SearchNamesQuery } from '../../../schemas/names.ts'
+import { READ_TYPE } from '../../../schemas/secrets.ts'
+import { findTeamRoles } from '../../db/callers/memberships.ts'
+import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
+import { waitFor } from '../../http/routes/request-deadline.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { listProjectIdsOfTeams } from '../../repositories/levels/projects.ts'
+import { nameFilter } from '../../rules/documents/entries.ts'
+import { holdsBy } from '../../rules/roles.ts'
+import {
+  projectsAfter, SEARCH_START, searchNames, type SearchPosition, type SearchScope
+} from '../../vault/documents/name-search.ts'
+import { eventOfReading } from '../../vault/documents/read.ts'
+import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+/** The search for a name in all projects of an organization. */
+export const nameSearch: Domain = async (app) => {
+  app.get('/:organization/secrets/names', {
+    config: {
+      access: ['secret:read', 'secret:decrypt'],
+      filtersInHandler: true,
+      audit: 'secret.names',
+      errors: ['integrity_error']
+    },
+    schema: {
+      operationId: 'searchNames',
+      summary: 'Find the projects and levels in which a name occurs, without values; server-managed projects only',
+      querystring: SearchNamesQuery,
+      response: { 200: SearchNamesAnswer }
+    },
+    handler: async (request, reply) => sendFound(request, reply, request.query)
+  })
+
+  async function sendFound (request: FastifyRequest, reply: FastifyReply, query: SearchNamesQuery) {
+    const { search, prefix = '', after } = query
+    const { organization } = principalOf(request)
+    const position = positionOf(after)
+    const scope = await searchScope(request, position)
+    const context = {
+      db: app.lists,
+      keyring: app.keyring,
+      storageKey: storageKeyOf(app.keyring, organization),
+      waitFor: <T>(work: Promise<T>) => waitFor(request, work),
+      isGone: () => request.raw.socket.destroyed
+    }
+    const { found, opened, next, ...rest } = await searchNames(context, scope, position, nameFilter(prefix, search))
+    const meta = { documents: opened.length, ...rest, next: next && cursorOf(next) }
+    const { event, bytes } = eventOfReading({ level: 'organization', level_id: organization.id }, opened, 'secret.names')
+    await app.recordRead(actorOf(request), event, bytes)
+    const characters = found.reduce((sum, { attributes }) => sum + attributes.name.length, 0)
+    reply.type(READ_TYPE).serializer(JSON.stringify)
+    return reply.send(await writeIfLarge({ data: found, meta }, characters))
+  }
+
+  // The projects that the caller can search: those of the token's restrictions, and if the caller has a scope only by
+  // teams, those in which the roles of teams grant the scopes.
+  async function searchScope (request: FastifyRequest, position: SearchPosition): Promise<SearchScope> {
+    const { byTeams } = request
+    const principal = principalOf(request)
+    const { organization: { id: organization_id }, slices } = principal
+    const restricted = slices.length === 0 ? null : [...new Set(slices.map(({ project_id }) => project_id))]
+    if (byTeams === null) return { organization_id, slices, projects: restricted }
+    const member = { organization_id, user_id: principal.person!.user_id }
+    const listed = restricted ?? await waitFor(
+      request, listProjectIdsOfTeams(app.lists, member, projectsAfter(position), SEARCH_LIMITS.projects)
+    )
+    const roles = await waitFor(request, Promise.all(listed.map((id) => findTeamRoles(app.reads, { ...member, id }))))
+    request.byTeams = { ...byTeams, teams: roles.flat() }
+    const projects = listed.filter((_, i) => byTeams.scopes.every((scope) => holdsBy(principal, roles[i]!, scope)))
+    const isCut = restricted === null && listed.length === SEARCH_LIMITS.projects
+    return { organization_id, slices, projects, ...(isCut && { lastProject: listed.at(-1)! }) }
+  }
+}
+
+function positionOf (after: string | undefined): SearchPosition {
+  if (after === undefined) return SEARCH_START
+  const [project_id, secret_id = null] = after.split('.') as [string, string?]
+  return { project_id, secret_id }
+}
+
+const cursorOf = ({ project_id, secret_id }: SearchPosition) =>
+  secret_id === null ? project_id : `${project_id}.${secret_id}`

@@ -1,0 +1,226 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { Type } from '@sinclair/typebox'
+import type { ErrorCode } from '../../../schemas/errors.ts'
+import {
+  NameHistoryAnswer, NameHistoryQuery, NamesAnswer, NamesQuery, SHELL_TYPE, VALUES_TYPES, ValuesAnswer, YAML_TYPE,
+  type NameChange, type SecretName, type ValuesType
+} from '../../../schemas/names.ts'
+import { READ_TYPE } from '../../../schemas/secrets.ts'
+import { ReadHeaders } from '../../../schemas/shapes.ts'
+import { rest } from '../../crypto/rest.ts'
+import { locate, levelOf } from '../../http/guard/level-lookup.ts'
+import { listsEtag } from '../../http/repeats/etags.ts'
+import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { preferredType } from '../../http/responses/negotiation.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
+import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
+import { waitFor } from '../../http/routes/request-deadline.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { ownSecret, type Include, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
+import { emptyEntries, nameFilter, type Entries } from '../../rules/documents/entries.ts'
+import { shellText, yamlText } from '../../rules/editing/export.ts'
+import { fail } from '../../rules/errors.ts'
+import { etagOf } from '../../vault/documents/documents.ts'
+import { nameHistory, type Change } from '../../vault/documents/name-history.ts'
+import {
+  charactersOf, currentContents, eventOfReading, levelsByName, mergedValues, requireNames, visibleSecrets,
+  type Contents
+} from '../../vault/documents/read.ts'
+import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+const ERRORS = [
+  'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
+] as const satisfies ErrorCode[]
+
+const UNCHANGED = Type.Null({ description: 'Not modified since the ETag in If-None-Match' })
+
+/** Decrypted documents of a level. */
+interface Opened { state: LevelState, visible: readonly SecretRow[], documents: Contents }
+
+/** Reads of names and values, where a read of `secrets.ts` returns documents. */
+export const names: Domain = async (app) => {
+  for (const { level, path, word } of LEVEL_PATHS) {
+    app.get(`/:organization${path}/secrets/values`, {
+      config: {
+        access: ['secret:read', 'secret:decrypt'],
+        at: level,
+        include,
+        audit: 'secret.decrypt',
+        errors: [...ERRORS, 'names_not_in_shell']
+      },
+      schema: {
+        operationId: `read${word}Values`,
+        summary: `Read the values of the ${level}, merged with the levels above: JSON, a shell text or YAML, by Accept`,
+        headers: ReadHeaders,
+        response: { 200: ValuesAnswer, 304: UNCHANGED }
+      },
+      handler: sendValues
+    })
+
+    app.get(`/:organization${path}/secrets/names`, {
+      config: { access: ['secret:read', 'secret:decrypt'], at: level, include, audit: 'secret.names', errors: ERRORS },
+      schema: {
+        operationId: `read${word}Names`,
+        summary: `List the names of the ${level}, without values; with merge, of the levels above as well`,
+        querystring: NamesQuery,
+        headers: ReadHeaders,
+        response: { 200: NamesAnswer, 304: UNCHANGED }
+      },
+      handler: async (request, reply) => sendNames(request, reply, request.query)
+    })
+
+    app.get(`/:organization${path}/secrets/names/history`, {
+      config: {
+        access: ['secret:read', 'secret:decrypt', 'secret:history'],
+        at: level,
+        include: 'revisions',
+        audit: ['secret.names', 'secret.decrypt'],
+        errors: ['invalid_parameter_combination', 'client_managed_encryption', 'integrity_error']
+      },
+      schema: {
+        operationId: `read${word}NameHistory`,
+        summary: `List the versions of the ${level}'s document that changed a name, newest first`,
+        querystring: NameHistoryQuery,
+        response: { 200: NameHistoryAnswer }
+      },
+      handler: async (request, reply) => sendHistory(request, reply, request.query)
+    })
+  }
+
+  async function sendValues (request: FastifyRequest, reply: FastifyReply) {
+    const type = preferredType(request.headers.accept, VALUES_TYPES)
+    const opened = await open(request, reply, true, ['values', type])
+    if (opened === undefined) return reply.code(304).send()
+    const { state, documents } = opened
+    const written = await textOf(type, await mergedValues(state, documents))
+    // A refusal names secrets, so it is recorded as well.
+    await record(request, opened, 'secret.decrypt')
+    if ('names' in written) return fail('names_not_in_shell', { names: written.names })
+    if ('text' in written) return reply.type(`${type}; charset=utf-8`).serializer(String).send(written.text)
+    reply.type(type).serializer(JSON.stringify)
+    return reply.send(await writeIfLarge(written.values, charactersOf(documents)))
+  }
+
+  async function sendNames (request: FastifyRequest, reply: FastifyReply, query: NamesQuery) {
+    const { merge = false, prefix = '', search = '' } = query
+    const opened = await open(request, reply, merge, ['names', String(merge), prefix, search])
+    if (opened === undefined) return reply.code(304).send()
+    const levels = await levelsByName(opened.state, opened.documents)
+    const listed = [...levels.keys()].filter(nameFilter(prefix, search))
+    await rest()
+    const data = listed.sort().map((name): SecretName => {
+      const overrides = [...levels.get(name)!]
+      const level = overrides.pop()!
+      return { type: 'secret-names', attributes: { name, level, overrides } }
+    })
+    await record(request, opened, 'secret.names')
+    reply.type(READ_TYPE).serializer(JSON.stringify)
+    return reply.send(await writeIfLarge({ data, meta: { total: data.length } }, charactersOf(opened.documents)))
+  }
+
+  async function sendHistory (
+    request: FastifyRequest, reply: FastifyReply, { name, values = false, after }: NameHistoryQuery
+  ) {
+    const { organization } = principalOf(request)
+    const state = levelOf(request)
+    requireNames(state)
+    const secret = ownSecret(state)
+    const { retention_days } = organization.plan
+    const { changes, opened, unreadable, missing, next } = await nameHistory(
+      app.keyring, storageKeyOf(app.keyring, organization), state, name, after === undefined ? NEWEST : Number(after),
+      async (before, limit) => secret === undefined
+        ? { rows: [], isEnd: true, lost: 0 }
+        : waitFor(request, listVersionContents(app.lists, state, secret, retention_days, before, limit))
+    )
+    const [newest] = opened
+    // The current document has no version after a write with `no_backup`.
+    const unrecorded = after === undefined && newest !== undefined ? secret!.revision - newest.revision : 0
+    const data = changes.map((change) => toItem(change, values))
+    await app.recordRead(actorOf(request), {
+      action: values ? 'secret.decrypt' : 'secret.names',
+      resource_type: state.level,
+      resource_id: state.level_id,
+      details: {
+        secrets: secret?.id ?? '', versions: opened.length, first: opened.at(-1)?.id ?? null, last: newest?.id ?? null
+      }
+    }, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0))
+    const meta = {
+      unreadable, missing: missing + Math.max(0, unrecorded), next: next === null ? null : String(next)
+    }
+    const characters = changes.reduce((sum, { value }) => sum + (value?.length ?? 0), 0)
+    reply.type(READ_TYPE).serializer(JSON.stringify)
+    return reply.send(await writeIfLarge({ data, meta }, values ? characters : 0))
+  }
+
+  async function record (
+    request: FastifyRequest, { state, visible }: Opened, action: 'secret.decrypt' | 'secret.names'
+  ) {
+    const { event, bytes } = eventOfReading(state, visible, action)
+    await app.recordRead(actorOf(request), event, bytes)
+  }
+
+  /** Decrypts the documents, or the one of the level itself. Sets the ETag; undefined if `If-None-Match` lists it. */
+  async function open (
+    request: FastifyRequest, reply: FastifyReply, isMerged: boolean, shape: readonly string[]
+  ): Promise<Opened | undefined> {
+    const { organization, slices } = principalOf(request)
+    const storageKey = storageKeyOf(app.keyring, organization)
+    const look = (state: LevelState) => {
+      requireNames(state)
+      const visible = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
+      const etag = etagOf(storageKey, visible, ...shape, state.project.secret_format)
+      reply.header('etag', etag)
+      return { state, visible, etag }
+    }
+    let found = look(levelOf(request))
+    const known = request.headers['if-none-match']
+    if (known !== undefined) {
+      if (listsEtag(known, found.etag)) return undefined
+      // The ETag differs: load the contents, which the first look-up omitted.
+      found = look(await locate(app, request, 'readable'))
+    }
+    const { state, visible } = found
+    return { state, visible, documents: await currentContents(app.keyring, storageKey, state, visible, true) }
+  }
+}
+
+// A conditional request loads the contents of documents only if its ETag differs.
+const include = ({ headers }: FastifyRequest): Include =>
+  headers['if-none-match'] === undefined ? 'readable' : 'revisions'
+
+function toItem ({ version, change, value }: Change, withValues: boolean): NameChange {
+  const { id, action, created_at, created_by_id, created_by_name } = version
+  return {
+    type: 'secret-name-changes',
+    id: String(id),
+    attributes: {
+      change,
+      action,
+      created_at,
+      created_by: created_by_id === null ? null : { id: created_by_id, name: created_by_name ?? '' },
+      ...(withValues && { value: value ?? null })
+    }
+  }
+}
+
+// Names that are written before other requests get their turn.
+const STEP = 500
+
+async function textOf (
+  type: ValuesType, values: Entries
+): Promise<{ text: string } | { names: string[] } | { values: Entries }> {
+  if (type !== SHELL_TYPE && type !== YAML_TYPE) return { values }
+  const entries = Object.entries(values)
+  const names: string[] = []
+  let text = ''
+  for (let at = 0; at < entries.length; at += STEP) {
+    const part = Object.assign(emptyEntries(), Object.fromEntries(entries.slice(at, at + STEP)))
+    const written = type === SHELL_TYPE ? shellText(part) : { text: yamlText(part) }
+    if ('names' in written) names.push(...written.names)
+    else text += written.text
+    await rest()
+  }
+  if (names.length > 0) return { names: names.sort() }
+  return { text: entries.length === 0 && type === YAML_TYPE ? yamlText(values) : text }
+}

@@ -1,0 +1,88 @@
+import { sql } from 'drizzle-orm'
+import { lookUp, preparedSql, tampered, type Db } from '../../db/database.ts'
+import { numberOf } from '../../db/rows/query.ts'
+import { encryption_keys, secret_versions } from '../../db/tables.ts'
+import type { KeyRow } from '../keys/encryption-keys.ts'
+import type { LevelState, SecretRow } from '../levels/levels.ts'
+import type { VersionRow } from './versions.ts'
+
+/** A version with its content and its key. */
+export interface VersionContent extends Pick<VersionRow,
+  'id' | 'action' | 'revision' | 'key_version' | 'size_bytes' | 'created_by_id' | 'created_by_name' | 'created_at'> {
+  /** Null under a key of the client. */
+  sealed: Buffer | null
+  key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
+  /** The revision of the next older version; null for the oldest version. */
+  older_revision: number | null
+}
+
+/** The position before the newest version. */
+export const NEWEST = Number.MAX_SAFE_INTEGER
+
+/** How many versions and bytes a page may have. A page has at least one version, so it can exceed the bytes by one. */
+export interface PageLimit { versions: number, bytes: number }
+
+/**
+ * A page of versions, newest first. `isEnd`: no older version can be read. `lost`: how many older writes have no
+ * version any more, or never had one.
+ */
+export interface VersionContents { rows: VersionContent[], isEnd: boolean, lost: number }
+
+type Row = Omit<VersionContent, 'id' | 'revision' | 'created_by_id' | 'created_at' | 'key' | 'older_revision'> &
+  Record<'id' | 'revision' | 'created_at', string> & Record<'created_by_id' | 'older_revision', string | null> &
+  Pick<KeyRow, 'data_key'> & { managed: KeyRow['managed'] | null, locked: boolean }
+
+// Selects the versions by their sizes first, so that the contents of other versions are not read. The inner list has
+// one more version than the page, for `older_revision`.
+const newest = preparedSql<Row, Record<string, unknown>>('version_contents', ($) => sql`
+  SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.created_by_id, v.created_by_name, v.created_at,
+    page.older_revision, k.managed, k.data_key, retention.locked,
+    CASE WHEN k.managed = 'server' AND NOT retention.locked THEN v.sealed END AS sealed
+  FROM (
+    SELECT organization_id, id, lead(revision) OVER older AS older_revision, row_number() OVER older AS place,
+      sum(size_bytes) OVER older - size_bytes AS bytes_before
+    FROM (
+      SELECT organization_id, id, revision, size_bytes FROM secret_versions
+      WHERE organization_id = ${$('organization_id')}::char(26) AND history_id = ${$('history_id')}::char(26)
+        AND id < ${$('before')}::bigint
+      ORDER BY id DESC LIMIT ${$('versions')}::int + 1
+    ) AS part WINDOW older AS (ORDER BY id DESC)
+  ) AS page
+  CROSS JOIN ${lookUp('v', secret_versions, sql`organization_id = page.organization_id AND id = page.id`)}
+  LEFT JOIN ${lookUp('k', encryption_keys, sql`organization_id = v.organization_id
+    AND project_id = ${$('project_id')}::char(26) AND version = v.key_version`)} ON true
+  CROSS JOIN LATERAL (
+    SELECT coalesce(v.created_at < now() - make_interval(days => ${$('retention_days')}::int), false) AS locked
+  ) AS retention
+  WHERE page.place <= ${$('versions')}::int AND page.bytes_before < ${$('bytes')}::bigint
+  ORDER BY v.id DESC`)
+
+/**
+ * Versions of a secret with their contents that are older than `before`. The page ends at the first version outside the
+ * plan's retention.
+ */
+export async function listVersionContents (
+  db: Db, { organization_id, project }: LevelState, { history_id, revision }: SecretRow, retentionDays: number | null,
+  before: number, { versions, bytes }: PageLimit
+): Promise<VersionContents> {
+  const found = await newest(db, {
+    organization_id, history_id, project_id: project.id, before, versions, bytes, retention_days: retentionDays
+  })
+  const locked = found.findIndex((row) => row.locked)
+  const kept = locked === -1 ? found : found.slice(0, locked)
+  const rows = kept.map(({ managed, data_key, locked: _, ...row }): VersionContent => ({
+    ...row,
+    id: Number(row.id),
+    revision: Number(row.revision),
+    older_revision: numberOf(row.older_revision),
+    created_by_id: numberOf(row.created_by_id),
+    created_at: new Date(row.created_at),
+    // The row was manipulated: the project has no key of this version.
+    key: { organization_id, project_id: project.id, version: row.key_version, data_key, managed: managed ?? tampered() }
+  }))
+  const isEnd = locked !== -1 || (found.at(-1)?.older_revision ?? null) === null
+  // Revisions count the writes of a document. `older_revision` counts the gap above a version outside the retention.
+  const oldest = rows.at(-1)
+  if (oldest !== undefined) return { rows, isEnd, lost: isEnd && locked === -1 ? oldest.revision - 1 : 0 }
+  return { rows, isEnd, lost: before === NEWEST ? revision - Number(found[0]?.revision ?? 0) : 0 }
+}

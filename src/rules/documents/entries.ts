@@ -1,0 +1,27 @@
+/** The values of `secret_format`. */
+export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
+
+/** The formats whose documents have names. */
+export type NamedFormat = Exclude<DocumentFormat, 'text'>
+
+/** Names and values. Has no prototype, so `__proto__` is an ordinary name, and no document can change a prototype. */
+export type Entries = Record<string, string>
+
+export const emptyEntries = (): Entries => Object.create(null) as Entries
+
+/** Thrown by the readers: an invalid document, or a document that exceeds a limit. */
+export class UnreadableDocument extends Error {
+  /** Where the error is, in UTF-16 code units. */
+  offset: number
+
+  constructor (offset: number) {
+    super('The document cannot be parsed')
+    this.offset = offset
+  }
+}
+
+/** Returns whether a name begins with `prefix` and contains `search`, in upper or lower case. */
+export function nameFilter (prefix: string, search: string): (name: string) => boolean {
+  const lower = search.toLowerCase()
+  return (name) => name.startsWith(prefix) && name.toLowerCase().includes(lower)
+}

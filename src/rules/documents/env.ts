@@ -1,0 +1,109 @@
+import { parse as parseEnv } from 'dotenv'
+import { UnreadableDocument, type Entries } from './entries.ts'
+
+/** Limits: lines and names. */
+export const MAX_LINES = 20_000
+export const MAX_NAMES = 10_000
+
+/** An assignment, with offsets into the text of `withLineFeeds`. */
+export interface EnvAssignment {
+  name: string
+  from: number
+  /** The written value with its quotes, without blanks around it. Empty after the separator if no value is written. */
+  valueFrom: number
+  valueTo: number
+  /** Whether the separator is a colon, which needs a blank before the value. */
+  colon: boolean
+}
+
+const ENV_LINE_END = /\r\n?|\n/g
+const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
+// dotenv's pattern for an assignment, but sticky: dotenv searches for the next match and silently skips invalid lines.
+const ENV_ASSIGNMENT =
+  /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
+
+// Fast path for nearly all lines: a value without quotes, escapes or comments.
+const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
+
+/** All line ends as line feeds, as dotenv reads them. */
+export const withLineFeeds = (text: string) => text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
+
+/**
+ * Converts offsets into the text of `withLineFeeds` to offsets into the text itself. The returned function takes
+ * ascending offsets, so that all conversions together read the text once.
+ */
+export function originalOffsets (text: string) {
+  let pairs = 0
+  let next = text.indexOf('\r\n')
+  return (offset: number) => {
+    while (next !== -1 && next - pairs < offset) {
+      pairs++
+      next = text.indexOf('\r\n', next + 2)
+    }
+    return offset + pairs
+  }
+}
+
+/**
+ * dotenv's rules without variable expansion. Any invalid line makes the whole document invalid.
+ *
+ * @param found receives all assignments, in their order
+ */
+export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]) {
+  // Check the limit before parsing: blank lines and comments cost time, too.
+  ENV_LINE_END.lastIndex = 0
+  if (text.length > MAX_LINES) {
+    for (let lines = 1; ENV_LINE_END.test(text); lines++) {
+      if (lines > MAX_LINES) throw new UnreadableDocument(ENV_LINE_END.lastIndex)
+    }
+  }
+  const source = withLineFeeds(text)
+  const unreadable = (offset: number) => new UnreadableDocument(originalOffsets(text)(offset))
+  let at = 0
+  let names = 0
+  while (at < source.length) {
+    ENV_PLAIN.lastIndex = at
+    const plain = ENV_PLAIN.exec(source)
+    if (plain) {
+      if (++names > MAX_NAMES) throw unreadable(at)
+      const name = plain[1]!
+      const value = plain[2]!.trim()
+      entries[name] = value
+      if (found) {
+        const valueFrom = at + name.length + 1
+        found.push({ name, from: at, valueFrom, valueTo: valueFrom + value.length, colon: false })
+      }
+      at = ENV_PLAIN.lastIndex
+      continue
+    }
+    ENV_NOTHING.lastIndex = at
+    if (ENV_NOTHING.test(source)) {
+      at = ENV_NOTHING.lastIndex
+      continue
+    }
+    ENV_ASSIGNMENT.lastIndex = at
+    const match = ENV_ASSIGNMENT.exec(source)
+    if (!match || ++names > MAX_NAMES) throw unreadable(at)
+    const [, name = '', rest = '', written = ''] = match
+    const trimmed = written.trim()
+    if (isUnterminated(trimmed)) throw unreadable(at)
+    // Parse each assignment separately under the name `X`, because dotenv's result has a prototype, and dotenv's run
+    // time is quadratic in the number of blank lines.
+    entries[name] = parseEnv(`X${rest}`)['X'] ?? ''
+    found?.push({ name, from: at, ...valueRange(rest, ENV_ASSIGNMENT.lastIndex - rest.length, trimmed) })
+    at = ENV_ASSIGNMENT.lastIndex
+  }
+}
+
+function valueRange (rest: string, restFrom: number, trimmed: string) {
+  const separator = rest.search(/[=:]/)
+  const after = separator + 1
+  const from = restFrom + (trimmed === '' ? after : after + rest.slice(after).search(/\S/))
+  return { valueFrom: from, valueTo: from + trimmed.length, colon: rest[separator] === ':' }
+}
+
+/** Whether the closing quote is missing: dotenv would read the opening quote as a part of the value. */
+function isUnterminated (written: string) {
+  const quote = written[0]
+  return quote !== undefined && '"\'`'.includes(quote) && written.indexOf(quote, 1) === -1
+}

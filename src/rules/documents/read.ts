@@ -1,0 +1,58 @@
+import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries } from './entries.ts'
+import { readEnv } from './env.ts'
+import { readJson } from './json.ts'
+import { readYaml } from './yaml.ts'
+
+/** A position in a document. Both numbers start at 1; the column counts characters (code points). */
+export interface Position { line: number, column: number }
+
+const READERS = { env: readEnv, json: readJson, yaml: readYaml }
+
+/**
+ * Parses a document into names and values. Undefined if the document is invalid, exceeds a limit of its reader, or is
+ * `text`, which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most.
+ *
+ * All values are strings: a number keeps its spelling (digits and leading zeros), an object or array becomes compact
+ * JSON. `null` becomes the empty string, because without the name the value of an outer level would apply.
+ *
+ * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
+ *   the result is undefined.
+ */
+export function readDocument (format: DocumentFormat, text: string, entries = emptyEntries()): Entries | undefined {
+  if (format === 'text') return undefined
+  try {
+    READERS[format](withoutMark(text), entries)
+    return entries
+  } catch {
+    // Invalid document, or a stack overflow from deep nesting.
+    return undefined
+  }
+}
+
+/**
+ * The position of the first error of a document that `readDocument` cannot parse. Undefined if it can, and for `text`.
+ * A document without a mapping at its top has its error at line 1, column 1; a document that exceeds a limit has it
+ * where the limit is exceeded.
+ */
+export function documentError (format: DocumentFormat, text: string): Position | undefined {
+  if (format === 'text') return undefined
+  try {
+    READERS[format](withoutMark(text), emptyEntries())
+    return undefined
+  } catch (error) {
+    return errorPosition(text, error)
+  }
+}
+
+/** Converts an error of a reader to a line and a column. */
+export function errorPosition (text: string, error: unknown): Position {
+  // A stack overflow has no position.
+  const offset = error instanceof UnreadableDocument ? error.offset : 0
+  const before = withoutMark(text).slice(0, offset)
+  const lines = before.match(/\r\n?|\n/g)?.length ?? 0
+  const lineStart = Math.max(before.lastIndexOf('\n'), before.lastIndexOf('\r')) + 1
+  return { line: lines + 1, column: Array.from(before.slice(lineStart)).length + 1 }
+}
+
+/** A document without its byte order mark. */
+export const withoutMark = (text: string) => text.startsWith('\uFEFF') ? text.slice(1) : text

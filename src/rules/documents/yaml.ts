@@ -1,0 +1,161 @@
+import {
+  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
+} from 'yaml'
+import { UnreadableDocument, type Entries } from './entries.ts'
+
+/** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
+export const YAML_LENGTH = 64 * 1024
+export const MAX_YAML_TOKENS = 4000
+/** Each alias costs a search through the document, and aliases can expand a small document exponentially. */
+const YAML_ALIASES = 50
+const YAML_DEPTH = 100
+/** Maximum characters of all values with expanded aliases, in addition to four times the length of the text. */
+const YAML_OUTPUT = 64 * 1024
+
+/** A parsed document with its tokens, for a change of the text. */
+export interface YamlSource {
+  document?: Document.Parsed
+  /** Aliases and the nodes that they refer to. */
+  targets?: ReadonlyMap<Alias, unknown>
+  /** Where the content ends: before the line `...`, or at the end of the text. */
+  end?: number
+}
+
+/**
+ * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge and duplicate keys.
+ *
+ * @param found receives the parsed document
+ */
+export function readYaml (text: string, entries: Entries, found?: YamlSource) {
+  if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH)
+  const document = parseYaml(text, found)
+  const aliases: Alias[] = []
+  visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
+  if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1))
+  const targets = new Map(aliases.map((alias) => [alias, alias.resolve(document)]))
+  if (found) Object.assign(found, { document, targets })
+
+  const { contents } = document
+  if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return
+  if (!isMap(contents)) throw new UnreadableDocument(0)
+  const { write, spend } = yamlWriter(targets, YAML_OUTPUT + 4 * text.length)
+  for (const [name, value] of pairs(contents.items)) {
+    const node = isAlias(value) ? targets.get(value) : value
+    entries[name] = value === null ? '' : isScalar(node) ? spend(scalarText(node), node) : write(value)
+  }
+}
+
+/** An error at a node. The position of a pair without a written value is unknown, so it is the start of the text. */
+function unreadable (node: unknown) {
+  const { range } = (node ?? {}) as { range?: readonly number[] | null }
+  return new UnreadableDocument(range?.[0] ?? 0)
+}
+
+/**
+ * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
+ * an object for each error, possibly tens of thousands.
+ */
+function parseYaml (text: string, found?: YamlSource): Document.Parsed {
+  const parser = new Parser()
+  const composer = new Composer({
+    schema: 'core',
+    resolveKnownTags: false,
+    merge: false,
+    customTags: null,
+    // `pairs` checks this in linear time; the parser compares each key with all others.
+    uniqueKeys: false,
+    // Pretty errors quote the document, and its secrets could reach a log.
+    prettyErrors: false,
+    keepSourceTokens: found !== undefined
+  })
+  // Also throws on warnings: with an unknown tag the value would get another type. The package catches the error and
+  // calls `onError` again at each nesting level, so all throws share the object of the first error.
+  let failure: UnreadableDocument | undefined
+  const onError = (at: ErrorSource) => {
+    failure ??= new UnreadableDocument(typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0])
+    throw failure
+  }
+  Object.assign(composer, { onError })
+  const documents: Document.Parsed[] = []
+  const compose = (parsed: Iterable<CST.Token>) => {
+    for (const token of parsed) {
+      if (token.type === 'error') onError(token)
+      if (token.type === 'doc-end' && found && found.end === undefined) found.end = token.offset
+      documents.push(...composer.next(token))
+      if (documents.length > 1) onError(token)
+    }
+  }
+  let tokens = 0
+  let offset = 0
+  for (const lexeme of new Lexer().lex(text)) {
+    if (++tokens > MAX_YAML_TOKENS) onError(offset)
+    compose(parser.next(lexeme))
+    offset = parser.offset
+  }
+  compose(parser.end())
+  documents.push(...composer.end(true, text.length))
+  const [document, second] = documents
+  if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
+    throw new UnreadableDocument(second?.range[0] ?? 0)
+  }
+  return document
+}
+
+/** How the package tells where an error is. */
+type ErrorSource = number | readonly [number, number] | { offset: number }
+
+/** Names and values of a mapping. Throws on duplicate names and on names that are not scalars. */
+function pairs (items: { key: unknown, value: unknown }[]) {
+  const found = new Map<string, unknown>()
+  for (const { key, value } of items) {
+    if (!isScalar(key) || key.value === null) throw unreadable(key)
+    const name = scalarText(key)
+    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2, so it is rejected.
+    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw unreadable(key)
+    found.set(name, value)
+  }
+  return found
+}
+
+export function scalarText (scalar: Scalar) {
+  const { value, source } = scalar
+  if (value === null || value === undefined) return ''
+  return typeof value === 'number' ? source ?? String(value) : String(value)
+}
+
+/** Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. */
+function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
+  let left = allowance
+  return { write, spend }
+
+  function write (node: unknown, depth = 0): string {
+    if (depth > YAML_DEPTH) throw unreadable(node)
+    if (isAlias(node)) {
+      const target = targets.get(node)
+      if (target === undefined) throw unreadable(node)
+      return write(target, depth + 1)
+    }
+    if (isMap(node)) {
+      const members = [...pairs(node.items)].map(([name, value]) =>
+        `${spend(JSON.stringify(name), node)}:${write(value, depth + 1)}`)
+      return `{${members.join(',')}}`
+    }
+    if (isSeq(node)) return `[${node.items.map((item) => write(item, depth + 1)).join(',')}]`
+    return spend(isScalar(node) ? jsonText(node) : 'null', node)
+  }
+
+  function spend (text: string, node: unknown) {
+    left -= text.length + 2
+    if (left < 0) throw unreadable(node)
+    return text
+  }
+}
+
+function jsonText (scalar: Scalar) {
+  const { value } = scalar
+  if (typeof value !== 'number') return JSON.stringify(value ?? null)
+  const written = scalarText(scalar)
+  if (/^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/.test(written)) return written
+  // JSON has no .inf, .nan, 0x1F or 007: write finite numbers in decimal, others as a string.
+  return Number.isFinite(value) ? String(value) : JSON.stringify(written)
+}

@@ -1,0 +1,37 @@
+/** A replacement of a part of a text. */
+export interface Splice { from: number, to: number, text: string }
+
+/** Replaces parts of a text. Parts with the same start are replaced in their order; an overlap is replaced once. */
+export function spliced (text: string, splices: readonly Splice[]): string {
+  const pieces: string[] = []
+  let at = 0
+  for (const splice of splices.toSorted((a, b) => a.from - b.from)) {
+    if (splice.from > at) pieces.push(text.slice(at, splice.from))
+    pieces.push(splice.text)
+    at = Math.max(at, splice.to)
+  }
+  pieces.push(text.slice(at))
+  return pieces.join('')
+}
+
+/** The last line ending of a text, because additions go to the end. A line feed if there is none. */
+export function lineEndOf (text: string): string {
+  const at = text.lastIndexOf('\n')
+  if (at === -1) return text.includes('\r') ? '\r' : '\n'
+  return text[at - 1] === '\r' ? '\r\n' : '\n'
+}
+
+const endsLine = (text: string) => text.endsWith('\n') || text.endsWith('\r')
+
+/**
+ * Appends lines. The last of them has a line ending if the document's last line had one.
+ *
+ * @param text the document, possibly without removed lines
+ * @param original the document before the change
+ */
+export function withLines (text: string, original: string, lines: readonly string[], lineEnd: string): string {
+  if (lines.length === 0) return text
+  const before = text === '' || endsLine(text) ? '' : lineEnd
+  const after = original === '' || endsLine(original) ? lineEnd : ''
+  return `${text}${before}${lines.join(lineEnd)}${after}`
+}

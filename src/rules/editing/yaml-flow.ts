@@ -1,0 +1,87 @@
+import type { CST } from 'yaml'
+import type { Splice } from './splices.ts'
+import { itemEnd, itemStart } from './yaml-tokens.ts'
+
+/** A pair of a mapping in braces. */
+interface FlowPair {
+  start: number
+  end: number
+  /** The comma behind the pair. */
+  comma: number | undefined
+  hasCommentAbove: boolean
+}
+
+function pairsOf (token: CST.FlowCollection): FlowPair[] {
+  const pairs: FlowPair[] = []
+  for (const item of token.items) {
+    const comma = item.start.find(({ type }) => type === 'comma')
+    const last = pairs.at(-1)
+    if (comma && last) last.comma = comma.offset
+    const end = itemEnd(item)
+    if (end !== undefined) {
+      const hasCommentAbove = item.start.some(({ type }) => type === 'comment')
+      pairs.push({ start: itemStart(item), end, comma: undefined, hasCommentAbove })
+    }
+  }
+  return pairs
+}
+
+const COMMENT = /[ \t]+#[^\r\n]*/y
+const BLANKS = /[ \t]*/y
+const LINE_END = /[ \t]*(?:\r?\n|$)/y
+
+/** The end of a match at an offset, or the offset. */
+function after (pattern: RegExp, text: string, at: number): number {
+  pattern.lastIndex = at
+  return pattern.test(text) ? pattern.lastIndex : at
+}
+
+/** The end of a pair with its comma and the comment behind it. */
+const endWithComment = (text: string, { end, comma }: FlowPair) =>
+  after(COMMENT, text, comma === undefined ? end : comma + 1)
+
+/**
+ * Removes pairs, each with its comma and with the comment behind it on its line, and adds pairs behind the last pair
+ * that stays: on the same line, or on lines of their own if the last pair has one.
+ */
+export function changeFlow (
+  text: string, token: CST.FlowCollection, isRemoved: readonly boolean[], added: readonly string[], lineEnd: string
+): Splice[] {
+  const pairs = pairsOf(token)
+  const open = token.start.offset + 1
+  const last = pairs.at(-1)
+  const before = last === undefined ? '' : text.slice(pairs.at(-2)?.end ?? open, last.start)
+  const indentation = /\n([ \t]*)$/.exec(before)?.[1]
+  const ownLine = indentation === undefined ? undefined : lineEnd + indentation
+  const members = added.join(`,${ownLine ?? ' '}`)
+  const trailingComma = last?.comma === undefined ? '' : ','
+  const kept = pairs[isRemoved.lastIndexOf(false)]
+  const splices: Splice[] = []
+  if (added.length > 0 && kept === undefined) {
+    splices.push({ from: open, to: open, text: (ownLine ?? '') + members + trailingComma })
+  } else if (added.length > 0 && kept !== undefined && ownLine === undefined) {
+    splices.push({ from: kept.end, to: kept.end, text: `, ${members}` })
+  } else if (added.length > 0 && kept !== undefined) {
+    if (kept.comma === undefined) splices.push({ from: kept.end, to: kept.end, text: ',' })
+    const at = endWithComment(text, kept)
+    splices.push({ from: at, to: at, text: ownLine + members + trailingComma })
+  }
+  for (const [index, pair] of pairs.entries()) if (isRemoved[index]) splices.push(removal(text, pair))
+  // The last pair had no comma, so the new last pair gets none.
+  const needsComma = added.length > 0 && ownLine !== undefined
+  if (isRemoved.at(-1) && trailingComma === '' && kept?.comma !== undefined && !needsComma) {
+    splices.push({ from: kept.comma, to: kept.comma + 1, text: '' })
+  }
+  return splices
+}
+
+function removal (text: string, pair: FlowPair): Splice {
+  const to = endWithComment(text, pair)
+  let from = pair.start
+  while (/[ \t\r\n]/.test(text[from - 1] ?? '')) from--
+  // The line ending before the pair ends the comment above it.
+  const isAlone = !pair.hasCommentAbove || after(LINE_END, text, to) > to
+  return isAlone && from < pair.start
+    ? { from, to, text: '' }
+    : { from: pair.start, to: after(BLANKS, text, to), text: '' }
+}

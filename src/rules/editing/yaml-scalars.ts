@@ -1,0 +1,33 @@
+export type ScalarStyle = 'plain' | 'single' | 'double'
+
+// A word or words that no version of YAML reads as another type, in block and in flow mappings.
+const PLAIN = /^[A-Za-z_/](?:[ :]?[\w./@+-])*$/
+const WORDS_OF_OTHER_TYPES = /^(?:true|false|yes|no|on|off|y|n|null|nan|inf|e\d+)$/i
+const NOT_PRINTABLE = /[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\u{10000}-\u{10ffff}]/u
+// Valid in JSON strings, but not printable in YAML.
+const TO_ESCAPE = /[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]/g
+
+/** Whether a text without line ends needs escapes. */
+export const isPrintable = (text: string) => !NOT_PRINTABLE.test(text)
+
+/** Writes a string as a flow scalar in the style, or in the next one that holds it. Double quotes hold all strings. */
+export function flowScalar (value: string, style: ScalarStyle): string {
+  if (style === 'plain' && PLAIN.test(value) && !WORDS_OF_OTHER_TYPES.test(value)) return value
+  if (style !== 'double' && isPrintable(value)) return `'${value.replaceAll("'", "''")}'`
+  return JSON.stringify(value)
+    .replace(TO_ESCAPE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
+}
+
+/** The parser's limit for a key before a colon on the same line is 1024 characters. */
+const MAX_IMPLICIT_KEY = 1000
+
+/**
+ * Writes a pair of a mapping.
+ *
+ * @param between the text before the colon of an explicit key: a line ending and indentation, or a blank
+ */
+export function pairText (name: string, value: string, style: ScalarStyle, between: string): string {
+  const key = flowScalar(name, style)
+  const written = flowScalar(value, style)
+  return key.length > MAX_IMPLICIT_KEY ? `? ${key}${between}: ${written}` : `${key}: ${written}`
+}

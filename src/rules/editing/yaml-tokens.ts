@@ -1,0 +1,49 @@
+import type { CST } from 'yaml'
+
+/** A pair of a mapping as tokens. */
+export type Item = CST.CollectionItem
+
+const TRIVIA = ['space', 'comment', 'newline', 'comma']
+
+const isTrivia = ({ type }: CST.SourceToken) => TRIVIA.includes(type)
+
+/** Where the first token of a pair starts, after the comments above it. */
+export function itemStart ({ start, key, sep }: Item): number {
+  return start.find((token) => !isTrivia(token))?.offset ?? key?.offset ?? sep?.[0]?.offset ?? 0
+}
+
+/** Where the last token of a pair ends, before blanks and comments behind it. Undefined if there are only these. */
+export function itemEnd ({ start, key, sep, value }: Item): number | undefined {
+  if (value && !isEmpty(value)) return tokenEnd(value)
+  return sourceEnd(sep) ?? (key ? tokenEnd(key) : sourceEnd(start))
+}
+
+/** Whether a token stands for a value that is not written. */
+export const isEmpty = (token: CST.Token) => token.type === 'scalar' && token.source === ''
+
+function sourceEnd (tokens: readonly CST.SourceToken[] | undefined) {
+  const last = tokens?.findLast((token) => !isTrivia(token))
+  return last && last.offset + last.source.length
+}
+
+/** Where a token ends, before blanks and comments behind it. */
+export function tokenEnd (token: CST.Token): number {
+  switch (token.type) {
+    case 'block-scalar': return blockScalarBody(token) + token.source.length
+    case 'flow-collection': return sourceEnd(token.end.slice(0, 1)) ?? token.offset
+    case 'block-map':
+    case 'block-seq':
+      for (const item of token.items.toReversed()) {
+        const end = itemEnd(item)
+        if (end !== undefined) return end
+      }
+      return token.offset
+    default: return token.offset + ('source' in token ? token.source.length : 0)
+  }
+}
+
+/** Where the lines of a block scalar start. The token has no offset of them. */
+export function blockScalarBody (token: CST.BlockScalar): number {
+  const last = token.props.at(-1)
+  return last === undefined ? token.offset : tokenEnd(last)
+}

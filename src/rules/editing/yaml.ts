@@ -1,0 +1,185 @@
+import { isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type YAMLMap } from 'yaml'
+import type { Entries } from '../documents/entries.ts'
+import { readYaml, scalarText, type YamlSource } from '../documents/yaml.ts'
+import type { Editor, Plan, Refusal } from './plan.ts'
+import { lineEndOf, spliced, withLines, type Splice } from './splices.ts'
+import { changeFlow } from './yaml-flow.ts'
+import { flowScalar, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
+import { blockScalarBody, isEmpty, itemEnd, itemStart, tokenEnd, type Item } from './yaml-tokens.ts'
+
+/** A pair at the top of the document. */
+interface Member { name: string, node: Pair, item: Item }
+
+/** The tokens of the mapping at the top. A composed mapping cannot tell where its comments are. */
+type MapToken = CST.BlockMap | CST.FlowCollection
+
+interface Source {
+  text: string
+  lineEnd: string
+  found: YamlSource
+  map: YAMLMap | undefined
+  token: MapToken | undefined
+  members: Member[]
+}
+
+export function yamlEditor (text: string, entries: Entries): Editor {
+  const found: YamlSource = {}
+  readYaml(text, entries, found)
+  const contents = found.document?.contents
+  const map = isMap(contents) ? contents as YAMLMap : undefined
+  const members = (map?.items ?? []).map((node) => {
+    return { name: scalarText(node.key as Scalar), node, item: node.srcToken as Item }
+  })
+  const token = map?.srcToken as MapToken | undefined
+  const source = { text, lineEnd: lineEndOf(text), found, map, token, members }
+  // The second attempt writes all values in double quotes, which mean the same in each context.
+  return { attempts: 2, edit: (plan, attempt) => edit(source, plan, attempt > 0) }
+}
+
+function edit (source: Source, plan: Plan, quoted: boolean): string | Refusal {
+  const { text, lineEnd, token, members, found } = source
+  const { set, removed } = plan
+  const anchored = anchorInUse(source, plan)
+  if (anchored !== undefined) return { refused: 'anchored', name: anchored }
+
+  const added = new Map(set)
+  const splices: Splice[] = []
+  for (const { name, item } of members) {
+    const value = added.get(name)
+    if (value === undefined) continue
+    added.delete(name)
+    splices.push(...replaceValue(source, item, value, quoted))
+  }
+  const items = members.map(({ item }) => item)
+  const isRemoved = members.map(({ name }) => removed.has(name))
+  if (token?.type === 'flow-collection') {
+    const pairs = [...added].map(([name, value]) => pairText(name, value, flowStyle(items, quoted), ' '))
+    return spliced(text, [...splices, ...changeFlow(text, token, isRemoved, pairs, lineEnd)])
+  }
+  for (const [index, item] of items.entries()) if (isRemoved[index]) splices.push(lines(text, item))
+  // Without a pair, the tag of the mapping would be the tag of an empty scalar.
+  if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
+    const at = lines(text, items[0]!).from
+    splices.push({ from: at, to: at, text: `{}${lineEnd}` })
+  }
+  const indentation = ' '.repeat(token?.indent ?? 0)
+  const pairs = [...added].map(([name, value]) =>
+    indentation + pairText(name, value, quoted ? 'double' : 'plain', lineEnd + indentation))
+  const end = found.end ?? text.length
+  return withLines(spliced(text.slice(0, end), splices), text.slice(0, end), pairs, lineEnd) + text.slice(end)
+}
+
+/** A mapping in braces that is written like JSON gets new pairs like JSON. */
+function flowStyle (items: readonly Item[], quoted: boolean): ScalarStyle {
+  return quoted || items.at(-1)?.key?.type === 'double-quoted-scalar' ? 'double' : 'plain'
+}
+
+/** A changed or removed name with an anchor that an alias refers to, if the alias stays. */
+function anchorInUse ({ members, found: { targets } }: Source, { set, removed }: Plan): string | undefined {
+  if (targets === undefined || targets.size === 0) return undefined
+  const owners = new Map<unknown, string>()
+  for (const { name, node: { key, value } } of members) {
+    const own = (part: unknown) => {
+      if (isNode(part)) visit(part as Node, { Node: (_, node) => { owners.set(node, name) } })
+    }
+    if (set.has(name) || removed.has(name)) own(value)
+    if (removed.has(name)) own(key)
+  }
+  for (const [alias, target] of targets) {
+    const owner = owners.get(target)
+    if (owner !== undefined && !owners.has(alias)) return owner
+  }
+  return undefined
+}
+
+/** The lines of a pair in a block mapping, with the comment behind it. */
+function lines (text: string, item: Item): Splice {
+  const start = itemStart(item)
+  const lineStart = text.lastIndexOf('\n', start - 1) + 1
+  const from = start > 0 && /^ *$/.test(text.slice(lineStart, start)) ? lineStart : start
+  return { from, to: restOfLine(text, itemEnd(item) ?? start), text: '' }
+}
+
+const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y
+
+function restOfLine (text: string, at: number) {
+  // A block scalar ends with its line.
+  if (text[at - 1] === '\n') return at
+  LINE_REST.lastIndex = at
+  return LINE_REST.test(text) ? LINE_REST.lastIndex : at
+}
+
+/** Replaces the value of a pair. The anchor and the comments around the value stay. */
+function replaceValue (source: Source, item: Item, value: string, quoted: boolean): Splice[] {
+  const { text, lineEnd, token: map } = source
+  const { key, sep = [], value: token } = item
+  // In a mapping that is written like JSON, the value stays JSON.
+  const isJson = map?.type === 'flow-collection' && key?.type === 'double-quoted-scalar'
+  const style: ScalarStyle = quoted || isJson ? 'double' : styleOf(token)
+  const written = flowScalar(value, style)
+  const colon = sep.findIndex(({ type }) => type === 'map-value-ind')
+  if (colon === -1) {
+    const at = key ? tokenEnd(key) : itemStart(item)
+    if (map?.type === 'flow-collection') return [{ from: at, to: at, text: `: ${written}` }]
+    const line = `${' '.repeat(map?.indent ?? 0)}: ${written}`
+    return [{ from: at, to: at, text: text[at - 1] === '\n' ? line + lineEnd : lineEnd + line }]
+  }
+  // A tag could give the string another type.
+  const tags = sep.flatMap(({ type, offset, source }, index) => {
+    const before = sep[index - 1]
+    const from = before?.type === 'space' ? before.offset : offset
+    return type === 'tag' ? [{ from, to: offset + source.length, text: '' }] : []
+  })
+  const last = sep.findLastIndex(({ type }) => type === 'map-value-ind' || type === 'anchor' || type === 'tag')
+  const afterProperties = sep[last]!.offset + sep[last]!.source.length
+  const insertion = { from: afterProperties, to: afterProperties, text: ` ${written}` }
+  if (!token || isEmpty(token)) return [...tags, insertion]
+
+  if (token.type === 'block-scalar') {
+    const block = quoted ? undefined : blockText(token, value, map?.indent ?? 0, lineEnd)
+    const header = token.props[0]!
+    const body = blockScalarBody(token)
+    return [
+      ...tags,
+      { from: header.offset, to: tokenEnd(header), text: block?.header ?? written },
+      block ? { from: body, to: tokenEnd(token), text: block.body } : withoutLines(text, body, tokenEnd(token))
+    ]
+  }
+  const newline = sep.findLast(({ type }, index) => index > last && type === 'newline')
+  if (newline && (token.type === 'block-map' || token.type === 'block-seq')) {
+    const from = newline.offset + newline.source.length
+    return [...tags, insertion, withoutLines(text, from, restOfLine(text, tokenEnd(token)))]
+  }
+  return [...tags, { from: token.offset, to: tokenEnd(token), text: written }]
+}
+
+/** Removes lines. If the last of them has no line ending, the line before them gets none, too. */
+function withoutLines (text: string, from: number, to: number): Splice {
+  const keepsEnd = from === to || text[to - 1] === '\n'
+  const lineEnd = text[from - 2] === '\r' ? 2 : 1
+  return { from: keepsEnd ? from : from - lineEnd, to, text: '' }
+}
+
+function styleOf (token: CST.Token | null | undefined): ScalarStyle {
+  if (token?.type === 'double-quoted-scalar') return 'double'
+  return token?.type === 'single-quoted-scalar' ? 'single' : 'plain'
+}
+
+/** A value as a block scalar in the style of the old one. Undefined if a block scalar cannot hold the value. */
+function blockText (token: CST.BlockScalar, value: string, mapIndent: number, lineEnd: string) {
+  const clipped = value.endsWith('\n') ? value.slice(0, -1) : value
+  const content = clipped.split('\n')
+  const isHeld = !/^[ \t\n]|^$|\n$/.test(clipped) && content.every((line) => isPrintable(line.replaceAll('\t', '')))
+  const [header, next] = token.props
+  if (!isHeld || header?.type !== 'block-scalar-header' || next === undefined) return undefined
+  const explicit = /[1-9]/.exec(header.source)?.[0]
+  const written = /^ +(?=[^ \r\n])/m.exec(token.source)?.[0].length
+  const indentation = ' '.repeat(explicit === undefined ? written ?? mapIndent + 2 : mapIndent + Number(explicit))
+  // A folded scalar of one line is not folded.
+  const style = content.length > 1 ? '|' : header.source[0]
+  const isLast = token.source !== '' && !token.source.endsWith('\n')
+  return {
+    header: `${style}${explicit ?? ''}${value.endsWith('\n') ? '' : '-'}`,
+    body: content.map((line) => line === '' ? '' : indentation + line).join(lineEnd) + (isLast ? '' : lineEnd)
+  }
+}

@@ -1,0 +1,65 @@
+import type { KeyObject } from 'node:crypto'
+import { IntegrityError } from '../../crypto/at-rest.ts'
+import { openBlob } from '../../crypto/blob.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { UnreadableDocument } from '../../rules/documents/entries.ts'
+import { documentError, errorPosition, withoutMark } from '../../rules/documents/read.ts'
+import { changeNames, type ChangedDocument, type NameChanges } from '../../rules/editing/change.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+import { sealText } from './accept.ts'
+import { openCurrent } from './documents.ts'
+import { dataKeyOf } from '../keys/keys.ts'
+
+/** The changes of a request. `memberOf` returns the member of the body that has this name. */
+export interface RequestedChanges extends NameChanges { memberOf: (name: string) => string }
+
+/** The names that were changed, and the document with these changes; no blob if nothing was changed. */
+export interface Edited extends Omit<ChangedDocument, 'text'> { blob: string | undefined }
+
+/** Changes single names in the document of a level that was loaded as `readable`. Throws ApiError. */
+export function editDocument (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, changes: RequestedChanges
+): Edited {
+  const { level, project: { encryption_type, secret_format } } = state
+  if (encryption_type === 'client') return fail('client_managed_encryption')
+  if (secret_format === 'text') {
+    return refuse('body', 'Documents of a text project have no names', 'invalid_parameter_combination')
+  }
+  const dataKey = dataKeyOf(keyring, activeKeyOf(state))
+  const before = textOf(storageKey, state, dataKey)
+  // `changeNames` takes an empty text as a missing document.
+  if (withoutMark(before) === '' && ownSecret(state)?.is_stored) {
+    const position = documentError(secret_format, before)
+    if (position !== undefined) return fail('document_unreadable', { level, ...position })
+  }
+  const result = changeNames(secret_format, before, changes)
+  if (!('refused' in result)) {
+    const { text, added, changed, removed } = result
+    const isUnchanged = added.length + changed.length + removed.length === 0
+    return { blob: isUnchanged ? undefined : sealText(dataKey, text, 'body'), added, changed, removed }
+  }
+  if (result.refused === 'unreadable') {
+    return fail('document_unreadable', { level, line: result.line, column: result.column })
+  }
+  return refuse(changes.memberOf(result.name), result.refused === 'anchored'
+    ? 'An alias in the document refers to the value of this name'
+    : `The document, as ${secret_format}, cannot hold this name with this value, or would exceed its limits`)
+}
+
+function textOf (storageKey: KeyObject, state: LevelState, dataKey: KeyObject): string {
+  const secret = ownSecret(state)
+  if (secret === undefined || !secret.is_stored) return ''
+  const blob = openCurrent(storageKey, state, secret as SecretRow & { sealed: Buffer })
+  const plain = openBlob(dataKey, blob)
+  // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
+  if (plain === undefined) throw new IntegrityError()
+  const text = plain.toString('utf8')
+  // A client can store a blob that is not UTF-8. Storing the text would change these bytes.
+  if (!Buffer.from(text).equals(plain)) {
+    fail('document_unreadable', {
+      level: state.level, ...errorPosition(text, new UnreadableDocument(text.indexOf('\uFFFD')))
+    })
+  }
+  return text
+}

@@ -1,0 +1,130 @@
+import type { KeyObject } from 'node:crypto'
+import { MAX_OPENED_VERSIONS, type NameChangeWord } from '../../../schemas/names.ts'
+import { openBlob } from '../../crypto/blob.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { MAX_WORK, rest } from '../../crypto/rest.ts'
+import { ownSecret, type LevelState } from '../../repositories/levels/levels.ts'
+import type { PageLimit, VersionContent, VersionContents } from '../../repositories/secrets/version-contents.ts'
+import { readValue } from '../../rules/documents/value.ts'
+import { dataKeyOf } from '../keys/keys.ts'
+import { openVersion } from './documents.ts'
+
+// A request opens at most this much, so that a few requests do not occupy the process, whatever the documents are.
+const MAX_BYTES = 8 * 1024 * 1024
+/** The page of one statement: the driver decodes its rows without a yield to the event loop. */
+const PAGE = { versions: 100, bytes: 1024 * 1024 }
+/** Milliseconds of work between two yields to the event loop. */
+const SLICE_MS = 10
+
+/** A version that changed the name. `value` is undefined if the version removed the name. */
+export interface Change { version: VersionContent, change: NameChangeWord, value: Value }
+
+export interface NameHistory {
+  /** Newest first. */
+  changes: Change[]
+  /** The versions that were opened, newest first. */
+  opened: VersionContent[]
+  unreadable: number
+  missing: number
+  /** The next request continues with the versions older than this one; null at the end. */
+  next: number | null
+}
+
+/** The value of a name; undefined without the name. */
+type Value = string | undefined
+
+const UNREADABLE = Symbol('unreadable')
+
+/**
+ * The versions, older than `after`, that changed a name. Compares each version with the next older one that can be
+ * read. A `create` is compared with an empty document, because no document existed before it. So is the version after a
+ * `delete`.
+ *
+ * If the limits end the request, the oldest opened version is not compared yet. The next request begins with it.
+ */
+export async function nameHistory (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, after: number,
+  load: (before: number, limit: PageLimit) => Promise<VersionContents>
+): Promise<NameHistory> {
+  const valueIn = createReader(keyring, storageKey, state, name)
+  const opened: VersionContent[] = []
+  const found = { changes: [] as Change[], unreadable: 0, missing: 0 }
+  /** The version to compare with the next older one, and the counts before it. */
+  let newer: { version: VersionContent, index: number, value: Value, unreadable: number, missing: number } | undefined
+  let isEnd = false
+  let bytes = 0
+  let worked = 0
+  while (!isEnd && opened.length < MAX_OPENED_VERSIONS && bytes < MAX_BYTES && worked < MAX_WORK) {
+    const versions = Math.min(PAGE.versions, MAX_OPENED_VERSIONS - opened.length)
+    const page = await load(opened.at(-1)?.id ?? after, { ...PAGE, versions })
+    isEnd = page.isEnd
+    found.missing += page.lost
+    let began = performance.now()
+    for (const version of page.rows) {
+      add(version)
+      const time = performance.now() - began
+      if (time < SLICE_MS) continue
+      worked += time
+      await rest()
+      began = performance.now()
+    }
+    worked += performance.now() - began
+  }
+  if (isEnd) return { ...found, opened, next: null }
+  // If all versions after the first one are unreadable, the next request would begin with the same version.
+  if (newer === undefined || newer.index === 0) return { ...found, opened, next: opened.at(-1)!.id }
+  const { unreadable, missing, index } = newer
+  return { ...found, unreadable, missing, opened, next: opened[index - 1]!.id }
+
+  function add (version: VersionContent) {
+    const { unreadable, missing } = found
+    const { action, revision, older_revision, size_bytes } = version
+    const index = opened.push(version) - 1
+    bytes += size_bytes
+    found.missing += older_revision === null ? 0 : revision - older_revision - 1
+    const value = valueIn(version)
+    // No document existed after a `delete`, nor before a `create`, also if the version cannot be read.
+    const isBorder = action === 'delete' || action === 'create'
+    if (value === UNREADABLE) {
+      found.unreadable++
+      if (newer !== undefined && isBorder) compare(newer.version, undefined, newer.value)
+      if (isBorder) newer = undefined
+      return
+    }
+    if (newer !== undefined) compare(newer.version, action === 'delete' ? undefined : value, newer.value)
+    newer = undefined
+    if (action === 'delete') compare(version, value, undefined)
+    else if (action === 'create') compare(version, undefined, value)
+    else newer = { version, index, value, unreadable, missing }
+  }
+
+  function compare (version: VersionContent, before: Value, value: Value) {
+    if (before === value) return
+    const change = before === undefined ? 'added' : value === undefined ? 'removed' : 'changed'
+    found.changes.push({ version, change, value })
+  }
+}
+
+function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string) {
+  const { organization_id, project } = state
+  // Without a document there are no versions to read.
+  const secret = ownSecret(state)!
+  const keys = new Map<number, KeyObject>()
+  // Consecutive versions often have the same content, as after a key rotation.
+  let last: { text: string, value: Value | typeof UNREADABLE } | undefined
+
+  return (version: VersionContent): Value | typeof UNREADABLE => {
+    const { sealed, key } = version
+    if (sealed === null) return UNREADABLE
+    let dataKey = keys.get(key.version)
+    if (dataKey === undefined) keys.set(key.version, dataKey = dataKeyOf(keyring, key))
+    const content = openBlob(dataKey, openVersion(storageKey, organization_id, { version, secret, sealed }))
+    // A client can have stored anything under a key that the server manages now.
+    if (content === undefined) return UNREADABLE
+    const text = content.toString('utf8')
+    if (last?.text === text) return last.value
+    const read = readValue(project.secret_format, text, name)
+    last = { text, value: read === undefined ? UNREADABLE : read.value }
+    return last.value
+  }
+}

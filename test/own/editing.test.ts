@@ -1,0 +1,337 @@
+import { isDeepStrictEqual } from 'node:util'
+import t, { type Test } from 'tap'
+import { parse as parseEnv } from 'dotenv'
+import { emptyEntries, type NamedFormat } from '../../src/rules/documents/entries.ts'
+import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
+import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
+import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
+import { changeNames } from '../../src/rules/editing/change.ts'
+import { compareEntries } from '../../src/rules/editing/compare.ts'
+
+const change = (format: NamedFormat, text: string, set: Record<string, string> = {}, unset: string[] = []) =>
+  changeNames(format, text, { set: new Map(Object.entries(set)), unset })
+
+/** The changed text; a refusal as JSON. */
+const changed = (...args: Parameters<typeof change>) => {
+  const result = change(...args)
+  return 'refused' in result ? JSON.stringify(result) : result.text
+}
+
+// A line separator in the name of a test would end its line of TAP.
+const ascii = (value: unknown) => JSON.stringify(value).replace(/[^ -~]/g, '?')
+
+type Case = [text: string, set: Record<string, string>, unset: string[], expected: string, message?: string]
+
+const check = (t: Test, format: NamedFormat, cases: Case[]) => {
+  for (const [text, set, unset, expected, message] of cases) {
+    t.equal(changed(format, text, set, unset), expected, message ?? ascii([text, set, unset]))
+  }
+}
+
+t.test('env: a changed value is replaced in its quotes, and every other byte stays', async (t) => {
+  check(t, 'env', [
+    ['# c\n\nA=1\n B = two # c\nexport C="x"# d\n', { A: '2', B: 'x', C: 'y' }, [], '# c\n\nA=2\n B = x # c\nexport C="y"# d\n'],
+    ["A='1'\r\nB=`2`\r\nC: 3", { A: '4', B: '5', C: '6' }, [], "A='4'\r\nB=`5`\r\nC: 6"],
+    ['\uFEFFA=1', { A: '2' }, [], '\uFEFFA=2'],
+    ['A=\nB=# c\nC= # c\nD:  \nE:\n', { A: '1', B: '2', C: '3', D: '4', E: '5' }, [], 'A=1\nB=2# c\nC=3 # c\nD: 4  \nE: 5\n'],
+    ['A="1"\nA=\'2\'\nB=3', { A: '4' }, [], 'A="1"\nA=\'4\'\nB=3', 'the last of two is changed'],
+    ['A="1\n2"\r\nB=3\r\n', { A: 'x\ny' }, [], 'A="x\r\ny"\r\nB=3\r\n', 'lines of a value end like those of the document'],
+    ['A="1\\n2"\n', { A: 'x\ny' }, [], 'A="x\\ny"\n', 'escapes stay escapes'],
+    ['A="1"\n', { A: 'say "x"' }, [], 'A=\'say "x"\'\n', 'other quotes if the value has these'],
+    ['A=1\n', { A: '' }, [], 'A=\n'],
+    ['A=1\n', { A: ' 1 ' }, [], "A=' 1 '\n"],
+    ['A=\n\n"x"\n', { A: 'y' }, [], 'A=\n\n"y"\n', 'the value of dotenv can be on another line'],
+    ["A='abc\\'\nB=1\n", { B: "it'" }, [], 'A=\'abc\\\'\nB="it\'"\n', 'a quote that would end an earlier value is written otherwise'],
+    ['A=1\rB=2\r', { A: '3' }, ['B'], 'A=3\r'],
+    ['A=1 # c\u2028B=2\n', {}, ['A'], 'B=2\n'],
+    ['A=1 # c\u2028B=2\n', {}, ['A', 'B'], '']
+  ])
+})
+
+t.test('env: a removed name goes with its lines and the comment behind it; the comment above stays', async (t) => {
+  check(t, 'env', [
+    ['A=1\n# above\nB="x" # behind\n# below\n\nC=3', {}, ['B'], 'A=1\n# above\n# below\n\nC=3'],
+    ['A=1\nB="1\n2\n3"\nC=3', {}, ['B'], 'A=1\nC=3'],
+    ['A=1\r\nB=2', {}, ['B'], 'A=1\r\n'],
+    ['A=1\nB=2\nA=3\n', {}, ['A'], 'B=2\n', 'each of two'],
+    ['\uFEFFA=1', {}, ['A'], '\uFEFF'],
+    ['A=1\n', {}, ['B', 'B'], 'A=1\n'],
+    ['A=1\nB=2', { C: '3' }, ['B'], 'A=1\nC=3']
+  ])
+})
+
+t.test('env: a new name goes to the end with the line ending of the document', async (t) => {
+  check(t, 'env', [
+    ['', { B: '2' }, [], 'B=2\n'],
+    ['\uFEFF', { B: '2' }, [], '\uFEFFB=2\n'],
+    ['A=1\n', { B: '2', C: 'a b' }, [], "A=1\nB=2\nC='a b'\n"],
+    ['A=1', { B: '2' }, [], 'A=1\nB=2'],
+    ['X=1\r\nA=1', { B: '2', C: '3' }, [], 'X=1\r\nA=1\r\nB=2\r\nC=3'],
+    ['A=1\r\n# c\r\n', { B: '2' }, [], 'A=1\r\n# c\r\nB=2\r\n'],
+    ['# c', { B: '2' }, [], '# c\nB=2'],
+    ['A:\n', { B: '2' }, [], 'A:\n\nB=2\n', 'dotenv would read the next line as the value'],
+    ['A=1\n', { B: 'x\ny', C: 'it\'s "so" `it` is', D: '#', E: '' }, [], 'A=1\nB=\'x\ny\'\nC=it\'s "so" `it` is\nD=\'#\'\nE=\n']
+  ])
+})
+
+t.test('env: each value that dotenv can read from some text can be set', async (t) => {
+  const alphabet = ["'", '"', '`', '\\', 'n', 'r', '#', ' ', '\n']
+  const values = new Set<string>()
+  const grow = (text: string, length: number) => {
+    values.add(parseEnv(`X=${text}`)['X'] ?? '')
+    if (length > 0) for (const character of alphabet) grow(text + character, length - 1)
+  }
+  grow('', 5)
+  t.ok(values.size > 10_000, `${values.size} values`)
+  const wrong = [...values].filter((value) => {
+    const result = change('env', 'A=1\nX=0\nB=1\n', { X: value })
+    return 'refused' in result || !isDeepStrictEqual({ ...parseEnv(result.text) }, { A: '1', X: value, B: '1' })
+  })
+  t.strictSame(wrong, [])
+})
+
+t.test('json: a changed value is a string, and every other byte stays', async (t) => {
+  check(t, 'json', [
+    ['{"a":1 , "b" : {"c":[1,2]}}', { b: 'x"\n' }, [], '{"a":1 , "b" : "x\\"\\n"}'],
+    ['\uFEFF {\r\n\t"a": 1.10,\r\n\t"b": null\r\n}', { b: 'x' }, [], '\uFEFF {\r\n\t"a": 1.10,\r\n\t"b": "x"\r\n}'],
+    ['{"a":1,"\\u0061":2}', { a: '3' }, [], '{"a":1,"\\u0061":"3"}', 'the last of two is changed'],
+    ['{"":1}', { '': 'x\ud800' }, [], '{"":"x\\ud800"}'],
+    ['{"a":1.10,"b":null,"c":{ }}', { a: '1.10', b: '', c: '{}' }, [], '{"a":1.10,"b":null,"c":{ }}', 'the same value, as it is read'],
+    ['{"__proto__":1}', { ['__proto__']: '2' }, [], '{"__proto__":"2"}']
+  ].slice(0, 5) as Case[])
+  t.equal(
+    'text' in changeNames('json', '{"__proto__":1}', { set: new Map([['__proto__', '2']]), unset: [] }), true,
+    'a name of the prototype is a name like any other'
+  )
+})
+
+t.test('json: a removed member goes with one comma', async (t) => {
+  const text = '{\n  "a": 1,\n  "b": 2,\n  "c": 3\n}\n'
+  check(t, 'json', [
+    [text, {}, ['a'], '{\n  "b": 2,\n  "c": 3\n}\n'],
+    [text, {}, ['b'], '{\n  "a": 1,\n  "c": 3\n}\n'],
+    [text, {}, ['c'], '{\n  "a": 1,\n  "b": 2\n}\n'],
+    [text, {}, ['a', 'b'], '{\n  "c": 3\n}\n'],
+    [text, {}, ['b', 'c'], '{\n  "a": 1\n}\n'],
+    [text, {}, ['a', 'c'], '{\n  "b": 2\n}\n'],
+    [text, {}, ['a', 'b', 'c'], '{\n}\n'],
+    ['{"a":1,"b":2,"a":3}', {}, ['a'], '{"b":2}', 'each of two'],
+    ['{ "a": 1 , "b": [1, {"a": 2}] }', {}, ['b'], '{ "a": 1  }'],
+    ['{"a":1}', {}, ['b'], '{"a":1}']
+  ])
+})
+
+t.test('json: a new member goes to the end, written like the last one', async (t) => {
+  check(t, 'json', [
+    ['', { a: '1', b: '2' }, [], '{\n  "a": "1",\n  "b": "2"\n}\n'],
+    ['{}', { a: '1' }, [], '{\n  "a": "1"\n}'],
+    ['{\r\n}\r\n', { a: '1' }, [], '{\r\n  "a": "1"\r\n}\r\n'],
+    ['{"a":1}', { b: '2', c: '3' }, [], '{"a":1,"b":"2","c":"3"}'],
+    ['{"a": 1}', { b: '2' }, [], '{"a": 1, "b": "2"}'],
+    ['{ "a": 1 }', { b: '2' }, [], '{ "a": 1, "b": "2" }'],
+    ['{\r\n\t"a" : 1\r\n}', { b: '2' }, [], '{\r\n\t"a" : 1,\r\n\t"b" : "2"\r\n}'],
+    ['{\n    "a": 1,\n\n    "b": 2\n}', { c: '3' }, ['b'], '{\n    "a": 1,\n    "c": "3"\n}'],
+    ['{\n  "a": 1\n}', { c: '3' }, ['a'], '{\n  "c": "3"\n}'],
+    ['{"a":1}', { c: '3' }, ['a'], '{"c":"3"}']
+  ])
+})
+
+t.test('yaml: a changed value keeps its style if the style can hold it, and every other byte stays', async (t) => {
+  check(t, 'yaml', [
+    ['# c\na: 007 # d\n\n"b": \'x\'\nc: "y"  # e\n', { a: 'new', b: "it's", c: 'z' }, [], '# c\na: new # d\n\n"b": \'it\'\'s\'\nc: "z"  # e\n'],
+    ['a: x', { a: '12' }, [], "a: '12'", 'what YAML would read as another type is quoted'],
+    ['a: x', { a: 'yes' }, [], "a: 'yes'"],
+    ['a: x', { a: '' }, [], "a: ''"],
+    ['a: x', { a: 'a: b' }, [], "a: 'a: b'"],
+    ['a: x', { a: 'https://x:1/y' }, [], 'a: https://x:1/y'],
+    ['a: x', { a: 'x\ny\u0000\u2028\ud800' }, [], 'a: "x\\ny\\u0000\\u2028\\ud800"'],
+    ['\uFEFFa: 1\r\nb: two\r\n  lines\r\nc: 3', { b: 'x' }, [], '\uFEFFa: 1\r\nb: x\r\nc: 3'],
+    ['a:\nb: # c\n? c\n? d # c\ne: !!int 12\nf: !!str\n', { a: '1', b: '2', c: '3', d: '4', e: '5', f: '6' }, [],
+      "a: '1'\nb: '2' # c\n? c\n: '3'\n? d\n: '4' # c\ne: '5'\nf: '6'\n"],
+    ['a: | # c\n   one\n   two\n\n# d\nb: 1\n', { a: 'x\n\ny\n' }, [], 'a: | # c\n   x\n\n   y\n\n# d\nb: 1\n', 'a block stays a block'],
+    ['a: >-\n  one\n  two\nb: 1\n', { a: 'x' }, [], 'a: >-\n  x\nb: 1\n'],
+    ['a: >-\n  one\n  two\nb: 1\n', { a: 'x\ny' }, [], 'a: |-\n  x\n  y\nb: 1\n'],
+    ['a: |\n  one', { a: 'x\n' }, [], 'a: |\n  x'],
+    ['a: |+ # c\n  one\n\n\nb: 1\n', { a: ' x' }, [], "a: ' x' # c\nb: 1\n"],
+    ['a: |\n  one', { a: '\u0000' }, [], 'a: "\\u0000"'],
+    ['a: # c\n  x: 1 # d\n  # e\n# f\nb:\n- 1\n- 2\nc: [1,\n  2] # g\n', { a: '1', b: '2', c: '3' }, [],
+      "a: '1' # c\n  # e\n# f\nb: '2'\nc: '3' # g\n"],
+    ['a:\n  x: 1', { a: 'z' }, [], 'a: z'],
+    ['a: &x\n  - 1\nb: 2\n', { a: 'z' }, [], 'a: &x z\nb: 2\n'],
+    ['? a\n: x: 1\n  y: 2\n? b\n: - 1\n', { a: 'z', b: 'w' }, [], '? a\n: z\n? b\n: w\n'],
+    ['? |\n  a\n? b\n', { 'a\n': 'x' }, [], '? |\n  a\n: x\n? b\n'],
+    [' a: 1\n b: 2\n', { a: 'x', c: 'z' }, [], ' a: x\n b: 2\n c: z\n']
+  ])
+})
+
+t.test('yaml: a removed name goes with its lines and the comment behind it; the comment above stays', async (t) => {
+  check(t, 'yaml', [
+    ['a: 1\n# above\nb: 2 # behind\n  # c\n# below\nc: 3', {}, ['b'], 'a: 1\n# above\n  # c\n# below\nc: 3'],
+    ['a: 1\nb:\n  x: 1\n  # in\n  y: 2\n\nc: |\n  x\n\n# d\nd: 4\n', {}, ['b', 'c'], 'a: 1\n\n\n# d\nd: 4\n'],
+    ['? a\n: 1\n? b\n: 2\n', {}, ['a'], '? b\n: 2\n'],
+    ['---\na: 1\n...\n', {}, ['a'], '---\n...\n'],
+    ['# c\r\na: 1\r\n', {}, ['a'], '# c\r\n'],
+    ['a: 1\nb: 2', {}, ['b'], 'a: 1\n'],
+    ['--- !!map\na: 1\n', {}, ['a'], '--- !!map\n{}\n', 'a tagged mapping stays one'],
+    ['{a: 1, b: 2, c: 3}', {}, ['a'], '{b: 2, c: 3}'],
+    ['{a: 1, b: 2, c: 3}', {}, ['b', 'c'], '{a: 1}'],
+    ['{a: 1, b: 2,}', {}, ['b'], '{a: 1,}'],
+    ['{\n  # above\n  a: 1, # behind\n  b, # c\n  c: 3 # d\n}\n', {}, ['a'], '{\n  # above\n  b, # c\n  c: 3 # d\n}\n'],
+    ['{\n  a: 1, # behind\n  b, # c\n  c: 3 # d\n}\n', {}, ['c'], '{\n  a: 1, # behind\n  b # c\n}\n'],
+    ['{\n  # above\n  a: 1, b: 2\n}', {}, ['a'], '{\n  # above\n  b: 2\n}'],
+    ['{a: 1}', {}, ['a'], '{}']
+  ])
+})
+
+t.test('yaml: a new name goes to the end, into the mapping and before the end of the document', async (t) => {
+  check(t, 'yaml', [
+    ['', { a: 'x' }, [], 'a: x\n'],
+    ['# c', { a: 'x', b: '1' }, [], "# c\na: x\nb: '1'"],
+    ['%YAML 1.2\n---', { a: 'x' }, [], '%YAML 1.2\n---\na: x'],
+    ['---\n...\n', { a: 'x' }, [], '---\na: x\n...\n'],
+    ['...\n', { a: 'x' }, [], 'a: x\n...\n'],
+    ['a: 1\r\n# c\r\n...\r\n# d', { b: 'x' }, [], 'a: 1\r\n# c\r\nb: x\r\n...\r\n# d'],
+    ['a: 1\n# c', { b: 'x' }, [], 'a: 1\n# c\nb: x'],
+    ['a: |+\n  x\n\n', { b: 'x' }, [], 'a: |+\n  x\n\nb: x\n'],
+    ['a: |\n  x', { b: 'x' }, [], 'a: |\n  x\nb: x'],
+    ['a: 1\n', { '<<': 'x', null: 'why', 'a b': 'z', '': 'w', 8080: 'v', '# c': 'u' }, [],
+      "a: 1\n'8080': v\n'<<': x\n'null': why\na b: z\n'': w\n'# c': u\n"],
+    ['a: 1\n', { ['k'.repeat(2000)]: 'x' }, [], `a: 1\n? ${'k'.repeat(2000)}\n: x\n`, 'a long name is an explicit key'],
+    ['a: 1\n', { b: 'x' }, ['a'], 'b: x\n'],
+    ['a: 1', { b: 'x' }, ['a'], 'b: x'],
+    ['{}', { a: 'x' }, [], '{a: x}'],
+    ['{a: 1}', { b: 'x', c: ',' }, [], "{a: 1, b: x, c: ','}"],
+    ['{a: 1, b: 2}', { c: 'x' }, ['b'], '{a: 1, c: x}'],
+    ['{a: 1,}', { b: 'x' }, ['a'], '{b: x,}'],
+    ['{a, b:, "c":1}', { a: '1', b: '2', c: '3', d: '4' }, [], '{a: \'1\', b: \'2\', "c":"3", "d": "4"}'],
+    ['{\n  a: 1, # c\n  b: 2 # d\n}\n', { c: 'x' }, [], '{\n  a: 1, # c\n  b: 2, # d\n  c: x\n}\n'],
+    ['{\n  a: 1\n  , b: 2\n}\n', { c: 'x' }, [], '{\n  a: 1\n  , b: 2, c: x\n}\n'],
+    ['{\r\n  a: 1, # c\r\n  b: 2, # d\r\n}\r\n', { c: 'x' }, ['b'], '{\r\n  a: 1, # c\r\n  c: x,\r\n}\r\n']
+  ])
+})
+
+t.test('yaml: a value whose anchor is in use is not changed or removed, unless its aliases go too', async (t) => {
+  const text = 'a: &a 1\nb: {x: &b y}\nc: *a\nd: [*b]\n'
+  for (const name of ['a', 'b']) {
+    t.same(change('yaml', text, { [name]: 'x' }), { refused: 'anchored', name })
+    t.same(change('yaml', text, {}, [name]), { refused: 'anchored', name })
+  }
+  check(t, 'yaml', [
+    [text, { a: 'x' }, ['c'], 'a: &a x\nb: {x: &b y}\nd: [*b]\n'],
+    [text, { c: 'x', d: 'z' }, [], 'a: &a 1\nb: {x: &b y}\nc: x\nd: z\n'],
+    [text, { e: 'x' }, ['b', 'd'], 'a: &a 1\nc: *a\ne: x\n'],
+    ['a: &a 1\nb: &a 2\nc: *a\n', { a: 'x' }, [], 'a: &a x\nb: &a 2\nc: *a\n', 'an anchor that is defined again']
+  ])
+})
+
+t.test('the lists of names are sorted and have only names whose value changed', async (t) => {
+  const documents = {
+    env: 'A=1\nB=2\nC=3\nD=4\n', json: '{"A":1,"B":"2","C":3,"D":4}', yaml: 'A: 1\nB: "2"\nC: 3\nD: 4\n'
+  }
+  for (const [format, text] of Object.entries(documents) as [NamedFormat, string][]) {
+    const result = change(format, text, { D: 'x', A: '1', C: 'y', z: 'z', Z: 'Z', G: '' }, ['B', 'B', 'missing', 'D'])
+    t.match(result, { added: ['G', 'Z', 'z'], changed: ['C', 'D'], removed: ['B'] }, format)
+    const same = { text, added: [], changed: [], removed: [] }
+    t.same(change(format, text, { A: '1', B: '2' }, ['missing']), same, 'and nothing changes nothing')
+    t.same(change(format, '', {}, ['missing']), { ...same, text: '' })
+  }
+  t.same(
+    compareEntries({ b: '1', a: '1', c: '1' }, { c: '2', d: '1', b: '1' }), { added: ['d'], removed: ['a'], changed: ['c'] }
+  )
+})
+
+t.test('a document that cannot be parsed is not changed, and the position of its first error is known', async (t) => {
+  const cases: [NamedFormat, string, number, number, string?][] = [
+    ['env', 'A=1\nnot an assignment\n', 2, 1], ['env', 'A=1\r\n\r\nB="open\r\n', 3, 1], ['env', '\uFEFF- x', 1, 1],
+    ['env', 'A=1\n'.repeat(MAX_NAMES + 1), MAX_NAMES + 1, 1, 'names'],
+    ['env', '\r\n'.repeat(MAX_LINES + 1), MAX_LINES + 2, 1, 'lines'],
+    ['json', '', 1, 1], ['json', '[]', 1, 1], ['json', '{"a":1,}', 1, 8], ['json', '{\n  "a": 1\n  "b": 2\n}', 3, 3],
+    ['json', '{"a": tru}', 1, 7], ['json', '{"a": 01}', 1, 7], ['json', '{"a": "\\x"}', 1, 8], ['json', '{"é😀": "x\n"}', 1, 10],
+    ['json', '{"a": "open', 1, 12], ['json', '{"a": [1, 2}', 1, 12], ['json', '{"a": 1} x', 1, 10], ['json', '{a: 1}', 1, 2],
+    ['json', '{"a" 1}', 1, 6], ['json', '{', 1, 2], ['json', '{"a":[1,]}', 1, 9],
+    ['json', `{"a":[${'1,'.repeat(MAX_TOKENS)}1]}`, 1, MAX_TOKENS + 3, 'tokens'],
+    ['yaml', '- a', 1, 1], ['yaml', 'a: 1\na: 2', 2, 1], ['yaml', 'a: 1\nb: "open', 2, 9], ['yaml', 'a: 1\r\nb: !x 1\r\n', 2, 4],
+    ['yaml', 'a: 1\n---\nb: 2', 2, 1], ['yaml', 'a: b: c', 1, 4], ['yaml', 'a: *x', 1, 4], ['yaml', 'a:\n\t- b', 2, 1],
+    ['yaml', `a: 1\nb: ${'x'.repeat(YAML_LENGTH)}`, 2, YAML_LENGTH - 4, 'length'],
+    ['yaml', 'a: 1\n'.repeat(600), 572, 2, 'tokens']
+  ]
+  for (const [format, text, line, column, message] of cases) {
+    const name = `${format}: ${message ?? JSON.stringify(text)}`
+    t.same(documentError(format, text), { line, column }, name)
+    if (text !== '') t.same(change(format, text, { X: '1' }), { refused: 'unreadable', line, column }, name)
+  }
+  t.equal(documentError('text', '- a'), undefined)
+  for (const format of ['env', 'json', 'yaml'] as const) t.equal(documentError(format, format === 'json' ? '{}' : ''), undefined)
+})
+
+t.test('a name or a value that the format cannot hold is refused with the name', async (t) => {
+  for (const name of ['', 'A B', 'Ä', 'A\n', '#', 'A=B', 'A:B', '$A', '😀']) {
+    t.same(change('env', 'A=1\n', { OK: '1', [name]: 'x' }), { refused: 'unholdable', name }, JSON.stringify(name))
+  }
+  for (const value of ['\'"`#', 'a\r\\n', '\ud800', ' \'"` #']) {
+    t.same(change('env', 'A=1\n', { OK: '1', X: value }), { refused: 'unholdable', name: 'X' }, JSON.stringify(value))
+  }
+  const names = Array.from({ length: MAX_NAMES }, (_, i) => `K${i}=${i}\n`).join('')
+  t.same(change('env', names, { X: '1' }), { refused: 'unholdable', name: 'X' }, 'one name too many')
+  t.ok('text' in change('env', 'A=1\n', { A: '\n'.repeat(MAX_LINES) }), 'more lines than a document may have are escaped')
+  const members = `{${Array.from({ length: MAX_TOKENS / 4 - 1 }, (_, i) => `"k${i}":1`).join()}}`
+  t.same(change('json', members, { X: '1' }), { refused: 'unholdable', name: 'X' }, 'one member too many')
+  t.same(change('yaml', 'a: 1\n', { X: 'x'.repeat(YAML_LENGTH) }), { refused: 'unholdable', name: 'X' })
+})
+
+t.test('a change of a small document is cheap, and no document makes one expensive', async (t) => {
+  const count = 200
+  const documents = {
+    env: Array.from({ length: count }, (_, i) => `NAME_${i}=value ${i}\n`).join(''),
+    json: JSON.stringify(Object.fromEntries(Array.from({ length: count }, (_, i) => [`NAME_${i}`, `value ${i}`])), null, 2)
+  }
+  for (const [format, text] of Object.entries(documents) as [NamedFormat, string][]) {
+    const timed = () => {
+      const start = performance.now()
+      change(format, text, { NAME_100: 'x', NEW: 'y' })
+      return performance.now() - start
+    }
+    const times = Array.from({ length: 200 }, timed).sort((a, b) => a - b)
+    t.ok(times[100]! < 5, `${format}: ${times[100]!.toFixed(3)} ms`)
+  }
+  const size = 1024 * 1024
+  const fill = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor(size / unit.length)) + after
+  const hostile: [NamedFormat, string, string][] = [
+    ['env', fill(' ', 'A=1\nX=', '"x"\n'), 'X'], ['env', fill("\\'", "X='", "'\n"), 'X'], ['env', fill('\n', 'X="', '"'), 'X'],
+    ['env', fill("'\\'", 'X=', '\n'), 'X'], ['env', "A='\\'\n".repeat(9000), 'A'], ['env', fill(' ', 'A=1 #', '\n'), 'A'],
+    ['json', fill(' ', '{"X":1', ',"a":2}'), 'X'], ['json', fill('\\n', '{"X":"', '","a":2}'), 'X'],
+    ['json', fill('[', '{"X":', `1${']'.repeat(size)},"a":2}`), 'X'],
+    ['yaml', `X: ${'['.repeat(500)}${']'.repeat(500)}\n`, 'X'], ['yaml', `{a: 1,${' '.repeat(60_000)}X: 1}`, 'X'],
+    ['yaml', `a: 1\n${' '.repeat(60_000)}\nX: 1\n`, 'X']
+  ]
+  const values = [fill("'"), fill('\\n'), fill('\n', '"', "'"), fill('\\"'), fill(' '), fill("'\"`\\"), fill('x #'), fill('a ')]
+  for (const [format, text, name] of hostile) {
+    const start = performance.now()
+    change(format, text, { [name]: 'x' })
+    change(format, text, {}, [name])
+    const time = performance.now() - start
+    t.ok(time < 2000, `${format}, ${JSON.stringify(text.slice(0, 20))}: ${time.toFixed(0)} ms`)
+  }
+  // A request has values of at most 256 KiB.
+  for (const value of values.map((value) => value.slice(0, 256 * 1024))) {
+    for (const format of ['env', 'json', 'yaml'] as const) {
+      const start = performance.now()
+      change(format, '', { X: value })
+      const time = performance.now() - start
+      t.ok(time < 2000, `${format}, a value ${JSON.stringify(value.slice(0, 10))}: ${time.toFixed(0)} ms`)
+    }
+  }
+})
+
+t.test('changes do not touch the prototype', async (t) => {
+  for (const format of ['env', 'json', 'yaml'] as const) {
+    const first = changeNames(format, '', { set: new Map([['__proto__', 'x'], ['constructor', 'y']]), unset: ['toString'] })
+    if ('refused' in first) throw new Error(format)
+    t.strictSame(first.added, ['__proto__', 'constructor'])
+    t.equal(JSON.stringify(readDocument(format, first.text)), '{"__proto__":"x","constructor":"y"}')
+    const second = changeNames(format, first.text, { set: new Map([['__proto__', 'z']]), unset: ['constructor'] })
+    t.match(second, { added: [], changed: ['__proto__'], removed: ['constructor'] })
+  }
+  t.equal(Object.keys(emptyEntries()).length, 0)
+})
