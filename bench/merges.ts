@@ -2,21 +2,13 @@
  * Merge rows: the longest time that a merge of three large documents blocks the event loop. The service runs in this
  * process, which measures the event loop; another process sends the load.
  */
-import { setTimeout as pause } from 'node:timers/promises'
-import { monitorEventLoopDelay } from 'node:perf_hooks'
-import { buildApp } from '../src/app.ts'
-import { open } from '../src/commands/common/open.ts'
-import { loadConfig } from '../src/config.ts'
+import { blocksOf, withServiceHere } from './event-loop.ts'
 import type { Bench } from './keys.ts'
 import { getting, posting, send, type Tenant } from './seed.ts'
 import { compare, median } from './table.ts'
 
 const BAR = 50
-const RESOLUTION = 1
 const REQUESTS = 5
-const UNLIMITED = {
-  RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_LONG_OPERATIONS: '0', LOG_LEVEL: 'error'
-}
 
 /** The largest documents that can be merged, by format. The documents of different levels have different names. */
 const DOCUMENTS = {
@@ -47,50 +39,28 @@ const WAYS = {
   }
 }
 
-export async function measureMerges ({ env, load, tenants, rounds, lines, wanted }: Bench): Promise<void> {
+export async function measureMerges (bench: Bench): Promise<void> {
+  const { env, tenants, lines, wanted } = bench
   const formats = Object.keys(DOCUMENTS) as (keyof typeof DOCUMENTS)[]
   const rows = formats.flatMap((format) => Object.entries(WAYS).map(([what, request]) =>
     ({ format, request, row: rowOf(format, what) }))).filter(({ row }) => wanted(row))
   if (rows.length === 0) return
   const tenant = tenants[0]!
-  const config = loadConfig({ ...env, ...UNLIMITED })
-  const opened = await open(config)
-  const app = await buildApp({ ...opened, config, logStream: { write: () => {} } })
-  const url = await app.listen({ port: 0, host: '127.0.0.1' })
-  try {
+  await withServiceHere(env, async (url) => {
     for (const format of new Set(rows.map(({ format }) => format))) await fill(url, tenant, format)
     for (const { format, request, row } of rows) {
       const requests = [request(`/api/v1/${tenant.id}/merged-${format}/backend/live/secrets`, tenant.token)]
-      const longest: number[] = []
-      const times: number[] = []
-      // The first round warms up.
-      for (let round = 0; round <= rounds; round++) {
-        const delays = monitorEventLoopDelay({ resolution: RESOLUTION })
-        delays.enable()
-        // Collect garbage of earlier rounds first.
-        await pause(100)
-        delays.reset()
-        const { p50, unexpected } = await load.fire({
-          url, requests, expect: 200, connections: 1, amount: REQUESTS, seconds: 60
-        })
-        delays.disable()
-        if (Object.keys(unexpected).length > 0) throw new Error(`${row}: ${JSON.stringify(unexpected)}`)
-        longest.push(delays.max / 1e6 - RESOLUTION)
-        times.push(p50)
-      }
+      const { times, longest } = await blocksOf(bench, url, requests, REQUESTS)
       lines.push({
         row,
         reference: 'what is asked for',
-        ...compare(median(longest.slice(1)), BAR, ' ms', 1),
+        ...compare(median(longest), BAR, ' ms', 1),
         bar: { most: 1 },
-        latency: `${median(times.slice(1)).toFixed(0)} ms`
+        latency: `${median(times).toFixed(0)} ms`
       })
-      console.log(`${row}: ${median(longest.slice(1)).toFixed(1)} ms, a request ${median(times.slice(1)).toFixed(0)} ms`)
+      console.log(`${row}: ${median(longest).toFixed(1)} ms, a request ${median(times).toFixed(0)} ms`)
     }
-  } finally {
-    await app.close()
-    await opened.database.close()
-  }
+  })
 }
 
 async function fill (url: string, { id, token }: Tenant, format: keyof typeof DOCUMENTS): Promise<void> {

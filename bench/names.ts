@@ -2,7 +2,7 @@
 import type { Bench } from './keys.ts'
 import { measurePairs, type Pair } from './pairs.ts'
 import { startService } from './processes.ts'
-import { fillLayers, getting, makeTenants, posting, send, type Tenant } from './seed.ts'
+import { fillLayers, getting, makeLevel, makeTenants, posting, type Tenant } from './seed.ts'
 
 // The number of the tenant; other rows use other tenants.
 const TENANT = 2101
@@ -26,12 +26,8 @@ export async function measureNames (bench: Bench): Promise<void> {
   const [tenant] = await makeTenants(bench.env, 1, TENANT) as [Tenant]
   const service = await startService(bench.dir, bench.env)
   try {
-    const { id, token } = tenant
-    const post = (path: string, body: object) => send(service.url, posting(token, `/api/v1/${id}/${path}`, body))
     await fillLayers(service.url, tenant)
-    await post('projects', { name: 'names' })
-    await post('names/targets', { name: 'backend' })
-    await post('names/backend/environments', { name: 'live' })
+    await makeLevel(service.url, tenant, 'names')
     await bench.sql`VACUUM ANALYZE`
     await measurePairs(bench, service.url, pairsOf(tenant))
   } finally {

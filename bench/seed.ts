@@ -127,7 +127,8 @@ async function makeTarget (url: string, { id, token }: Tenant, project: string):
   await send(url, posting(token, `/api/v1/${id}/${project}/targets`, { name: 'backend' }))
 }
 
-async function makeLevel (url: string, tenant: Tenant, project: string): Promise<void> {
+/** Creates a project with the target `backend` and the environment `live`. */
+export async function makeLevel (url: string, tenant: Tenant, project: string): Promise<void> {
   const { id, token } = tenant
   await makeTarget(url, tenant, project)
   await send(url, posting(token, `/api/v1/${id}/${project}/backend/environments`, { name: 'live' }))

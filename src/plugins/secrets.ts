@@ -14,6 +14,7 @@ import { writeIfLarge } from '../http/responses/large-responses.ts'
 import {
   inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel
 } from '../http/guard/level-lookup.ts'
+import { LEVEL_PATHS } from '../http/routes/level-paths.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
@@ -42,15 +43,8 @@ const READ_ERRORS = [
   'invalid_parameter_combination', 'client_managed_encryption', 'document_unreadable', 'integrity_error'
 ] as const satisfies ErrorCode[]
 
-/** The routes that read documents, one for each level. */
-const READS = [
-  { level: 'project', path: '/:project', id: 'readProjectSecrets' },
-  { level: 'target', path: '/:project/:target', id: 'readTargetSecrets' },
-  { level: 'environment', path: '/:project/:target/:environment', id: 'readEnvironmentSecrets' }
-] as const
-
 export const secrets: Domain = async (app) => {
-  for (const { level, path, id } of READS) {
+  for (const { level, path, word } of LEVEL_PATHS) {
     app.get(`/:organization${path}/secrets`, {
       config: {
         access: 'secret:read',
@@ -67,7 +61,7 @@ export const secrets: Domain = async (app) => {
         hasLongPath: true
       },
       schema: {
-        operationId: id,
+        operationId: `read${word}Secrets`,
         summary: `Read the documents of a ${level} and of the levels above`,
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,

@@ -6,6 +6,7 @@ import { WriteHeaders } from '../../../schemas/shapes.ts'
 import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
+import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { refuse } from '../../rules/errors.ts'
@@ -15,18 +16,12 @@ import { etagOf } from '../../vault/documents/documents.ts'
 import { writeLevel } from '../../vault/documents/write.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
-/** The routes that change single names, one for each level. */
-const CHANGES = [
-  { level: 'project', path: '/:project', id: 'changeProjectSecrets' },
-  { level: 'target', path: '/:project/:target', id: 'changeTargetSecrets' },
-  { level: 'environment', path: '/:project/:target/:environment', id: 'changeEnvironmentSecrets' }
-] as const
-
-// A name can be as long as a document.
+// Characters of a name in an error: a name can be long.
 const MAX_MEMBER = 200
 
+/** The routes that change single names, one for each level. */
 export const changes: Domain = async (app) => {
-  for (const { level, path, id } of CHANGES) {
+  for (const { level, path, word } of LEVEL_PATHS) {
     app.patch(`/:organization${path}/secrets`, {
       config: {
         access: ['secret:write', 'secret:decrypt'],
@@ -42,8 +37,8 @@ export const changes: Domain = async (app) => {
         ]
       },
       schema: {
-        operationId: id,
-        summary: `Change single names in the document of ${level === 'environment' ? 'an' : 'a'} ${level} and record a version`,
+        operationId: `change${word}Secrets`,
+        summary: `Change single names in the document of the ${level} and record a version`,
         headers: WriteHeaders,
         body: ChangeBodies,
         response: { 200: ChangeAnswer }

@@ -45,8 +45,8 @@ export const nameSearch: Domain = async (app) => {
       waitFor: <T>(work: Promise<T>) => waitFor(request, work),
       isGone: () => request.raw.socket.destroyed
     }
-    const { found, opened, next, ...rest } = await searchNames(context, scope, position, nameFilter(prefix, search))
-    const meta = { documents: opened.length, ...rest, next: next && cursorOf(next) }
+    const { found, opened, next, ...counts } = await searchNames(context, scope, position, nameFilter(prefix, search))
+    const meta = { documents: opened.length, ...counts, next: next && cursorOf(next) }
     const { event, bytes } = eventOfReading({ level: 'organization', level_id: organization.id }, opened, 'secret.names')
     await app.recordRead(actorOf(request), event, bytes)
     const characters = found.reduce((sum, { attributes }) => sum + attributes.name.length, 0)

@@ -18,7 +18,7 @@ import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { ownSecret, type Include, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
-import { emptyEntries, nameFilter, type Entries } from '../../rules/documents/entries.ts'
+import { nameFilter, type Entries } from '../../rules/documents/entries.ts'
 import { shellText, yamlText } from '../../rules/editing/export.ts'
 import { fail } from '../../rules/errors.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
@@ -134,8 +134,6 @@ export const names: Domain = async (app) => {
         : waitFor(request, listVersionContents(app.lists, state, secret, retention_days, before, limit))
     )
     const [newest] = opened
-    // The current document has no version after a write with `no_backup`.
-    const unrecorded = after === undefined && newest !== undefined ? secret!.revision - newest.revision : 0
     const data = changes.map((change) => toItem(change, values))
     await app.recordRead(actorOf(request), {
       action: values ? 'secret.decrypt' : 'secret.names',
@@ -145,9 +143,7 @@ export const names: Domain = async (app) => {
         secrets: secret?.id ?? '', versions: opened.length, first: opened.at(-1)?.id ?? null, last: newest?.id ?? null
       }
     }, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0))
-    const meta = {
-      unreadable, missing: missing + Math.max(0, unrecorded), next: next === null ? null : String(next)
-    }
+    const meta = { unreadable, missing, next: next === null ? null : String(next) }
     const characters = changes.reduce((sum, { value }) => sum + (value?.length ?? 0), 0)
     reply.type(READ_TYPE).serializer(JSON.stringify)
     return reply.send(await writeIfLarge({ data, meta }, values ? characters : 0))
@@ -214,13 +210,14 @@ async function textOf (
   const entries = Object.entries(values)
   const names: string[] = []
   let text = ''
-  for (let at = 0; at < entries.length; at += STEP) {
-    const part = Object.assign(emptyEntries(), Object.fromEntries(entries.slice(at, at + STEP)))
+  let at = 0
+  // Also without entries: YAML then has an empty mapping.
+  do {
+    const part = Object.fromEntries(entries.slice(at, at += STEP))
     const written = type === SHELL_TYPE ? shellText(part) : { text: yamlText(part) }
     if ('names' in written) names.push(...written.names)
     else text += written.text
     await rest()
-  }
-  if (names.length > 0) return { names: names.sort() }
-  return { text: entries.length === 0 && type === YAML_TYPE ? yamlText(values) : text }
+  } while (at < entries.length)
+  return names.length > 0 ? { names: names.sort() } : { text }
 }

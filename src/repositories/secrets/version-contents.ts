@@ -23,8 +23,8 @@ export const NEWEST = Number.MAX_SAFE_INTEGER
 export interface PageLimit { versions: number, bytes: number }
 
 /**
- * A page of versions, newest first. `isEnd`: no older version can be read. `lost`: how many older writes have no
- * version any more, or never had one.
+ * A page of versions, newest first. `isEnd`: no older version can be read. `lost`: how many writes after the
+ * newest version (of the first page), and before the oldest one (of the last page), have no version.
  */
 export interface VersionContents { rows: VersionContent[], isEnd: boolean, lost: number }
 
@@ -81,8 +81,10 @@ export async function listVersionContents (
     key: { organization_id, project_id: project.id, version: row.key_version, data_key, managed: managed ?? tampered() }
   }))
   const isEnd = locked !== -1 || (found.at(-1)?.older_revision ?? null) === null
-  // Revisions count the writes of a document. `older_revision` counts the gap above a version outside the retention.
+  // Revisions count the writes of a document. After the newest version are the writes with `no_backup`. A concurrent
+  // write can have made a version that is newer than the loaded document.
+  const after = before === NEWEST ? Math.max(0, revision - Number(found[0]?.revision ?? 0)) : 0
   const oldest = rows.at(-1)
-  if (oldest !== undefined) return { rows, isEnd, lost: isEnd && locked === -1 ? oldest.revision - 1 : 0 }
-  return { rows, isEnd, lost: before === NEWEST ? revision - Number(found[0]?.revision ?? 0) : 0 }
+  const beforeOldest = isEnd && locked === -1 && oldest !== undefined ? oldest.revision - 1 : 0
+  return { rows, isEnd, lost: after + beforeOldest }
 }

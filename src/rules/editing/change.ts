@@ -1,6 +1,6 @@
 import { emptyEntries, type Entries, type NamedFormat } from '../documents/entries.ts'
 import { errorPosition, readDocument, withoutMark, type Position } from '../documents/read.ts'
-import type { Comparison } from './compare.ts'
+import { compareEntries, type Comparison } from './compare.ts'
 import { envEditor } from './env.ts'
 import { jsonEditor } from './json.ts'
 import { isRefusal, type Plan, type Refusal } from './plan.ts'
@@ -53,13 +53,7 @@ export function changeNames (
     if (attempt > 1 && edited.length > LARGE) break
     const after = readDocument(format, edited)
     if (after !== undefined && isSame(after, expected)) {
-      const set = [...plan.set.keys()].sort()
-      return {
-        text: mark + edited,
-        added: set.filter((name) => !(name in before)),
-        changed: set.filter((name) => name in before),
-        removed: [...plan.removed].sort()
-      }
+      return { text: mark + edited, ...compareEntries(before, after) }
     }
     wrong ??= [...plan.set.keys()].find((name) => after !== undefined && after[name] !== expected[name])
   }

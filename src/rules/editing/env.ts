@@ -2,7 +2,7 @@ import type { Entries } from '../documents/entries.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../documents/env.ts'
 import { readDocument } from '../documents/read.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
-import { lineEndOf, spliced, withLines, type Splice } from './splices.ts'
+import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 
 /**
  * How a value is written. dotenv expands `\n` and `\r` in double quotes only. It keeps a backslash before a quote, so
@@ -64,7 +64,7 @@ function edit (
   for (const assignment of assignments) {
     const { name, from, valueTo } = assignment
     if (set.has(name)) inForce.set(name, assignment)
-    if (removed.has(name)) splices.push({ from, to: restOfLine(source, valueTo), text: '' })
+    if (removed.has(name)) splices.push({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' })
   }
   const added: string[] = []
   for (const [name, value] of set) {
@@ -87,11 +87,6 @@ function edit (
   // dotenv reads the line after a line `NAME:` as the value, unless it is blank.
   if (attempt > 0 && added.length > 0) added.unshift('')
   return withLines(spliced(text, inText), text, added, lineEndOf(text))
-}
-
-function restOfLine (source: string, at: number) {
-  LINE_REST.lastIndex = at
-  return LINE_REST.test(source) ? LINE_REST.lastIndex : at
 }
 
 /** The form of a written value. Undefined for a new value and an empty one. */

@@ -14,6 +14,12 @@ export function spliced (text: string, splices: readonly Splice[]): string {
   return pieces.join('')
 }
 
+/** The end of the match of a sticky pattern at an offset, or the offset without a match. */
+export function endOfMatch (pattern: RegExp, text: string, at: number): number {
+  pattern.lastIndex = at
+  return pattern.test(text) ? pattern.lastIndex : at
+}
+
 /** The last line ending of a text, because additions go to the end. A line feed if there is none. */
 export function lineEndOf (text: string): string {
   const at = text.lastIndexOf('\n')

@@ -1,5 +1,5 @@
 import type { CST } from 'yaml'
-import type { Splice } from './splices.ts'
+import { endOfMatch, type Splice } from './splices.ts'
 import { itemEnd, itemStart } from './yaml-tokens.ts'
 
 /** A pair of a mapping in braces. */
@@ -30,15 +30,9 @@ const COMMENT = /[ \t]+#[^\r\n]*/y
 const BLANKS = /[ \t]*/y
 const LINE_END = /[ \t]*(?:\r?\n|$)/y
 
-/** The end of a match at an offset, or the offset. */
-function after (pattern: RegExp, text: string, at: number): number {
-  pattern.lastIndex = at
-  return pattern.test(text) ? pattern.lastIndex : at
-}
-
 /** The end of a pair with its comma and the comment behind it. */
 const endWithComment = (text: string, { end, comma }: FlowPair) =>
-  after(COMMENT, text, comma === undefined ? end : comma + 1)
+  endOfMatch(COMMENT, text, comma === undefined ? end : comma + 1)
 
 /**
  * Removes pairs, each with its comma and with the comment behind it on its line, and adds pairs behind the last pair
@@ -80,8 +74,8 @@ function removal (text: string, pair: FlowPair): Splice {
   let from = pair.start
   while (/[ \t\r\n]/.test(text[from - 1] ?? '')) from--
   // The line ending before the pair ends the comment above it.
-  const isAlone = !pair.hasCommentAbove || after(LINE_END, text, to) > to
+  const isAlone = !pair.hasCommentAbove || endOfMatch(LINE_END, text, to) > to
   return isAlone && from < pair.start
     ? { from, to, text: '' }
-    : { from: pair.start, to: after(BLANKS, text, to), text: '' }
+    : { from: pair.start, to: endOfMatch(BLANKS, text, to), text: '' }
 }

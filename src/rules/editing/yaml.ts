@@ -2,7 +2,7 @@ import { isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type
 import type { Entries } from '../documents/entries.ts'
 import { readYaml, scalarText, type YamlSource } from '../documents/yaml.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
-import { lineEndOf, spliced, withLines, type Splice } from './splices.ts'
+import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 import { changeFlow } from './yaml-flow.ts'
 import { flowScalar, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
 import { blockScalarBody, isEmpty, itemEnd, itemStart, tokenEnd, type Item } from './yaml-tokens.ts'
@@ -105,8 +105,7 @@ const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y
 function restOfLine (text: string, at: number) {
   // A block scalar ends with its line.
   if (text[at - 1] === '\n') return at
-  LINE_REST.lastIndex = at
-  return LINE_REST.test(text) ? LINE_REST.lastIndex : at
+  return endOfMatch(LINE_REST, text, at)
 }
 
 /** Replaces the value of a pair. The anchor and the comments around the value stay. */
