@@ -1,7 +1,6 @@
 /** Rows that compare two requests to the same service. */
 import type { Bench } from './keys.ts'
 import { total, type Outcome, type Request } from './load.ts'
-import { send } from './seed.ts'
 import { compare, median } from './table.ts'
 
 export interface Pair {
@@ -21,8 +20,8 @@ export async function measurePairs ({ load, rounds, seconds, lines, wanted }: Be
       load.fire({ url, requests, expect: 200, seconds, connections: 1 })
     const sides = { own: [own].flat(), other: [other] }
     for (const requests of [sides.other, sides.own]) {
-      await send(url, requests[0]!)
-      await ask(requests, 1)
+      const { unexpected } = await ask(requests, 1)
+      if (Object.keys(unexpected).length > 0) throw new Error(`${row}: ${JSON.stringify(unexpected)}`)
     }
     const outcomes: { own: Outcome, other: Outcome }[] = []
     for (let round = 0; round < rounds; round++) {
