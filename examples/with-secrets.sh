@@ -11,10 +11,14 @@ set -eu
 exports() {
   token=${STRONGROOM_TOKEN:-$(cat "${STRONGROOM_TOKEN_FILE:?set STRONGROOM_TOKEN_FILE or STRONGROOM_TOKEN}")}
   # curl reads the token from standard input, because every process on the machine can see command lines.
-  values=$(printf 'Authorization: Bearer %s\n' "$token" |
-    curl -fsS -H @- "$STRONGROOM_URL/api/v1/$1/secrets/values")
+  # curl tries again after 429 and 503, when the Retry-After of the response says. Its output has all responses.
+  responses=$(printf 'Authorization: Bearer %s\n' "$token" |
+    curl -sS --fail-with-body --retry 5 --retry-max-time 180 -H @- "$STRONGROOM_URL/api/v1/$1/secrets/values") || {
+    printf '%s' "$responses" | jq -rs 'last | .message? // empty' >&2
+    return 1
+  }
   # The shell would run an invalid name as a command.
-  printf '%s' "$values" | jq -r '
+  printf '%s' "$responses" | jq -rs 'last |
     to_entries[] | select(.key | test("\\A[A-Za-z_][A-Za-z0-9_]*\\z")) | "export \(.key)=\(.value | @sh)"'
 }
 

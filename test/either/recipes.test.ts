@@ -1,8 +1,9 @@
 import { execFileSync } from 'node:child_process'
 import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import type { ServerResponse } from 'node:http'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { parse } from 'yaml'
+import { parse, parseAllDocuments } from 'yaml'
 import { makeLevel, startApp } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { run, scratchDirectory, type Ended } from '../helpers/process.ts'
@@ -142,6 +143,59 @@ t.test('with-secrets does not run the command when the read is refused', { skip 
   }
 })
 
+const INVALID_TOKEN = 'The bearer token is missing, malformed, unknown, expired or revoked'
+
+const REFUSALS: Record<string, (token: string) => Promise<Ended>> = {
+  'Store a file': (token) => bash(block('Store a file', 'bash'), { STRONGROOM_TOKEN: token }),
+  'A process': (token) => sh(block('A process', 'sh'), { STRONGROOM_TOKEN: token }),
+  'Without jq': (token) =>
+    sh(block('Without jq', 'sh'), { STRONGROOM_URL: address, STRONGROOM_TOKEN: token }),
+  'GitHub Actions': async (token) => (await github(token)).ended,
+  Kubernetes: (token) => initContainer(token),
+  'A command line tool': (token) => sh(block('A command line tool', 'sh'), { STRONGROOM_TOKEN: token })
+}
+for (const [name, run] of Object.entries(REFUSALS)) {
+  t.test(`${name}: a refused recipe fails and shows the message of the response`, { skip }, async (t) => {
+    const { code, stdout, stderr } = await run(`${owner.token}x`)
+    t.not(code, 0)
+    t.match(stdout + stderr, INVALID_TOKEN)
+  })
+}
+
+t.test('a recipe that makes a token fails and shows the message of the response', { skip }, async (t) => {
+  const { code, stderr } = await sh(
+    `cd run\n${block('A token for it', 'sh')}`, { STRONGROOM_TOKEN: `${owner.token}x` }
+  )
+  t.not(code, 0)
+  t.match(stderr, INVALID_TOKEN)
+})
+
+t.test('a rollout of 100 pods beyond the rate limit: each reads its secrets after Retry-After', { skip }, async (t) => {
+  const { now } = Date
+  t.teardown(() => { Date.now = now })
+  const limited = await startApp(t, { RATE_LIMIT_API: '100' })
+  const url = await limited.app.listen({ host: '127.0.0.1', port: 0 })
+  const caller = await limited.organization({ slug: 'nimbus' })
+  await makeLevel(caller, { name: 'Orbit' })
+  await caller.call('POST', `/${caller.organization}/secrets/store`, {
+    project: 'orbit', target: 'backend', environment: 'live', plaintext: 'GREETING=hello'
+  })
+  const statuses = new Map<number, number>()
+  limited.app.server.on('request', (_request, response: ServerResponse) => {
+    response.once('finish', () => statuses.set(response.statusCode, (statuses.get(response.statusCode) ?? 0) + 1))
+  })
+  // Uses up the window, which then ends soon.
+  while ((await caller.call('GET', `/${caller.organization}/orbit`)).status !== 429);
+  Date.now = () => now() + 45_000
+  const script = block('A process', 'sh').replace(/ server .*/, '')
+  const ended = await Promise.all(Array.from({ length: 100 }, () => sh(
+    `${script.replace('https://strongroom.example', url)}`, { STRONGROOM_TOKEN: caller.token }
+  )))
+  for (const { code, stdout } of ended) t.same([code, stdout], [0, "export GREETING='hello'\n"])
+  t.equal(statuses.get(200), 100)
+  t.ok(statuses.get(429)! > 0, `some were beyond the limit: ${JSON.stringify([...statuses])}`)
+})
+
 t.test('a shell without jq evaluates a text with every value as it is', { skip }, async (t) => {
   await makeLevel(owner, { slug: 'shell', name: 'Shell', secret_format: 'json' })
   const store = (values: object) => owner.call('POST', `/${owner.organization}/secrets/store`, {
@@ -197,12 +251,21 @@ t.test('the Kubernetes init container writes every value where the application h
     [init, application].map(({ volumeMounts: [{ name, mountPath }] }) => [name, mountPath]),
     [[volume.name, '/run/strongroom'], [volume.name, '/run/strongroom']]
   )
-  const env = Object.fromEntries(init.env.map(({ name, value, valueFrom }: any) =>
-    [name, valueFrom?.secretKeyRef.key === 'token' ? token : here(value)]))
-  const [shell, flags, script] = init.command
-  t.same(await inShell([shell, flags], script, env), { code: 0, stdout: '', stderr: '' })
+  t.same(await initContainer(token), { code: 0, stdout: '', stderr: '' })
   t.same(JSON.parse(readFileSync(at('run', 'secrets.json'), 'utf8')), ALL)
-  t.not((await inShell([shell, flags], script, { ...env, STRONGROOM_TOKEN: `${token}x` })).code, 0)
+})
+
+t.test('the External Secrets Operator reads one value for each name', { skip }, async (t) => {
+  const [store, secret, external] = parseAllDocuments(block('External Secrets Operator', 'yaml'))
+    .map((document) => document.toJS())
+  const { webhook } = store.spec.provider
+  t.equal(secret.metadata.name, webhook.secrets[0].secretRef.name)
+  t.equal(external.spec.secretStoreRef.name, store.metadata.name)
+  t.equal(webhook.headers.Authorization, `Bearer {{ .${webhook.secrets[0].name}.${Object.keys(secret.stringData)[0]} }}`)
+  t.equal(webhook.result.jsonPath, '$', 'the whole response')
+  const config = `header = "Authorization: Bearer ${token}"`
+  const { stdout } = await run('curl', ['-sSK', '-', here(webhook.url)], environment(), config)
+  t.same(JSON.parse(stdout), ALL)
 })
 
 t.test('the systemd unit starts the application with every value, by the credential that it loads', { skip }, async (t) => {
@@ -231,7 +294,7 @@ t.test('the Compose service starts the application with every value', { skip }, 
 
 t.test('direnv\'s file sets every value, and fails when the read is refused', { skip }, async (t) => {
   hasAll(t, await bash(`${block('direnv', 'bash')}\nserver`), '')
-  t.match(await bash(block('direnv', 'bash'), { STRONGROOM_TOKEN: `${token}x` }), { code: 22, stdout: '', stderr: '401' })
+  t.match(await bash(block('direnv', 'bash'), { STRONGROOM_TOKEN: `${token}x` }), { code: 1, stdout: '', stderr: INVALID_TOKEN })
 })
 
 t.test('what Terraform is told to ask, sent with curl, is answered with what it is told to take', { skip }, async (t) => {
@@ -240,7 +303,7 @@ t.test('what Terraform is told to ask, sent with curl, is answered with what it 
   const [, headers] = /request_headers = \{\n(.*?)\n {2}\}/s.exec(text)!
   const config = [...headers!.matchAll(/(\S+) += "(.+)"/g)]
     .map(([, name, value]) => `header = "${name}: ${value}"\n`).join('')
-  const { code, stdout } = await run('curl', ['-fsSK', '-', '-w', '\n%{content_type}', url!], environment(), config)
+  const { code, stdout } = await run('curl', ['-sSfK', '-', '-w', '\n%{content_type}', url!], environment(), config)
   t.equal(code, 0)
   const [body, type] = stdout.split('\n')
   t.match(type, /^application\/json(;|$)/)
@@ -256,7 +319,7 @@ t.test('what a command line tool sends to fetch the values is answered with them
 
 t.test('no recipe has a token or a value on a command line', { skip }, async (t) => {
   t.ok(commandLines.length > 15)
-  t.ok(commandLines.every((lines) => lines.includes('curl -fsS')), 'curl is seen while it waits')
+  t.ok(commandLines.every((lines) => lines.includes('curl -sS')), 'curl is seen while it waits')
   // Those of other programs of the machine are in there too: what is the recipes' own cannot be anywhere.
   for (const secret of [owner.token, token, VALUES.QUOTES!, VALUES.DOLLAR!]) {
     t.notOk(commandLines.some((lines) => lines.includes(secret)))
@@ -268,6 +331,15 @@ t.test('every block of the page has run', { skip }, async (t) => {
   t.ok(all.length > 10)
   for (const text of all) t.ok(taken.has(text), text)
 })
+
+/** Runs the init container of the page. */
+async function initContainer (token: string): Promise<Ended> {
+  const [init] = parse(block('Kubernetes', 'yaml')).spec.initContainers
+  const env = Object.fromEntries(init.env.map(({ name, value, valueFrom }: any) =>
+    [name, valueFrom?.secretKeyRef.key === 'token' ? token : here(value)]))
+  const [shell, flags, script] = init.command
+  return inShell([shell, flags], script, env)
+}
 
 /** Runs the step of the page as the runner does; what it leaves in the file for the steps after it. */
 async function github (token: string, changed = (script: string) => script) {
