@@ -1,6 +1,7 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { basename, join } from 'node:path'
 import t from 'tap'
+import { parse } from 'yaml'
 import { loadConfig } from '../../src/config.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { command } from '../helpers/process.ts'
@@ -72,6 +73,31 @@ t.test('the README has at most 900 words, and a page for operators can be read i
   const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
   t.ok(words('README.md') <= 900)
   t.same(pages.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
+})
+
+t.test('the page about encryption names requests and fields of the API', async (t) => {
+  const { paths, components: { schemas } } = parse(readFileSync('openapi.yaml', 'utf8'))
+  const rows = readDoc('docs/encryption.md').table('| Request | The client sends | The client gets |')
+  t.ok(rows.length >= 10)
+  const fields = new Set<string>()
+  JSON.stringify(schemas, (_key, value) => {
+    for (const name of Object.keys(value?.properties ?? {})) fields.add(name)
+    return value
+  })
+  const page = readFileSync('docs/encryption.md', 'utf8')
+  for (const [request = ''] of rows) {
+    const [method = '', path = ''] = request.split(' ')
+    const known = paths[`/api/v1/{organization}${path}`]
+    t.ok(known?.[method.toLowerCase()], request)
+  }
+  const [, table] = page.split('| Request | The client sends | The client gets |')
+  const named = [...table!.split('\n\n', 1)[0]!.matchAll(/`([a-z_]+)(?:: "\w+")?`/g)].map(([, name]) => name!)
+  t.same(named.filter((name) => !fields.has(name) && name !== 'client'), [])
+})
+
+t.test('the example of an invitation without mail is the one of the API', async (t) => {
+  const shown = JSON.parse(readDoc('docs/access.md').block('json')!)
+  t.ok(readFileSync('openapi.yaml', 'utf8').includes(shown.message))
 })
 
 t.test('the page about scaling names the operations that use several nodes, and no other', async (t) => {
