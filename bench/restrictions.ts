@@ -216,7 +216,7 @@ async function makeTeam (
   await createTeam(db, { id: team_id, organization_id, name: 'Team', slug: team_id.toLowerCase(), description: null })
   await createTeamMember(db, { organization_id, team_id, user_id })
   await db.insert(team_projects).values(projects.map(({ id: project_id }) => {
-    const row = { organization_id, team_id, project_id, role: 'member' as const }
+    const row = { organization_id, team_id, project_id, role: 'member' as const, slices: null }
     return { ...row, mac: macOf(db, 'team_projects', row) }
   }))
 }

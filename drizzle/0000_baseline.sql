@@ -463,6 +463,7 @@ CREATE TABLE team_projects (
   team_id char(26) NOT NULL,
   project_id char(26) NOT NULL,
   role varchar(32) NOT NULL,
+  slices jsonb,
   created_at timestamptz(3) NOT NULL DEFAULT now(),
   mac bytea,
   CONSTRAINT team_projects_organization_id_team_id_project_id_pk PRIMARY KEY (organization_id, team_id, project_id),

@@ -8,7 +8,7 @@ import {
 import { RoleName, ROLES } from './users.ts'
 
 /** Limits of teams. Listing the projects of a member reads at most `teamsOfMember` × `projects` roles. */
-export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20 } as const
+export const TEAM_LIMITS = { teams: 1000, members: 500, projects: 100, teamsOfMember: 20, restrictions: 50 } as const
 
 /** A team in a path: its ULID in either letter case, or its slug. */
 const TeamInPath = Type.String({ maxLength: 128, examples: ['platform'] })
@@ -37,8 +37,34 @@ export type TeamAttributes = Static<typeof Team.attributes>
 const TeamMember = Type.Object({
   id: Type.String(), name: Type.String(), email: Type.String()
 }, { title: 'TeamMember' })
+
+const EXCEPT_STATUSES = ['production'] as const
+export type ExceptStatus = (typeof EXCEPT_STATUSES)[number]
+
+/**
+ * A restriction of a team's role to a part of the project: a target, an environment, or environments by status.
+ * `project` can only be the project of the path.
+ */
+const TeamRestriction = Type.Object({
+  project: Type.Optional(Slug),
+  target: Type.Optional(Slug),
+  environment: Type.Optional(Slug),
+  except_status: Type.Optional(OneOf(EXCEPT_STATUSES, {
+    description: 'only environments whose `status` is another one at the moment'
+  }))
+}, {
+  title: 'TeamRestriction',
+  additionalProperties: false,
+  examples: [{ target: 'backend', environment: 'live' }, { except_status: 'production' }]
+})
+export type TeamRestriction = Static<typeof TeamRestriction>
+
 const TeamProject = Type.Object({
-  id: Ulid, slug: Slug, name: Type.String(), role: RoleName
+  id: Ulid,
+  slug: Slug,
+  name: Type.String(),
+  role: RoleName,
+  restrictions: Type.Array(TeamRestriction, { description: 'empty: the whole project' })
 }, { title: 'TeamProject' })
 export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>
@@ -51,7 +77,7 @@ export const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
   project_count: Example(Type.Integer(), 1),
   members: Example(Type.Array(TeamMember), [{ id: '17', name: 'Rosa Quill', email: 'rosa@nimbus.example' }]),
   projects: Example(Type.Array(TeamProject), [
-    { id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer' }
+    { id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer', restrictions: [] }
   ])
 })
 
@@ -68,5 +94,10 @@ export const PROJECT_ROLES = ROLES.filter((role) => role !== 'billing_manager')
 const ProjectRole = OneOf(PROJECT_ROLES, { title: 'ProjectRole' })
 
 export const SetTeamProjectBody = Body({
-  role: Type.Optional(PublishedAs(RoleInBody, ProjectRole))
+  role: Type.Optional(PublishedAs(RoleInBody, ProjectRole)),
+  restrictions: Type.Optional(Type.Array(TeamRestriction, {
+    maxItems: TEAM_LIMITS.restrictions,
+    description: 'the role is limited to these parts of the project; empty: the whole project; default: unchanged'
+  }))
 }, { title: 'SetTeamProjectBody', examples: [{ role: 'developer' }] })
+export type SetTeamProjectBody = Static<typeof SetTeamProjectBody>

@@ -12,6 +12,7 @@ import type { Ability } from '../../schemas/scopes.ts'
 import { LEVELS } from '../../schemas/secrets.ts'
 import { NAME_LENGTH, SLUG_LENGTH } from '../../schemas/shapes.ts'
 import { ORGANIZATION_STATUSES } from '../../schemas/organizations.ts'
+import type { ExceptStatus } from '../../schemas/teams.ts'
 import { MEMBER_STATUSES, ROLES } from '../../schemas/users.ts'
 import { VERSION_ACTIONS } from '../../schemas/versions.ts'
 import { bytea, moment } from './columns.ts'
@@ -525,12 +526,22 @@ export const team_members = pgTable('team_members', {
   index().on(table.organization_id, table.user_id)
 ])
 
+/** A restriction of a team's role (`Slice` in src/rules/slices.ts). */
+export interface SliceOfRole {
+  project_id: string
+  target_id: string | null
+  environment_id: string | null
+  except_status?: ExceptStatus
+}
+
 /** The projects of a team, and the role of its members in each project. */
 export const team_projects = pgTable('team_projects', {
   organization_id: ulid().notNull(),
   team_id: ulid().notNull(),
   project_id: ulid().notNull(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
+  /** The parts of the project to which the role is restricted; null for the whole project. */
+  slices: jsonb().$type<SliceOfRole[]>(),
   ...created,
   ...authenticated
 }, (table) => [

@@ -5,7 +5,7 @@ import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { inLevel, levelOf } from '../http/guard/level-lookup.ts'
+import { inLevel, levelOf, requireInside } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
@@ -125,7 +125,12 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     handler: async (request) => {
       const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
       refuseReserved(kind, body.slug)
-      const updated = await orSlugTaken(() => inLevel(app, request, async (db, { organization_id, level_id: id }) => {
+      const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
+        const { organization_id, level_id: id, project, environment } = level
+        // The status decides about access, so a caller that is restricted to a part of the project cannot change it.
+        if (body.status !== undefined && body.status !== environment?.status) {
+          requireInside(request, { project_id: project.id })
+        }
         await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
         await recordEvent(db, actorOf(request), {
           ...event('update', id), details: { members: Object.keys(body).join(' ') }
@@ -142,7 +147,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
       at: kind,
       ...(deletion.isLong && { limitOfEffect: 'level_deletion' }),
       changes: findItem,
-      audit: [`${kind}.delete`, 'api-token.delete'],
+      audit: [`${kind}.delete`, 'api-token.delete', 'team-project.delete'],
       ...(deletion.isLong && { errors: ['conflict'] })
     },
     schema: {
@@ -154,7 +159,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
       const below = { [`${kind}_id`]: levelOf(request).level_id } as { target_id: string } | { environment_id: string }
       await inLevel(app, request, async (db, level) => {
         await deleteLevel(db, actorOf(request), below, event('delete', level.level_id), ({ documents }) =>
-          deletePlace(db, kind, level[kind]!, documents))
+          deletePlace(db, kind, level[kind]!, documents), level.project.id)
       }, deletionRunner(app, {
         organization: principalOf(request).organization,
         actor: actorOf(request),

@@ -12,7 +12,7 @@ import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import {
-  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel
+  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf
 } from '../http/guard/level-lookup.ts'
 import { LEVEL_PATHS } from '../http/routes/level-paths.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -240,7 +240,8 @@ export const secrets: Domain = async (app) => {
   }
 
   async function read (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters) {
-    const { organization, slices } = principalOf(request)
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
     const reading = toReading(request, parameters)
     const storageKey = storageKeyOf(app.keyring, organization)
     let state = levelOf(request)
@@ -263,7 +264,8 @@ export const secrets: Domain = async (app) => {
   }
 
   async function readPast (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters, at: Date) {
-    const { organization, slices } = principalOf(request)
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
     const reading = toReading(request, parameters)
     const storageKey = storageKeyOf(app.keyring, organization)
     const state = levelOf(request)

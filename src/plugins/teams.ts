@@ -4,7 +4,7 @@ import { ulid } from 'ulidx'
 import { ListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
-  TeamProjectParams, UpdateTeamBody, WholeTeam
+  TeamProjectParams, UpdateTeamBody, WholeTeam, type TeamRestriction
 } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
@@ -17,15 +17,18 @@ import type { Domain } from '../http/routes/types.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit/audit.ts'
 import { findMember } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
+import type { LevelState } from '../repositories/levels/levels.ts'
 import { lockProject } from '../repositories/levels/projects.ts'
 import {
   countTeamMembers, countTeams, createTeam, createTeamMember, deleteTeam, deleteTeamMember, deleteTeamProject, findTeam,
   listTeamMembers, listTeamProjects, listTeams, setTeamProject, updateTeam, type TeamRow
 } from '../repositories/people/teams.ts'
+import { findSlice } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
+import { textOf, type Slice } from '../rules/slices.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
@@ -189,7 +192,7 @@ export const teams: Domain = async (app) => {
     },
     schema: {
       operationId: 'setTeamProject',
-      summary: 'Give the members of a team a role in a project',
+      summary: 'Give the members of a team a role in a project, or in parts of it; omitted fields stay unchanged',
       params: TeamProjectParams,
       body: SetTeamProjectBody,
       response: { 200: WholeTeam.one }
@@ -197,16 +200,22 @@ export const teams: Domain = async (app) => {
     handler: async (request) => {
       const principal = principalOf(request)
       const { id: project_id } = levelOf(request).project
-      const role = canonicalRole(request.body.role ?? 'member')
-      if (scopesInProject(role).size === 0) refuse('role', 'This role grants no permissions in a project')
-      requireRole(principal, role)
+      const { body } = request
+      const role = body.role && canonicalRole(body.role)
+      if (role !== undefined && scopesInProject(role).size === 0) {
+        refuse('role', 'This role grants no permissions in a project')
+      }
+      requireRole(principal, role ?? 'member')
       const data = await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
         await requireRolesOf(db, principal, team_id, project_id)
-        if (!await setTeamProject(db, { organization_id, team_id, project_id, role })) {
+        const slices = body.restrictions && await slicesIn(db, levelOf(request), body.restrictions)
+        const set = await setTeamProject(db, { organization_id, team_id, project_id }, { role, slices }) ??
           fail('limit_reached', { limit: TEAM_LIMITS.projects })
-        }
-        await record(db, request, 'team-project.update', team_id, { project_id, role })
+        const restrictions = set.slices?.map(textOf).join(' ')
+        await record(db, request, 'team-project.update', team_id, {
+          project_id, role: set.role, ...(restrictions !== undefined && { restrictions })
+        })
         return wholeTeam(db, organization_id, team_id)
       })
       return { data }
@@ -256,6 +265,27 @@ async function record (
   db: Db, request: FastifyRequest, action: AuditEvent['action'], id: string, details: NonNullable<AuditEvent['details']>
 ) {
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
+}
+
+// The restrictions of a role, by ids; null for none. Several restrictions of one level are one.
+async function slicesIn (
+  db: Db, { organization_id, project }: LevelState, restrictions: readonly TeamRestriction[]
+): Promise<Slice[] | null> {
+  const slices = new Map<string, Slice>()
+  for (const [i, { project: named = project.slug, except_status, ...level }] of restrictions.entries()) {
+    const at = `restrictions.${i}`
+    const { target, environment } = level
+    if (named !== project.slug) refuse(`${at}.project`, 'Expected the project of the path')
+    if (environment !== undefined && target === undefined) refuse(`${at}.target`, 'Required with environment')
+    if (target === undefined && except_status === undefined) {
+      refuse(at, 'Expected a target, an environment or except_status')
+    }
+    const found = await findSlice(db, organization_id, { project: named, ...level })
+    if (found?.project_id !== project.id) return refuse(at, 'Does not exist in this project')
+    const slice = { ...found, ...(except_status !== undefined && { except_status }) }
+    slices.set(textOf(slice), slice)
+  }
+  return slices.size === 0 ? null : [...slices.values()]
 }
 
 // Callers who grant or revoke the roles of a team, in all its projects or in the given project, need all permissions of

@@ -10,7 +10,9 @@ import {
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
-import { inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside } from '../http/guard/level-lookup.ts'
+import {
+  inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside, slicesOf
+} from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
@@ -171,6 +173,7 @@ export const versions: Domain = async (app) => {
       const found = versionOf(request)
       const { id, key_version } = found.version
       await inProject(app, request, found.secret.project_id, async (db) => {
+        await requireStillInside(db, request)
         const outcome = await deleteVersion(db, organization.id, id, force)
         if (outcome === 'missing') fail('not_found')
         if (outcome === 'protected') fail('version_protected')
@@ -274,6 +277,13 @@ export const versions: Domain = async (app) => {
     await requireFoundInside(app, request, found.secret)
     loadedVersions.set(request, found)
     return found
+  }
+
+  // The status of the environment may have changed since the version was loaded. It cannot change in this transaction.
+  async function requireStillInside (db: Db, request: FastifyRequest) {
+    if (slicesOf(request).every(({ except_status }) => except_status === undefined)) return
+    const found = await findVersion(db, principalOf(request).organization.id, versionOf(request).version.id)
+    requireInside(request, (found ?? fail('not_found')).secret)
   }
 
   async function findOwnVersion (request: FastifyRequest) {

@@ -1,5 +1,6 @@
 import { isScopeOfProject, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
+import { intersect, type Slice } from './slices.ts'
 
 const READS: Scope[] = [
   'project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read'
@@ -73,6 +74,8 @@ export interface TeamRole {
   /** The project's slug. */
   project: string
   role: Role
+  /** The parts of the project to which the role is restricted; null for the whole project. */
+  slices: readonly Slice[] | null
 }
 
 /** The caller's scopes in the whole organization. */
@@ -101,6 +104,21 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
   return holds(powers, scope) ||
     (teams.some(({ role }) => scopesInProject(role).has(scope)) && grants(powers.granted, scope))
 }
+
+/**
+ * The parts of the organization in which these team roles give the caller all of the scopes: for each scope the union
+ * over the roles that include the scope. Other than elsewhere, an empty list includes nothing.
+ */
+export function slicesBy (powers: Powers, teams: readonly TeamRole[], scopes: readonly Scope[]): Slice[] {
+  const [first = [], ...others] = scopes.map((scope) =>
+    teams.filter((team) => holdsBy({ scopes: NOTHING, granted: powers.granted }, [team], scope)).flatMap(slicesOfRole))
+  return others.reduce(intersect, first)
+}
+
+const NOTHING: ReadonlySet<Ability> = new Set()
+
+const slicesOfRole = ({ project_id, slices }: TeamRole): readonly Slice[] =>
+  slices ?? [{ project_id, target_id: null, environment_id: null }]
 
 /** All scopes of the caller in a project with these team roles. */
 export function scopesBy (powers: Powers, teams: readonly RoleOfTeam[]): Ability[] {

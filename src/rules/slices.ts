@@ -1,32 +1,97 @@
+import type { ExceptStatus } from '../../schemas/teams.ts'
+import type { Restriction } from '../../schemas/tokens.ts'
+
 /** A level of the hierarchy, by ids: the deepest id that is set is the level. */
 export interface Place {
   project_id: string
   target_id?: string | null | undefined
   environment_id?: string | null | undefined
+  /** The status of the environment. Without a status, an environment is outside of restrictions by status. */
+  status?: string | null | undefined
 }
 
-/** A restriction of a token to a part of the hierarchy. Uses ids, so a rename does not change it. */
-export interface Slice { project_id: string, target_id: string | null, environment_id: string | null }
+/**
+ * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. Uses ids, so a rename does not
+ * change it. With `except_status`, only environments that have another status at the moment.
+ */
+export interface Slice {
+  project_id: string
+  target_id: string | null
+  environment_id: string | null
+  except_status?: ExceptStatus
+}
 
 /** Whether a token restricted to `inner` can access only levels that a token restricted to `outer` can access. */
 export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
   return outer.length === 0 || (inner.length > 0 && inner.every((slice) => isInside(outer, slice)))
 }
 
-/** Whether a level is inside of a restriction. Without restrictions, the token can access the whole organization. */
+/** Whether a level is inside of a restriction. Without restrictions, the caller can access the whole organization. */
 export function isInside (slices: readonly Slice[], place: Place): boolean {
   return slices.length === 0 || slices.some((slice) =>
     slice.project_id === place.project_id &&
     (slice.target_id === null || slice.target_id === place.target_id) &&
-    (slice.environment_id === null || slice.environment_id === place.environment_id))
+    (slice.environment_id === null || slice.environment_id === place.environment_id) &&
+    (slice.except_status === undefined || hasOtherStatus(place, slice.except_status)))
 }
 
-/** A unique text of a restriction: its ids from the project down. */
+const hasOtherStatus = ({ environment_id, status }: Place, except: ExceptStatus) =>
+  (environment_id ?? null) !== null && (status ?? null) !== null && status !== except
+
+/** A unique text of the level of a restriction: its ids from the project down. */
 export const pathOf = ({ project_id, target_id, environment_id }: Slice): string =>
   [project_id, target_id, environment_id].filter((id) => id !== null).join('/')
+
+/** A unique text of a restriction. */
+export const textOf = (slice: Slice): string =>
+  slice.except_status === undefined ? pathOf(slice) : `${pathOf(slice)}!${slice.except_status}`
 
 /** The projects that the restrictions include as a whole; null without restrictions, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
   if (slices.length === 0) return null
-  return slices.filter(({ target_id }) => target_id === null).map(({ project_id }) => project_id)
+  return slices.filter((slice) => pathOf(slice) === slice.project_id && slice.except_status === undefined)
+    .map(({ project_id }) => project_id)
+}
+
+/**
+ * The levels that are inside of both lists. Other than elsewhere, an empty list includes no level. The duration grows
+ * with the sum of the lengths, not with their product.
+ */
+export function intersect (one: readonly Slice[], other: readonly Slice[]): Slice[] {
+  const both = [...partsInside(one, other), ...partsInside(other, one)]
+  return [...new Map(both.map((slice) => [textOf(slice), slice])).values()]
+}
+
+// The restrictions of `inner` whose level is equal to, or below, a level of `outer`.
+function partsInside (inner: readonly Slice[], outer: readonly Slice[]): Slice[] {
+  const byPath = new Map<string, Map<string, Slice>>()
+  for (const slice of outer) {
+    const path = pathOf(slice)
+    const known = byPath.get(path) ?? new Map<string, Slice>()
+    byPath.set(path, known.set(textOf(slice), slice))
+  }
+  return inner.flatMap((slice) => {
+    const ids = pathOf(slice).split('/')
+    return ids.flatMap((_, i) => [...byPath.get(ids.slice(0, i + 1).join('/'))?.values() ?? []])
+      .map(({ except_status }) => except_status === undefined ? slice : { ...slice, except_status })
+  })
+}
+
+/** A restriction as the API shows it, by slugs; none for a restriction to a deleted level. */
+export function restrictionOf (
+  { project_id, target_id, environment_id, except_status }: Slice, slugs: ReadonlyMap<string, string>
+): (Restriction & { except_status?: ExceptStatus })[] {
+  const project = slugs.get(project_id)
+  const target = slugs.get(target_id ?? '')
+  const environment = slugs.get(environment_id ?? '')
+  if (project === undefined || (target_id !== null && target === undefined) ||
+    (environment_id !== null && environment === undefined)) {
+    return []
+  }
+  return [{
+    project,
+    ...(target !== undefined && { target }),
+    ...(environment !== undefined && { environment }),
+    ...(except_status !== undefined && { except_status })
+  }]
 }

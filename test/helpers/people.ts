@@ -65,7 +65,8 @@ export async function crowd (
 
 /** Creates a team of these people with roles in projects (slug → role), and returns its id. */
 export async function makeTeam (
-  service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>
+  service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>,
+  slices: readonly Slice[] | null = null
 ): Promise<string> {
   const id = ulid()
   await service.write(`INSERT INTO teams (id, organization_id, name, slug)
@@ -75,8 +76,9 @@ export async function makeTeam (
       VALUES ('${organization}', '${id}', ${person.id})`)
   }
   for (const [slug, role] of Object.entries(roles)) {
-    await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role)
-      SELECT organization_id, '${id}', id, '${role}' FROM projects
+    await service.write(`INSERT INTO team_projects (organization_id, team_id, project_id, role, slices)
+      SELECT organization_id, '${id}', id, '${role}', ${slices === null ? 'NULL' : `'${JSON.stringify(slices)}'::jsonb`}
+      FROM projects
       WHERE organization_id = '${organization}' AND slug = '${slug}'`)
   }
   return id

@@ -4,9 +4,10 @@ import type { Role } from '../../../schemas/users.ts'
 import { STATEMENT_TIME } from '../columns.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
+import type { SliceOfRole } from '../tables.ts'
 import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../postgres/engine.ts'
 
-export interface RoleThroughTeam { team_id: string, project_id: string, role: Role }
+export interface RoleThroughTeam { team_id: string, project_id: string, role: Role, slices: readonly SliceOfRole[] | null }
 
 /**
  * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.
@@ -70,17 +71,20 @@ const apiTokens = sql`
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
         AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)})`
 
-// Whether a caller still has the membership and the roles from teams that the authorization requested.
+// Whether a caller still has the membership and the roles from teams that the authorization requested, with the same
+// restrictions.
 const IS_MEMBER = sql`EXISTS (
       SELECT FROM members m
       WHERE m.organization_id = caller.organization_id AND m.user_id = caller.user_id
         AND m.status = 'active' AND m.role = caller.role${andOwn(sql`m.organization_id`)})
     AND (SELECT count(*)
-      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar)
+      FROM jsonb_to_recordset(caller.teams) AS its (team_id char(26), project_id char(26), role varchar,
+        slices jsonb)
       JOIN team_members tm ON tm.organization_id = caller.organization_id AND tm.team_id = its.team_id
         AND tm.user_id = caller.user_id${andOwn(sql`tm.organization_id`)}
       JOIN team_projects tp ON tp.organization_id = tm.organization_id AND tp.team_id = tm.team_id
-        AND tp.project_id = its.project_id AND tp.role = its.role${andOwn(sql`tp.organization_id`)}
+        AND tp.project_id = its.project_id AND tp.role = its.role AND tp.slices IS NOT DISTINCT FROM its.slices${
+          andOwn(sql`tp.organization_id`)}
     ) = coalesce(jsonb_array_length(caller.teams), 0)`
 
 const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>('own_callers', ($) => sql`

@@ -6,7 +6,7 @@ import { andOwn, type OfOrganization } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
-import { projects, team_projects } from '../tables.ts'
+import { projects, team_projects, type SliceOfRole } from '../tables.ts'
 
 /** Roles from teams to load with a member. */
 export interface TeamQuery {
@@ -18,7 +18,7 @@ export interface TeamQuery {
 
 /** A role that a team gives a member in a project. `project` is the slug; the MACs are hexadecimal. */
 export type TeamRoleFound = [
-  team_id: string, project_id: string, role: Role, project: string,
+  team_id: string, project_id: string, role: Role, slices: SliceOfRole[] | null, project: string,
   member_mac: string | null, project_mac: string | null
 ]
 
@@ -30,7 +30,7 @@ export type TeamRoleFound = [
  */
 export const teamRoles = (member: SQL, which: SQL): SQL => sql`(
   SELECT jsonb_agg(jsonb_build_array(
-    tm.team_id, tp.project_id, tp.role, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
+    tm.team_id, tp.project_id, tp.role, tp.slices, p.slug, encode(tm.mac, 'hex'), encode(tp.mac, 'hex')))
   FROM ${lookUp('p', projects, sql`organization_id = ${member}.organization_id AND ${which}`)}
   JOIN team_members tm ON tm.organization_id = p.organization_id AND tm.user_id = ${member}.user_id${
     andOwn(sql`tm.organization_id`)}
@@ -51,10 +51,10 @@ export const rolesInTeams = (member: SQL): SQL => sql`(
 export function authenticTeamRoles (
   db: Db, { organization_id, user_id }: { organization_id: string, user_id: number }, found: TeamRoleFound[] | null
 ) {
-  return (found ?? []).filter(([team_id, project_id, role, , memberMac, projectMac]) =>
+  return (found ?? []).filter(([team_id, project_id, role, slices, , memberMac, projectMac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac: bytesOf(memberMac) }) &&
-    isAuthentic(db, 'team_projects', { organization_id, team_id, project_id, role, mac: bytesOf(projectMac) })
-  ).map(([team_id, project_id, role, project]) => ({ team_id, project_id, role, project }))
+    isAuthentic(db, 'team_projects', { organization_id, team_id, project_id, role, slices, mac: bytesOf(projectMac) })
+  ).map(([team_id, project_id, role, slices, project]) => ({ team_id, project_id, role, slices, project }))
 }
 
 interface RoleQuery { organization_id: string, user_id: number, slug?: string, id?: string }

@@ -54,7 +54,7 @@ export const AUTHENTICATED = {
     'organization_id', 'team_id', 'user_id'
   ], CREATED),
   team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'], [
-    'organization_id', 'team_id', 'project_id', 'role'
+    'organization_id', 'team_id', 'project_id', 'role', 'slices'
   ], CREATED),
   sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], CREATED),
   password_links: declare(password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], CREATED),

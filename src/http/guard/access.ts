@@ -3,7 +3,7 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../../crypto/bearer.ts'
 import { createGates, WorkOverloaded, type Gate } from '../../crypto/bounded.ts'
-import type { LevelState } from '../../repositories/levels/levels.ts'
+import { placeOf, type LevelState } from '../../repositories/levels/levels.ts'
 import { findUserCall, type UserCall } from '../../repositories/people/oauth.ts'
 import { findPrincipal, updateTokenUse, type Organization, type Principal } from '../../repositories/people/principals.ts'
 import { databaseError } from '../../db/database.ts'
@@ -16,7 +16,7 @@ import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
 import { principalOf } from '../routes/actor.ts'
 import { addressKey } from '../routes/addresses.ts'
-import { expectNothing, prefetchLevel, namesLevel } from './level-lookup.ts'
+import { expectNothing, prefetchLevel, namesLevel, requireInside } from './level-lookup.ts'
 import type { Counters } from '../limits/counters.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
@@ -310,6 +310,8 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   }
   const inProject = request.at === null ? null : rolesAt(principal, request.at)
   request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
+  // The team role that gives this scope may be restricted to another part of the project.
+  if (request.at !== null) requireInside(request, placeOf(request.at))
 }
 
 // The team roles to look up with the caller: in the project of the path, or in any project if the path names none.

@@ -8,16 +8,17 @@ import { findTeamRoles } from '../../db/callers/memberships.ts'
 import { findLevel, placeOf, type Include, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
+import type { Principal } from '../../repositories/people/principals.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
-import { holdsBy, scopesBy, type TeamRole } from '../../rules/roles.ts'
-import { isInside, type Place } from '../../rules/slices.ts'
+import { holdsBy, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
+import { intersect, isInside, type Place, type Slice } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * The level of a request: the deepest level in the path, or a function that reads the names from the body. The
-     * level is looked up before the handler runs; `levelOf` returns it. 404 if the level does not exist or the token's
+     * level is looked up before the handler runs; `levelOf` returns it. 404 if the level does not exist or the caller's
      * restrictions exclude it. With `organization`, 404 for every restricted token.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
@@ -61,7 +62,9 @@ export function installPlaces (app: FastifyInstance) {
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, preload, whole, judge } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
-    if (isOfWhole && principalOf(request).slices.length > 0) return done(new ApiError('not_found'))
+    // The role of a team is never for the whole organization.
+    const isRestricted = principalOf(request).slices.length > 0 || request.byTeams !== null
+    if (isOfWhole && isRestricted) return done(new ApiError('not_found'))
     judge?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
@@ -188,10 +191,28 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   request.byTeams = { scopes, teams }
 }
 
-/** Ends the request with 404 if the token's restrictions exclude the place. Call this after checking team roles. */
+/**
+ * The restrictions of the request: those of the token, and those of the team roles that give the caller the scopes of
+ * the request. Empty: no restrictions. 404 if the caller has the scopes in no common part of the hierarchy. Call this
+ * after checking team roles.
+ */
+export function slicesOf (request: FastifyRequest): readonly Slice[] {
+  const { byTeams } = request
+  const principal = principalOf(request)
+  if (byTeams === null) return principal.slices
+  if (byTeams.teams === null) throw new Error('the roles through teams were not checked')
+  const slices = withinToken(principal, slicesBy(principal, byTeams.teams, byTeams.scopes))
+  // An empty list would mean that there are no restrictions.
+  return slices.length > 0 ? slices : fail('not_found')
+}
+
+/** The parts of `slices` that the restrictions of the caller's token include; `slices` are not the whole organization. */
+export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readonly Slice[]): readonly Slice[] =>
+  principal.slices.length === 0 ? slices : intersect(principal.slices, slices)
+
+/** Ends the request with 404 if the restrictions of the request exclude the place. */
 export function requireInside (request: FastifyRequest, place: Place) {
-  if (request.byTeams?.teams === null) throw new Error('the roles through teams were not checked')
-  if (!isInside(principalOf(request).slices, place)) fail('not_found')
+  if (!isInside(slicesOf(request), place)) fail('not_found')
 }
 
 /** Like `requireInside`, for `preload`. Also 404 if the team roles in the project do not grant the scopes. */

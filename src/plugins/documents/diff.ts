@@ -3,7 +3,7 @@ import { DiffAnswer, DiffQuery, type DifferentValue, type Differences } from '..
 import { READ_TYPE, type LevelNames } from '../../../schemas/secrets.ts'
 import { SLUG_PATTERN } from '../../../schemas/shapes.ts'
 import { requireScope } from '../../http/guard/access.ts'
-import { levelOf, requireLevel } from '../../http/guard/level-lookup.ts'
+import { levelOf, requireLevel, slicesOf } from '../../http/guard/level-lookup.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
@@ -115,7 +115,8 @@ export const diff: Domain = async (app) => {
   }
 
   async function findCurrent (request: FastifyRequest, names: LevelNames, isMerged: boolean): Promise<Found> {
-    const { organization, slices } = principalOf(request)
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
     const state = requireLevel(request, await findLevel(app.reads, organization.id, names, 'readable'))
     requireNames(state)
     const documents = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
@@ -127,7 +128,8 @@ export const diff: Domain = async (app) => {
   }
 
   async function findPast (request: FastifyRequest, member: Member, at: Date, isMerged: boolean): Promise<Found> {
-    const { organization, slices } = principalOf(request)
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
     const state = levelOf(request)
     const found = await findDocumentsAt(app.reads, state, at, organization.plan.retention_days) ?? fail('not_found')
     if (found === 'future') return refuse(member, 'Lies in the future')

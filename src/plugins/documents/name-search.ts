@@ -2,13 +2,15 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { SEARCH_LIMITS, SearchNamesAnswer, SearchNamesQuery } from '../../../schemas/names.ts'
 import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
+import { withinToken } from '../../http/guard/level-lookup.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { listProjectIdsOfTeams } from '../../repositories/levels/projects.ts'
 import { nameFilter } from '../../rules/documents/entries.ts'
-import { holdsBy } from '../../rules/roles.ts'
+import { slicesBy } from '../../rules/roles.ts'
+import { projectsInside } from '../../rules/slices.ts'
 import {
   projectsAfter, SEARCH_START, searchNames, type SearchPosition, type SearchScope
 } from '../../vault/documents/name-search.ts'
@@ -55,7 +57,8 @@ export const nameSearch: Domain = async (app) => {
   }
 
   // The projects that the caller can search: those of the token's restrictions, and if the caller has a scope only by
-  // teams, those in which the roles of teams grant the scopes.
+  // teams, those in which the roles of teams grant the scopes. A part of an organization without projects has no
+  // restrictions, which would mean all levels; `projects` is empty then.
   async function searchScope (request: FastifyRequest, position: SearchPosition): Promise<SearchScope> {
     const { byTeams } = request
     const principal = principalOf(request)
@@ -67,10 +70,15 @@ export const nameSearch: Domain = async (app) => {
       request, listProjectIdsOfTeams(app.lists, member, projectsAfter(position), SEARCH_LIMITS.projects)
     )
     const roles = await waitFor(request, Promise.all(listed.map((id) => findTeamRoles(app.reads, { ...member, id }))))
-    request.byTeams = { ...byTeams, teams: roles.flat() }
-    const projects = listed.filter((_, i) => byTeams.scopes.every((scope) => holdsBy(principal, roles[i]!, scope)))
+    const teams = roles.flat()
+    request.byTeams = { ...byTeams, teams }
+    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.scopes))
+    const projects = [...new Set(inside.map(({ project_id }) => project_id))]
+    // Whole projects need no further condition.
+    const wholeProjects = new Set(projectsInside(inside))
+    const isWhole = projects.every((id) => wholeProjects.has(id))
     const isCut = restricted === null && listed.length === SEARCH_LIMITS.projects
-    return { organization_id, slices, projects, ...(isCut && { lastProject: listed.at(-1)! }) }
+    return { organization_id, slices: isWhole ? [] : inside, projects, ...(isCut && { lastProject: listed.at(-1)! }) }
   }
 }
 

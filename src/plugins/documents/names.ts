@@ -8,7 +8,7 @@ import {
 import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { ReadHeaders } from '../../../schemas/shapes.ts'
 import { rest } from '../../crypto/rest.ts'
-import { locate, levelOf } from '../../http/guard/level-lookup.ts'
+import { locate, levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { listsEtag } from '../../http/repeats/etags.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { preferredType } from '../../http/responses/negotiation.ts'
@@ -160,7 +160,8 @@ export const names: Domain = async (app) => {
   async function open (
     request: FastifyRequest, reply: FastifyReply, isMerged: boolean, shape: readonly string[]
   ): Promise<Opened | undefined> {
-    const { organization, slices } = principalOf(request)
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
     const look = (state: LevelState) => {
       requireNames(state)

@@ -315,11 +315,12 @@ export function ownSecret (state: LevelState): SecretRow | undefined {
   return state.secrets.find(({ level_id }) => level_id === state.level_id)
 }
 
-/** The ids of the project, target and environment of a state, down to `level`. */
+/** The ids of the project, target and environment of a state, down to `level`, and the environment's present status. */
 export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
   return {
     project_id: project.id,
     target_id: level === 'project' ? null : target?.id,
-    environment_id: level === 'environment' ? environment?.id : null
+    environment_id: level === 'environment' ? environment?.id : null,
+    status: level === 'environment' ? environment?.status : null
   }
 }

@@ -83,30 +83,33 @@ const some = listed('some_projects', isListed)
 
 type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
-// Ids of the projects in which teams of a member have a role, once for each such team.
-const held = ($: Value) => sql`
+// Ids of the projects in which teams of a member have a role, once for each such team. `isWhole`: only roles that are not
+// restricted to a part of the project.
+const held = ($: Value, isWhole = false) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (
     SELECT h.project_id FROM team_projects h WHERE h.organization_id = m.organization_id AND h.team_id = m.team_id${
-      andOwn(sql`h.organization_id`)}
+      isWhole ? sql` AND h.slices IS NULL` : sql``}${andOwn(sql`h.organization_id`)}
     LIMIT ${sql.raw(String(TEAM_LIMITS.projects))}
   ) h
   WHERE m.organization_id = ${$('organization_id')}::char(26) AND m.user_id = ${$('user_id')}::bigint`
 
-// One team of the member with a role in project `p`.
+// One team of the member with a role in the whole project `p`.
 const itsTeam = ($: Value) => sql`LATERAL (
   SELECT h.team_id, h.role, h.mac AS role_mac, m.mac AS member_mac FROM team_projects h
   CROSS JOIN ${lookUp('m', team_members,
     sql`organization_id = h.organization_id AND team_id = h.team_id AND user_id = ${$('user_id')}::bigint`)}
-  WHERE h.organization_id = p.organization_id AND h.project_id = p.id${andOwn(sql`h.organization_id`)} LIMIT 1) its`
+  WHERE h.organization_id = p.organization_id AND h.project_id = p.id AND h.slices IS NULL${
+      andOwn(sql`h.organization_id`)}
+  LIMIT 1) its`
 
 const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 
-/** A page of the projects in which teams of a member have a role, each with one of these teams. */
+/** A page of the projects in which teams of a member have a role in the whole project, each with one of these teams. */
 const listedByTeams = (
   name: string, page: (value: Value) => SQL, which: (value: Value) => SQL = () => sql``
 ) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
-  SELECT (SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${held($)}${which($)}) held) AS total,
+  SELECT (SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${held($, true)}${which($)}) held) AS total,
     ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
   FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
 
@@ -121,7 +124,7 @@ const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
 
 const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
   SELECT p.*, its.* FROM (
-    SELECT p.* FROM (SELECT DISTINCT held.project_id FROM (${held($)}${which?.($) ?? sql``}) held) held
+    SELECT p.* FROM (SELECT DISTINCT held.project_id FROM (${held($, true)}${which?.($) ?? sql``}) held) held
     CROSS JOIN ${lookUp('p', projects,
       sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)} ${pageOf($)}
   ) p CROSS JOIN ${itsTeam($)}`, which)
@@ -133,7 +136,10 @@ export interface ProjectQuery {
   organization_id: string
   /** Only these projects; null for all. */
   ids: readonly string[] | null
-  /** Only projects in which teams of this member have a role (every role includes `project:read`); null for all. */
+  /**
+   * Only projects in which teams of this member have a role without restrictions (every role includes `project:read`);
+   * null for all.
+   */
   user_id: number | null
 }
 
@@ -167,12 +173,12 @@ async function listByTeams (
   const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
   const hasRole = (row: RowOfTeams) => teamsOfMember.has(row.team_id) && isAuthentic(db, 'team_projects', {
-    organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, mac: row.role_mac
+    organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, slices: null, mac: row.role_mac
   })
   // If the rows of the selected team do not verify, another team may have a role in the project.
   const doubtful = rows.filter((row) => !hasRole(row))
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
-  const hidden = new Set(doubtful.filter((_, i) => others[i]!.length === 0))
+  const hidden = new Set(doubtful.filter((_, i) => others[i]!.every(({ slices }) => slices !== null)))
   return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
 }
 

@@ -1,16 +1,22 @@
 import { and, asc, eq, or, sql } from 'drizzle-orm'
-import { TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject } from '../../../schemas/teams.ts'
+import {
+  TEAM_LIMITS, type TeamAttributes, type TeamMember, type TeamProject, type TeamRestriction
+} from '../../../schemas/teams.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
-import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
-  isAuthentic, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated,
+  isAuthentic, isOneOf, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated,
   type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
+import { queryRows } from '../../db/rows/query.ts'
+import { namesNoLevel } from '../../db/rows/slices.ts'
+import { findSlugs } from '../../db/rows/slugs.ts'
 import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { restrictionOf, type Slice } from '../../rules/slices.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
 type Found = Raw<TeamRow> & Pick<Authenticated<'teams'>, 'organization_id' | 'mac'>
@@ -70,9 +76,13 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
     .from(team_projects).innerJoin(projects, matching(projects, { organization_id, id: project_id }))
     .where(matching(team_projects, { organization_id: organizationId, team_id: teamId }))
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
-  return rows.filter(({ row }) => isAuthentic(db, 'team_projects', row)).map(({ row: { role }, project, name }) => {
+  const genuine = rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
+  const slugs = await findSlugs(db, organizationId, genuine.flatMap(({ row }) =>
+    row.slices === null ? [] : [row.project_id, ...row.slices.flatMap((slice) => [slice.target_id, slice.environment_id])]))
+  return genuine.map(({ row: { role, slices }, project, name }) => {
     requireAuthentic(db, 'projects', project)
-    return { id: project.id, slug: project.slug, name, role }
+    const restrictions: TeamRestriction[] = (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))
+    return { id: project.id, slug: project.slug, name, role, restrictions }
   })
 }
 
@@ -86,13 +96,13 @@ type RoleFound = Authenticated<'team_projects'> & Record<'in_team_mac' | 'member
 const byRole = preparedSql<RoleFound, OfOrganization & { user_id: number, roles: string }>('roles in teams', ($) => sql`
   SELECT found.* FROM jsonb_array_elements_text(${$('roles')}::jsonb) AS requested (role) CROSS JOIN LATERAL (
     SELECT members.organization_id, members.role AS member_role, members.mac AS member_mac,
-      its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.mac
+      its.team_id, its.mac AS in_team_mac, held.project_id, held.role, held.slices, held.mac
     FROM members CROSS JOIN LATERAL (
       SELECT m.team_id, m.mac FROM team_members m
       WHERE m.organization_id = members.organization_id AND m.user_id = members.user_id${andOwn(sql`m.organization_id`)}
       LIMIT ${sql.raw(String(TEAM_LIMITS.teamsOfMember))}
     ) its CROSS JOIN LATERAL (
-      SELECT p.project_id, p.role, p.mac FROM team_projects p
+      SELECT p.project_id, p.role, p.slices, p.mac FROM team_projects p
       WHERE p.organization_id = members.organization_id AND p.team_id = its.team_id AND p.role = requested.role${
         andOwn(sql`p.organization_id`)}
       LIMIT ${sql.raw(String(MAX_OF_ROLE))}
@@ -178,17 +188,43 @@ interface TeamProjectKey { organization_id: string, team_id: string, project_id:
 const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
-/** Sets the role of a team in a project; false when the team has reached its limit of projects. */
-export async function setTeamProject (db: Db, row: TeamProjectKey & { role: Role }): Promise<boolean> {
-  if (await db.$count(team_projects, itsProject(row)) > 0) {
-    await updateAuthentic(db, 'team_projects', itsProject(row), { role: row.role }) ?? tampered()
-    return true
+/**
+ * Sets the role of a team in a project, and its restrictions (null: none). What is undefined stays unchanged; a new role
+ * is `member`, without restrictions. Returns the role; undefined when the team has reached its limit of projects.
+ */
+export async function setTeamProject (
+  db: Db, key: TeamProjectKey, { role, slices }: { role: Role | undefined, slices: Slice[] | null | undefined }
+): Promise<AuthenticatedRow<'team_projects'> | undefined> {
+  if (await db.$count(team_projects, itsProject(key)) > 0) {
+    const changes = { ...(role !== undefined && { role }), ...(slices !== undefined && { slices }) }
+    return await updateAuthentic(db, 'team_projects', itsProject(key), changes) ?? tampered()
   }
-  const { organization_id, team_id } = row
+  const { organization_id, team_id } = key
   const held = await db.$count(team_projects, matching(team_projects, { organization_id, team_id }))
-  if (held >= TEAM_LIMITS.projects) return false
+  if (held >= TEAM_LIMITS.projects) return undefined
+  const row = { ...key, role: role ?? 'member' as const, slices: slices ?? null }
   await db.insert(team_projects).values({ ...row, mac: macOf(db, 'team_projects', row) })
-  return true
+  return row
+}
+
+/** The teams whose role in a project is restricted to deleted levels only. Without the levels, it gives no access. */
+export async function listTeamsOfNothing (db: Db, organizationId: string, projectId: string): Promise<string[]> {
+  const rows = await queryRows<{ team_id: string }>(db, sql`
+    SELECT t.team_id FROM team_projects t WHERE t.organization_id = ${organizationId} AND t.project_id = ${projectId}
+      AND ${namesNoLevel(organizationId)}
+    ORDER BY t.team_id LIMIT ${TEAM_LIMITS.teams}`)
+  return rows.map(({ team_id }) => team_id)
+}
+
+/** Deletes the roles of these teams in a project. */
+export async function deleteTeamsOfProject (
+  db: Db, organizationId: string, projectId: string, teamIds: readonly string[]
+): Promise<void> {
+  if (teamIds.length === 0) return
+  await db.delete(team_projects).where(and(
+    matching(team_projects, { organization_id: organizationId, project_id: projectId }),
+    isOneOf(team_projects.team_id, teamIds)
+  ))
 }
 
 /** False when the team has no role in the project. */

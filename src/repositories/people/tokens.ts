@@ -8,13 +8,14 @@ import { makeId } from '../../db/rows/ids.ts'
 import {
   isAuthentic, isOneOfOrganization, macOf, readNow, requireAuthentic, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
-import { andOwn, engineOf, ownOf } from '../../db/postgres/engine.ts'
+import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
+import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../../rules/pagination.ts'
-import { pathOf, type Slice } from '../../rules/slices.ts'
+import { pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
@@ -277,19 +278,8 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
  * does not block a deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
-  const own = ownOf(organizationId)
   const rows = await queryRows<{ id: string }>(db, sql`
-    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND jsonb_typeof(t.slices) = 'array'
-      AND NOT EXISTS (
-      SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
-      WHERE CASE
-        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e
-          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26)${own(sql`e`)})
-        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g
-          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26)${own(sql`g`)})
-        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
-          AND p.id = (slice->>'project_id')::char(26)${own(sql`p`)})
-      END)
+    SELECT t.id FROM api_tokens t WHERE t.organization_id = ${organizationId} AND ${namesNoLevel(organizationId)}
     ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t`)
   return rows.map(({ id }) => Number(id))
 }
@@ -352,17 +342,4 @@ async function withRestrictions (db: Db, organizationId: string, rows: readonly 
       updated_at
     }
   })
-}
-
-function restrictionOf (
-  { project_id, target_id, environment_id }: Slice, slugs: ReadonlyMap<string, string>
-): Restriction[] {
-  const project = slugs.get(project_id)
-  const target = slugs.get(target_id ?? '')
-  const environment = slugs.get(environment_id ?? '')
-  if (project === undefined || (target_id !== null && target === undefined) ||
-    (environment_id !== null && environment === undefined)) {
-    return []
-  }
-  return [{ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) }]
 }

@@ -1,5 +1,5 @@
 import { sql, type SQL } from 'drizzle-orm'
-import { preparedSql, type Db, type Value } from '../../db/database.ts'
+import { preparedSql, type Db } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import type { Slice } from '../../rules/slices.ts'
 
@@ -7,40 +7,44 @@ import type { Slice } from '../../rules/slices.ts'
 export interface SearchedDocument { id: string, project_id: string, size_bytes: number }
 
 // The list is sorted first, so that the incremental sort ends the statement at the limit, before the last project.
-const documents = (name: string, which: (value: Value) => SQL) =>
+const documents = (name: string, columns: SQL, which: SQL) =>
   preparedSql<SearchedDocument, Record<string, unknown>>(name, ($) => sql`
     SELECT s.id, queries.project_id, s.size_bytes
     FROM (
       SELECT * FROM jsonb_to_recordset(${$('queries')}::jsonb)
-        AS its (organization_id char(26), project_id char(26), after char(26))
+        AS its (organization_id char(26), project_id char(26), after char(26)${columns})
       ORDER BY project_id
     ) queries CROSS JOIN LATERAL (
       SELECT s.id, s.size_bytes FROM secrets s
       WHERE s.organization_id = queries.organization_id AND s.project_id = queries.project_id AND s.id > queries.after
-        AND s.sealed IS NOT NULL${which($)}${andOwn(sql`s.organization_id`)}
+        AND s.sealed IS NOT NULL${which}${andOwn(sql`s.organization_id`)}
       ORDER BY s.id LIMIT ${$('limit')}::int
     ) s
     ORDER BY queries.project_id, s.id LIMIT ${$('limit')}::int`)
 
-const all = documents('searched_documents', () => sql``)
-// The same rule as `isInside`. In SQL, because the limit counts only documents that the caller can see.
-const restricted = documents('searched_documents_inside', ($) => sql` AND EXISTS (
-  SELECT 1 FROM jsonb_to_recordset(${$('slices')}::jsonb)
-    AS slice (project_id char(26), target_id char(26), environment_id char(26))
-  WHERE slice.project_id = s.project_id AND (slice.target_id IS NULL OR slice.target_id = s.target_id)
-    AND (slice.environment_id IS NULL OR slice.environment_id = s.environment_id))`)
+const all = documents('searched_documents', sql``, sql``)
+// The same rule as `isInside`. In SQL, because the limit counts only documents that the caller can see. Each project has
+// its own restrictions, because a person can have many in many projects.
+const restricted = documents('searched_documents_inside', sql`, slices jsonb`, sql` AND EXISTS (
+  SELECT 1 FROM jsonb_to_recordset(queries.slices)
+    AS slice (target_id char(26), environment_id char(26), except_status varchar)
+  WHERE (slice.target_id IS NULL OR slice.target_id = s.target_id)
+    AND (slice.environment_id IS NULL OR slice.environment_id = s.environment_id)
+    AND (slice.except_status IS NULL OR EXISTS (SELECT 1 FROM environments e
+      WHERE e.organization_id = s.organization_id AND e.id = s.environment_id AND e.status <> slice.except_status${
+        andOwn(sql`e.organization_id`)})))`)
 
 /**
  * The first documents of these projects that the restrictions allow, sorted by project id, then document id.
- * `after`: only documents of the project with a higher id.
+ * `after`: only documents of the project with a higher id. `slices`: the restrictions of the project; empty in all
+ * projects, or in none.
  */
 export async function listSearchedDocuments (
-  db: Db, organization_id: string, projects: readonly { project_id: string, after: string }[],
-  slices: readonly Slice[], limit: number
+  db: Db, organization_id: string, projects: readonly { project_id: string, after: string, slices: readonly Slice[] }[],
+  limit: number
 ): Promise<SearchedDocument[]> {
   if (projects.length === 0) return []
+  const isRestricted = projects.some(({ slices }) => slices.length > 0)
   const queries = JSON.stringify(projects.map((project) => ({ organization_id, ...project })))
-  return slices.length === 0
-    ? all(db, { organization_id, queries, limit })
-    : restricted(db, { organization_id, queries, slices: JSON.stringify(slices), limit })
+  return (isRestricted ? restricted : all)(db, { organization_id, queries, limit })
 }

@@ -2,13 +2,13 @@ import { and, eq, sql } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
 import type { Level } from '../../../schemas/secrets.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
+import { isAuthentic, lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
 import {
-  columnsOf, encryption_keys, keyColumns, organization_counters, plans, secret_versions, secrets
+  columnsOf, encryption_keys, environments, keyColumns, organization_counters, plans, secret_versions, secrets
 } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 import type { Place } from '../../rules/slices.ts'
@@ -181,18 +181,22 @@ const itsLevel = (db: Db) => db.select().from(secrets)
 const itsKey = (db: Db) => db.select().from(encryption_keys).where(sql`${matching(encryption_keys, {
   organization_id, project_id: secrets.project_id, version: secret_versions.key_version
 })}${andOwn(sql`${encryption_keys.organization_id}`)}`).limit(1).as('encryption_keys')
+const itsEnvironment = (db: Db) => db.select().from(environments).where(sql`${matching(environments, {
+  organization_id, id: secrets.environment_id
+})}${andOwn(sql`${environments.organization_id}`)}`).limit(1).as('environments')
 const place = {
   query_index: sql<number>`queries.query_index`.as('query_index'),
   version: { ...columns, managed: sql<Managed | null>`${encryption_keys.managed}` },
-  secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` }
+  secret: { ...authenticatedColumns('secrets'), sealed: sql<boolean>`${secrets.sealed} IS NOT NULL` },
+  environment: authenticatedColumns('environments')
 }
 const byIds = prepared('versions_by_id', (db) => db.select(place).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
-  .leftJoinLateral(itsKey(db), sql`true`))
+  .leftJoinLateral(itsKey(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
 const fullByIds = prepared('full_versions_by_id', (db) => db
   .select({ ...place, sealed: secret_versions.sealed, key: keyColumns }).from(QUERIES)
   .innerJoinLateral(itsVersion(db), sql`true`).innerJoinLateral(itsLevel(db), sql`true`)
-  .leftJoinLateral(itsKey(db), sql`true`))
+  .leftJoinLateral(itsKey(db), sql`true`).leftJoinLateral(itsEnvironment(db), sql`true`))
 
 interface VersionQuery { organization_id: string, id: number }
 
@@ -216,7 +220,12 @@ function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   const { version, secret } = row
   // The row was manipulated: the project has no key of this version.
   if (version.managed === null) return tampered()
-  return { version: { ...version, managed: version.managed }, secret }
+  return { version: { ...version, managed: version.managed }, secret: { ...secret, status: statusOf(db, row) } }
+}
+
+// The present status of the environment. Without it, the version is outside of restrictions by status.
+function statusOf (db: Db, { environment }: Row): string | undefined {
+  return environment !== null && isAuthentic(db, 'environments', environment) ? environment.status : undefined
 }
 
 function toFullVersion (db: Db, rows: readonly FullRow[]): FullVersion | undefined {

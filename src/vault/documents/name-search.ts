@@ -61,10 +61,12 @@ export async function searchNames (
   const { organization_id, slices, projects } = scope
   const range = projectsAfter(after)
   const passed = await waitFor(listProjectsFrom(db, organization_id, projects, range, SEARCH_LIMITS.projects))
-  const searched = passed.filter(hasNames).map(({ id: project_id }) =>
-    ({ project_id, after: project_id === after.project_id ? after.secret_id ?? '' : '' }))
+  const slicesOf = byProject(slices)
+  const searched = passed.filter(hasNames).map(({ id: project_id }) => ({
+    project_id, after: project_id === after.project_id ? after.secret_id ?? '' : '', slices: slicesOf(project_id)
+  }))
   const documents = await waitFor(
-    listSearchedDocuments(db, organization_id, searched, slices, SEARCH_LIMITS.documents + 1)
+    listSearchedDocuments(db, organization_id, searched, SEARCH_LIMITS.documents + 1)
   )
   const page = documents.slice(0, SEARCH_LIMITS.documents)
 
@@ -105,7 +107,7 @@ export async function searchNames (
 
   // The level may have changed since its document was listed.
   async function searchDocument (state: LevelState) {
-    const visible = hasNames(state.project) ? visibleSecrets(state, slices) : []
+    const visible = hasNames(state.project) ? visibleSecrets(state, slicesOf(state.project.id)) : []
     if (visible.length === 0) return
     const contents = await currentContents(keyring, storageKey, state, visible, true)
     const began = performance.now()
@@ -126,6 +128,22 @@ export async function searchNames (
 }
 
 type Project = LevelState['project']
+
+// The restrictions of a search by project. Throws for a project without restrictions among others that have some.
+function byProject (slices: readonly Slice[]): (projectId: string) => readonly Slice[] {
+  const found = new Map<string, Slice[]>()
+  for (const slice of slices) {
+    const known = found.get(slice.project_id)
+    if (known === undefined) found.set(slice.project_id, [slice])
+    else known.push(slice)
+  }
+  return (projectId) => {
+    if (slices.length === 0) return slices
+    const its = found.get(projectId)
+    if (its === undefined) throw new Error('a project outside of the restrictions is searched')
+    return its
+  }
+}
 
 const isOfClient = ({ encryption_type }: Project) => encryption_type === 'client'
 

@@ -12,6 +12,7 @@ import {
 } from '../../repositories/operations/cleanup.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
+import { deleteTeamsOfProject, listTeamsOfNothing } from '../../repositories/people/teams.ts'
 import { deleteTokens, lockTokensOfNothing } from '../../repositories/people/tokens.ts'
 import { fail } from '../../rules/errors.ts'
 import type { Log } from '../../telemetry/log.ts'
@@ -53,11 +54,12 @@ export function deletionRunner (
 }
 
 /**
- * Deletes a level and those below it, in a `deletionRunner`, and the API tokens that are restricted to these levels.
+ * Deletes a level and those below it, in a `deletionRunner`, and the API tokens and team roles that are restricted to
+ * these levels. `projectId`: the project of a target or an environment; the team roles of a project end with its row.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
-  deleteRow: (gone: { documents: number }) => Promise<void>
+  deleteRow: (gone: { documents: number }) => Promise<void>, projectId?: string
 ): Promise<void> {
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
   // Validate the caller before deleting tokens and team roles, which may include those of the caller.
@@ -65,9 +67,19 @@ export async function deleteLevel (
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
   const tokens = await lockTokensOfNothing(db, actor.organization_id, PIECE)
-  await recordEvent(db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type))
-  // After the events, because the caller's token may be among these tokens.
+  const teams = projectId === undefined ? [] : await listTeamsOfNothing(db, actor.organization_id, projectId)
+  await recordEvent(
+    db, actor, { ...event, details: gone, growth: -bytes }, ...endingsOf(tokens, event.resource_type),
+    ...teams.map((id): AuditEvent => ({
+      action: 'team-project.delete',
+      resource_type: 'team',
+      resource_id: id,
+      details: { project_id: projectId!, with: event.resource_type }
+    }))
+  )
+  // After the events, because the caller's token or role may be among these.
   await deleteTokens(db, actor.organization_id, tokens)
+  if (projectId !== undefined) await deleteTeamsOfProject(db, actor.organization_id, projectId, teams)
   // Without the level, the other tokens give no access. A background job deletes them.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }

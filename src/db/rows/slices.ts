@@ -1,0 +1,21 @@
+import { sql, type SQL } from 'drizzle-orm'
+import { ownOf } from '../postgres/engine.ts'
+
+/**
+ * An SQL condition on a row `t` with `organization_id` and `slices`: it has restrictions, and all of them name deleted
+ * levels. Does not verify MACs, so that a manipulated row does not block a deletion.
+ */
+export function namesNoLevel (organizationId: string): SQL {
+  const own = ownOf(organizationId)
+  return sql`jsonb_typeof(t.slices) = 'array'
+      AND NOT EXISTS (
+      SELECT FROM jsonb_array_elements(CASE WHEN jsonb_typeof(t.slices) = 'array' THEN t.slices END) AS slice
+      WHERE CASE
+        WHEN slice->>'environment_id' IS NOT NULL THEN EXISTS (SELECT FROM environments e
+          WHERE e.organization_id = t.organization_id AND e.id = (slice->>'environment_id')::char(26)${own(sql`e`)})
+        WHEN slice->>'target_id' IS NOT NULL THEN EXISTS (SELECT FROM targets g
+          WHERE g.organization_id = t.organization_id AND g.id = (slice->>'target_id')::char(26)${own(sql`g`)})
+        ELSE EXISTS (SELECT FROM projects p WHERE p.organization_id = t.organization_id
+          AND p.id = (slice->>'project_id')::char(26)${own(sql`p`)})
+      END)`
+}
