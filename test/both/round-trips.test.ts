@@ -2,6 +2,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t from 'tap'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { makeProof } from '../../src/crypto/key-proof.ts'
+import type { Slice } from '../../src/rules/slices.ts'
 import { makeLevel, ON_CITUS, startApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
@@ -257,9 +258,13 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
   const o = owner.organization
   const level = await makeLevel(owner)
   await owner.call('POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=1' })
-  const person = await makePerson(service, { [o]: 'billing_manager' })
-  await makeTeam(service, o, [person], { [level.project]: 'administrator' })
-  const { access } = await issuePair(service, person, SCOPE_NAMES)
+  const [environment] = await service.sql(`SELECT project_id, target_id, id AS environment_id FROM environments
+    WHERE organization_id = '${o}'`) as unknown as Slice[]
+  const restrictions: Record<string, Slice[] | null> = {
+    'no restriction': null,
+    'an environment': [environment!],
+    'a status': [{ ...environment!, target_id: null, environment_id: null, except_status: 'production' }]
+  }
   const path = `/${o}/${level.project}/${level.target}/${level.environment}/secrets`
   const asked = {
     read: { request: ['GET', path], statements: 2, waits: 1 },
@@ -268,11 +273,19 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
     versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
     projects: { request: ['GET', `/${o}/projects`], statements: 2, waits: 2 }
   } as const
-  for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
-    const ask = () => owner.call(method, at, body, { authorization: `Bearer ${access}` })
-    t.equal((await ask()).status, 200, name)
-    const again = await costOf(ask)
-    t.match({ statements: again.sent.length, waits: again.waits }, { statements, waits }, `${name}: ${shown(again.sent)}`)
+  for (const [restriction, slices] of Object.entries(restrictions)) {
+    const person = await makePerson(service, { [o]: 'billing_manager' })
+    await makeTeam(service, o, [person], { [level.project]: 'administrator' }, slices)
+    const { access } = await issuePair(service, person, SCOPE_NAMES)
+    for (const [name, { request: [method, at, body], statements, waits }] of Object.entries(asked)) {
+      const ask = () => owner.call(method, at, body, { authorization: `Bearer ${access}` })
+      t.equal((await ask()).status, 200, name)
+      const again = await costOf(ask)
+      t.match(
+        { statements: again.sent.length, waits: again.waits }, { statements, waits },
+        `${name} with ${restriction}: ${shown(again.sent)}`
+      )
+    }
   }
 })
 

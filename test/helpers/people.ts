@@ -8,6 +8,7 @@ import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { transaction } from '../../src/db/database.ts'
 import { createGrant, createPair } from '../../src/repositories/people/oauth.ts'
 import { createMember, createUser } from '../../src/repositories/people/users.ts'
+import type { Slice } from '../../src/rules/slices.ts'
 import { beginFactor, confirmFactor } from '../../src/vault/keys/second-factor.ts'
 import type { Answer, TestApp } from './app.ts'
 import { QUICK } from './costs.ts'
@@ -63,7 +64,7 @@ export async function crowd (
   return () => service.sql("DELETE FROM organizations WHERE slug LIKE 'crowd-%'")
 }
 
-/** Creates a team of these people with roles in projects (slug → role), and returns its id. */
+/** Creates a team of these people with roles in projects (slug → role), all with these restrictions; returns its id. */
 export async function makeTeam (
   service: Pick<TestApp, 'sql' | 'write'>, organization: string, people: readonly Person[], roles: Record<string, Role>,
   slices: readonly Slice[] | null = null

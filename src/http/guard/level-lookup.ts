@@ -63,8 +63,8 @@ export function installPlaces (app: FastifyInstance) {
     const { at, preload, whole, judge } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
     // The role of a team is never for the whole organization.
-    const isRestricted = principalOf(request).slices.length > 0 || request.byTeams !== null
-    if (isOfWhole && isRestricted) return done(new ApiError('not_found'))
+    const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
+    if (isOfWhole && isRestricted()) return done(new ApiError('not_found'))
     judge?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
