@@ -11,8 +11,8 @@ export interface Place {
 }
 
 /**
- * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. Uses ids, so a rename does not
- * change it. With `except_status`, only environments that have another status at the moment.
+ * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. Uses ids, so a rename does
+ * not change it. With `except_status`, only environments that have another status at the moment.
  */
 export interface Slice {
   project_id: string

@@ -26,7 +26,9 @@ const as = async (person: Person, scopes: readonly Scope[] = SCOPE_NAMES) =>
 // The whole route table
 
 /** The status of each operation, and of its further requests, in the order in which the test data still exists. */
-async function outcomes (world: World, token: string, isWanted: (row: Row) => boolean): Promise<Record<string, string>> {
+async function outcomes (
+  world: World, token: string, isWanted: (row: Row) => boolean
+): Promise<Record<string, string>> {
   const found: Record<string, string> = {}
   for (const [id, row] of Object.entries(OPERATIONS)) {
     if (!isWanted(row)) continue
@@ -54,22 +56,21 @@ async function restricted ({ caller, ids }: World, slices: readonly Slice[]): Pr
   return person
 }
 
+const same = (...slices: Slice[]) => ({ person: slices, token: slices })
 const levelsOf = (slices: readonly Slice[]): Slice[] => slices.map(({ except_status: _, ...slice }) => slice)
 
+// Each also has a target that no operation names, because tokens and roles end with their last level in different ways.
 const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[], token: readonly Slice[] }> = {
-  'to an environment': ({ sliceOf }) => ({ person: [sliceOf()], token: [sliceOf()] }),
-  'to another environment': ({ sliceOf }) => ({ person: [sliceOf('environment')], token: [sliceOf('environment')] }),
-  'to a target': ({ sliceOf }) => {
-    const slices = [{ ...sliceOf(), environment_id: null }]
-    return { person: slices, token: slices }
-  },
+  'to an environment': ({ sliceOf }) => same(sliceOf(), sliceOf('target')),
+  'to another environment': ({ sliceOf }) => same(sliceOf('environment'), sliceOf('target')),
+  'to a target': ({ sliceOf }) => same({ ...sliceOf(), environment_id: null }, sliceOf('target')),
   // The environments of the test data are not in production.
   'by status': ({ sliceOf }) => ({
     person: [{ ...sliceOf(), target_id: null, environment_id: null, except_status: 'production' }],
     token: [sliceOf(), sliceOf('environment')]
   }),
   'to an environment by status': ({ sliceOf }) => {
-    const slices = [{ ...sliceOf(), except_status: 'production' as const }]
+    const slices = [{ ...sliceOf(), except_status: 'production' as const }, sliceOf('target')]
     return { person: slices, token: levelsOf(slices) }
   }
 }
@@ -81,7 +82,9 @@ t.test('a restricted role gives exactly the access of a token with the same rest
     const [mine, theirs] = [await settle(service, 'matrix'), await settle(service, 'matrix')]
     const person = await restricted(mine, slicesOf(mine).person)
     const { access } = await issuePair(service, person, SCOPE_NAMES)
-    const { token } = await service.token(theirs.caller.organization, ABILITIES, { slices: [...slicesOf(theirs).token] })
+    const { token } = await service.token(theirs.caller.organization, ABILITIES, {
+      slices: [...slicesOf(theirs).token]
+    })
     const [byRole, byToken] = [await outcomes(mine, access, isOfTeams), await outcomes(theirs, token, isOfTeams)]
     t.strictSame(byRole, byToken, `restricted ${name}`)
     if (name === 'to another environment') continue
@@ -105,10 +108,12 @@ t.test('a token that the person made before is restricted as the person is', asy
   t.equal((await read()).status, 200)
   await service.write(`UPDATE members SET role = '${OWN_ROLE}' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
   t.equal((await read()).status, 403)
-  const slices = [mine.sliceOf()]
+  const slices = [mine.sliceOf(), mine.sliceOf('target')]
   await makeTeam(service, o, [person], { [mine.ids.project!]: 'owner', [mine.ids.client!]: 'owner', [mine.ids.otherProject!]: 'owner' }, slices)
   t.equal((await read()).status, 404)
-  const { token } = await service.token(theirs.caller.organization, ABILITIES, { slices: [theirs.sliceOf()] })
+  const { token } = await service.token(theirs.caller.organization, ABILITIES, {
+    slices: [theirs.sliceOf(), theirs.sliceOf('target')]
+  })
   t.strictSame(await outcomes(mine, made.body.token, isOfTeams), await outcomes(theirs, token, isOfTeams))
 })
 
@@ -138,7 +143,7 @@ const addPlace = async (path: string, name: string, more: object = {}) => {
   return body.data.id as string
 }
 
-/** A project with the environments backend/live (in production), backend/stage and worker/test, each with a document. */
+/** A project with the environments backend/live (in production), backend/stage and worker/test; all have documents. */
 async function project (slug: string) {
   await owner.call('POST', `/${o}/projects`, { name: slug, slug })
   const ids = {
@@ -161,7 +166,9 @@ async function project (slug: string) {
 }
 
 /** A team of a new person with no other role, by the API. */
-async function member (slug: string, role: Role | undefined, restrictions?: readonly TeamRestriction[], own: Role = OWN_ROLE) {
+async function member (
+  slug: string, role: Role, restrictions?: readonly TeamRestriction[], own: Role = OWN_ROLE
+) {
   const person = await makePerson(service, { [o]: own })
   const team = await makeTeam(service, o, [person], {})
   const set = await owner.call('PUT', `${teams}/${team}/projects/${slug}`, { role, restrictions })
@@ -194,7 +201,7 @@ t.test('restrictions are set, shown with present slugs, kept when omitted, and r
   t.strictSame(projectsOf(await get())[0].restrictions, renamed, 'under their present names')
   const none = await owner.call('PUT', `${teams}/${team}/projects/renamed`, { restrictions: [] })
   t.match(projectsOf(none), [{ role: 'member', restrictions: [] }])
-  const { body } = await owner.call('GET', `/${o}/audit-events?action=team-project.update&resource=${team}`)
+  const { body } = await owner.call('GET', `/${o}/audit-events?action=team-project.update&resource=team:${team}`)
   const details = body.data.map(({ attributes }: any) => attributes.details)
   t.match(details[0], { role: 'member', restrictions: undefined })
   t.match(details.at(-1), { role: 'developer', restrictions: /^\S{26}\/\S{26}\/\S{26} \S{26}\/\S{26}!production$/ })
@@ -231,11 +238,11 @@ t.test('a restricted role shows shared documents only inside of its part, in eve
     const name = JSON.stringify(restriction)
     const { call } = await member('shared', 'developer', [restriction])
     const at = `/${o}/shared/${path}/secrets`
-    const now = (await owner.call('GET', `/${o}/shared`)).headers.date as string
+    const [now] = await service.sql('SELECT now() AS at')
     const [target, environment] = path.split('/')
     t.strictSame(levelsIn(await call('GET', at)), levels, name)
     t.strictSame(levelsIn(await call('GET', `${at}?decrypt=true`)), levels, name)
-    t.strictSame(levelsIn(await call('GET', `${at}?at=${new Date(now).toISOString()}`)), levels, `${name} at a moment`)
+    t.strictSame(levelsIn(await call('GET', `${at}?at=${new Date(String(now!.at)).toISOString()}`)), levels, `${name} at a moment`)
     const retrieved = await call('POST', `/${o}/secrets/retrieve`, { project: 'shared', target, environment, action: 'decrypt' })
     t.strictSame(levelsIn(retrieved), levels, `${name} by retrieve`)
     t.equal(Object.keys((await call('GET', `${at}/values`)).body).length, levels.length, `${name}: values`)
@@ -277,7 +284,7 @@ t.test('the access of a person is the union of the roles, for each scope', async
   t.strictSame(await statuses('?decrypt=true'), [404, 404, 404, 200, 200, 200])
   t.equal((await call('GET', `/${o}/union/encryption-key`)).status, 404, 'several parts are not the whole')
   const restore = async (path: string) => (await call('POST', `/${o}/secrets/versions/${versions[path]}/restore`, {})).status
-  t.equal(await restore('worker/test'), 404, 'no role restores')
+  t.equal(await restore('worker/test'), 403, 'no role restores')
   await join('developer', [{ except_status: 'production' }])
   t.strictSame([await restore('worker/test'), await restore('worker'), await restore('backend/live')], [200, 404, 404])
   const last = await join('member', [{ target: 'backend', environment: 'live' }])
@@ -285,6 +292,39 @@ t.test('the access of a person is the union of the roles, for each scope', async
   t.equal((await owner.call('PUT', `${teams}/${last}/projects/union`, { restrictions: [] })).status, 200)
   t.strictSame(await statuses('?decrypt=true'), [200, 200, 200, 200, 200, 200], 'a role for the whole project')
   t.equal((await call('GET', `/${o}/union/encryption-key`)).status, 200)
+})
+
+t.test('a token of the person is limited by its own restrictions and by those of the role', async (t) => {
+  await project('token')
+  const { person } = await member('token', 'member', [{ except_status: 'production' }], 'administrator')
+  const expires_at = new Date(Date.now() + 600_000).toISOString()
+  const make = async (restrictions: object[]) => {
+    const { status, text, body } = await (await as(person))('POST', `/organizations/${o}/api-keys`, {
+      name: 'Theirs', abilities: ['secret:read', 'secret:decrypt', 'project:read'], expires_at, restrictions
+    })
+    if (status !== 201) throw new Error(text)
+    return bearer(body.token)
+  }
+  const tokens = {
+    whole: await make([]),
+    target: await make([{ project: 'token', target: 'backend' }]),
+    live: await make([{ project: 'token', target: 'backend', environment: 'live' }])
+  }
+  const paths = ['token', 'token/backend', 'token/backend/live', 'token/backend/stage', 'token/worker/test']
+  const allowed = async () => Object.fromEntries(await Promise.all(Object.entries(tokens).map(async ([name, call]) =>
+    [name, await Promise.all(paths.map((path) => statusOf(call, path, '?decrypt=true')))])))
+  const searched = async (call: Caller['call']) =>
+    (await call('GET', `/${o}/secrets/names?search=_`)).body.data.map(({ attributes }: any) => attributes.environment)
+  t.strictSame(await allowed(), {
+    whole: [200, 200, 200, 200, 200], target: [404, 200, 200, 200, 404], live: [404, 404, 200, 404, 404]
+  })
+  await service.write(`UPDATE members SET role = '${OWN_ROLE}' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
+  t.strictSame(await allowed(), {
+    whole: [404, 404, 404, 200, 200], target: [404, 404, 404, 200, 404], live: [404, 404, 404, 404, 404]
+  }, 'as soon as the person has the restricted role alone')
+  t.strictSame((await searched(tokens.whole)).sort(), ['stage', 'test'])
+  t.strictSame(await searched(tokens.target), ['stage'])
+  t.strictSame(await searched(tokens.live), [])
 })
 
 t.test('scopes that no role gives in a common part are given nowhere', async (t) => {
@@ -387,7 +427,7 @@ t.test('no write of a restricted person is in the history after the change of th
     t.equal((await owner.call('PATCH', `/${o}/races/backend/stage`, { status: 'staging' })).status, 200)
   }
   t.comment(`${written} changes were in time`)
-  const events = await service.sql(`SELECT action, actor_type, actor_id::int AS actor_id FROM audit_events
+  const events = await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor_id FROM audit_events
     WHERE organization_id = '${o}' AND seq > ${before} AND (actor_type = 'user' OR resource_id = '${ids.stage}')
     ORDER BY seq`)
   let changes = 0
@@ -454,7 +494,7 @@ t.test('restrictions that the service did not write give nothing', async (t) => 
     (await call('GET', `/${o}/projects`)).body.meta?.total, (await call('GET', `/${o}/projects`)).body.data?.length
   ]
   t.strictSame(await ask(), [200, 404, 0, 0])
-  for (const slices of ['NULL', "'[]'", "slices || '[{}]'", "slices - 0", "jsonb_set(slices, '{0,environment_id}', 'null')"]) {
+  for (const slices of ['NULL', "'[]'", "slices || '[{}]'", 'slices - 0', "jsonb_set(slices, '{0,environment_id}', 'null')"]) {
     await service.sql(`UPDATE team_projects SET slices = ${slices} WHERE ${its}`)
     const [stage, live, , listed] = await ask()
     t.strictSame([stage, live, listed], [403, 403, 0], slices)
@@ -474,4 +514,3 @@ t.test('whoever gives no role cannot take its restrictions away', async (t) => {
     })
   }
 })
-

@@ -7,7 +7,12 @@ import { preparedSql, type Value } from '../postgres/prepared.ts'
 import type { SliceOfRole } from '../tables.ts'
 import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../postgres/engine.ts'
 
-export interface RoleThroughTeam { team_id: string, project_id: string, role: Role, slices: readonly SliceOfRole[] | null }
+export interface RoleThroughTeam {
+  team_id: string
+  project_id: string
+  role: Role
+  slices: readonly SliceOfRole[] | null
+}
 
 /**
  * The credential of a request: the id of an API token or access token. `hash` is the hash of the sent token, in hex.

@@ -206,7 +206,7 @@ export function slicesOf (request: FastifyRequest): readonly Slice[] {
   return slices.length > 0 ? slices : fail('not_found')
 }
 
-/** The parts of `slices` that the restrictions of the caller's token include; `slices` are not the whole organization. */
+/** The parts of `slices` that the restrictions of the caller's token include. An empty list includes nothing here. */
 export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readonly Slice[]): readonly Slice[] =>
   principal.slices.length === 0 ? slices : intersect(principal.slices, slices)
 

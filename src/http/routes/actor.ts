@@ -32,7 +32,8 @@ function callerOf (request: FastifyRequest): Caller {
   if (request.byTeams === null) return caller
   const { teams } = request.byTeams
   if (teams === null) throw new Error('the roles through teams were not checked')
-  return { ...caller, teams: teams.map(({ team_id, project_id, role, slices }) => ({ team_id, project_id, role, slices })) }
+  const roles = teams.map(({ team_id, project_id, role, slices }) => ({ team_id, project_id, role, slices }))
+  return { ...caller, teams: roles }
 }
 
 /** A user on an account page, or their application at the token endpoint, as the actor in one organization. */

@@ -83,8 +83,8 @@ const some = listed('some_projects', isListed)
 
 type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
-// Ids of the projects in which teams of a member have a role, once for each such team. `isWhole`: only roles that are not
-// restricted to a part of the project.
+// Ids of the projects in which teams of a member have a role, once for each such team. `isWhole`: only roles without
+// restrictions.
 const held = ($: Value, isWhole = false) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (

@@ -6,8 +6,8 @@ import { ROLES, type Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
-  isAuthentic, isOneOf, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated,
-  type Db, type Raw, type Value
+  isAuthentic, isOneOf, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments,
+  type Authenticated, type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -77,8 +77,9 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
     .where(matching(team_projects, { organization_id: organizationId, team_id: teamId }))
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
   const genuine = rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
-  const slugs = await findSlugs(db, organizationId, genuine.flatMap(({ row }) =>
-    row.slices === null ? [] : [row.project_id, ...row.slices.flatMap((slice) => [slice.target_id, slice.environment_id])]))
+  const slices = genuine.flatMap(({ row }) => row.slices ?? [])
+  const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>
+    [project_id, target_id, environment_id]))
   return genuine.map(({ row: { role, slices }, project, name }) => {
     requireAuthentic(db, 'projects', project)
     const restrictions: TeamRestriction[] = (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))
@@ -189,7 +190,7 @@ const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
 /**
- * Sets the role of a team in a project, and its restrictions (null: none). What is undefined stays unchanged; a new role
+ * Sets the role of a team in a project, and its restrictions (null: none). Undefined fields stay unchanged; a new role
  * is `member`, without restrictions. Returns the role; undefined when the team has reached its limit of projects.
  */
 export async function setTeamProject (
