@@ -75,7 +75,7 @@ const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[],
   }
 }
 
-t.test('a restricted role gives exactly the access of a token with the same restriction, for every operation', async (t) => {
+t.test('TI-40: a restricted role gives exactly the access of a token with the same restriction, for every operation', async (t) => {
   const wholeTable = Object.values(OPERATIONS).filter(isOfTeams).length
   t.ok(wholeTable > 60, `${wholeTable} operations`)
   for (const [name, slicesOf] of Object.entries(RESTRICTIONS)) {
@@ -393,7 +393,7 @@ t.test('“not production” follows the present status, also for versions, mome
   t.equal((await call('DELETE', `/${o}/secrets/versions/${versions['backend/stage']}`)).status, 204)
 })
 
-t.test('no write of a restricted person is in the history after the change of the status', async (t) => {
+t.test('TI-41: no write of a restricted person is in the history after the change of the status', async (t) => {
   const { ids } = await project('races')
   const { person, call } = await member('races', 'administrator', [{ except_status: 'production' }])
   const stage = { project: 'races', target: 'backend', environment: 'stage' }

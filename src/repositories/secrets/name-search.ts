@@ -23,7 +23,7 @@ const documents = (name: string, columns: SQL, which: SQL) =>
     ORDER BY queries.project_id, s.id LIMIT ${$('limit')}::int`)
 
 const all = documents('searched_documents', sql``, sql``)
-// The same rule as `isInside`. In SQL, because the limit counts only documents that the caller can see. The restrictions
+// The same rule as `isInside`. In SQL, because the limit counts only documents that the caller can see. Restrictions
 // are divided by project, because a person can have many in many projects.
 const restricted = documents('searched_documents_inside', sql`, slices jsonb`, sql` AND EXISTS (
   SELECT 1 FROM jsonb_to_recordset(queries.slices)
