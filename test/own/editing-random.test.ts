@@ -238,7 +238,12 @@ function patternOf (
     return literally(open) + first + all.join('') + literally(close)
   }
   const all = literally(open) + pieces.filter(isKept).map(own).join('')
-  if (added === 0) return all + literally(close)
+  if (added === 0) {
+    // Without the last line, the line before it has no ending, unless the ending is a part of a value `|+`.
+    const isCut = endless && !isKept(pieces.at(-1)!) && all.endsWith(document.lineEnd)
+    const end = /[|>]\d?\+/.test(text(document)) ? `(?:${document.lineEnd})?` : ''
+    return isCut ? all.slice(0, -document.lineEnd.length) + end : all + literally(close)
+  }
   const isOpen = endless && isKept(pieces.at(-1)!)
   // dotenv needs an empty line after a line `NAME:`.
   const before = isOpen ? `${lineEnd}(?:${lineEnd})?` : `(?:${lineEnd})?`

@@ -12,7 +12,7 @@ export interface NameChanges { set: ReadonlyMap<string, string>, unset: readonly
 /** The changed document and the names that the change added, changed and removed. */
 export interface ChangedDocument extends Comparison { text: string }
 
-// Each attempt reads the whole document. For a larger text, more than two would block the event loop for too long.
+// Each attempt reads the whole document. For a larger text, more than two reads would block the event loop for too long.
 const LARGE = 64 * 1024
 
 const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
@@ -47,10 +47,13 @@ export function changeNames (
   for (const name of plan.removed) delete expected[name]
 
   let wrong: string | undefined
+  const tried = new Set<string>()
   for (let attempt = 0; attempt < editor.attempts; attempt++) {
     const edited = editor.edit(plan, attempt)
     if (isRefusal(edited)) return edited
-    if (attempt > 1 && edited.length > LARGE) break
+    if (tried.has(edited)) continue
+    if (tried.size > 1 && edited.length > LARGE) break
+    tried.add(edited)
     const after = readDocument(format, edited)
     if (after !== undefined && isSame(after, expected)) {
       return { text: mark + edited, ...compareEntries(before, after) }

@@ -29,14 +29,17 @@ export function lineEndOf (text: string): string {
 
 const endsLine = (text: string) => text.endsWith('\n') || text.endsWith('\r')
 
+/** Removes the line ending at the end of a text. */
+const withoutLineEnd = (text: string) => text.replace(/(?:\r\n?|\n)$/, '')
+
 /**
- * Appends lines. The last of them has a line ending if the document's last line had one.
+ * Appends lines. The last line of the result has a line ending if the document's last line had one.
  *
  * @param text the document, possibly without removed lines
  * @param original the document before the change
  */
 export function withLines (text: string, original: string, lines: readonly string[], lineEnd: string): string {
-  if (lines.length === 0) return text
+  if (lines.length === 0) return original === '' || endsLine(original) ? text : withoutLineEnd(text)
   const before = text === '' || endsLine(text) ? '' : lineEnd
   const after = original === '' || endsLine(original) ? lineEnd : ''
   return `${text}${before}${lines.join(lineEnd)}${after}`

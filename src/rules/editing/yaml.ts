@@ -32,11 +32,15 @@ export function yamlEditor (text: string, entries: Entries): Editor {
   })
   const token = map?.srcToken as MapToken | undefined
   const source = { text, lineEnd: lineEndOf(text), found, map, token, members }
-  // The second attempt writes all values in double quotes, which mean the same in each context.
-  return { attempts: 2, edit: (plan, attempt) => edit(source, plan, attempt > 0) }
+  return { attempts: 3, edit: (plan, attempt) => edit(source, plan, attempt) }
 }
 
-function edit (source: Source, plan: Plan, quoted: boolean): string | Refusal {
+/**
+ * The second attempt keeps the line ending before a removed last line, which is a part of a value `|+`. The third
+ * attempt also writes all values in double quotes, which mean the same in each context.
+ */
+function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
+  const quoted = attempt > 1
   const { text, lineEnd, token, members, found } = source
   const { set, removed } = plan
   const anchored = anchorInUse(source, plan)
@@ -66,7 +70,9 @@ function edit (source: Source, plan: Plan, quoted: boolean): string | Refusal {
   const pairs = [...added].map(([name, value]) =>
     indentation + pairText(name, value, quoted ? 'double' : 'plain', lineEnd + indentation))
   const end = found.end ?? text.length
-  return withLines(spliced(text.slice(0, end), splices), text.slice(0, end), pairs, lineEnd) + text.slice(end)
+  const content = spliced(text.slice(0, end), splices)
+  if (attempt > 0 && pairs.length === 0) return content + text.slice(end)
+  return withLines(content, text.slice(0, end), pairs, lineEnd) + text.slice(end)
 }
 
 /** A mapping in braces that is written like JSON gets new pairs like JSON. */
