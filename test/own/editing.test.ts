@@ -144,6 +144,24 @@ t.test('json: a new member goes to the end, written like the last one', async (t
   ])
 })
 
+t.test('json: commas at the start of lines stay there', async (t) => {
+  const text = '{ "a": 1\r\n, "b": 2\r\n  , "c": 3\r\n}'
+  check(t, 'json', [
+    [text, {}, ['a'], '{ "b": 2\r\n  , "c": 3\r\n}'],
+    [text, {}, ['b'], '{ "a": 1\r\n, "c": 3\r\n}'],
+    [text, {}, ['c'], '{ "a": 1\r\n, "b": 2\r\n}'],
+    [text, {}, ['b', 'c'], '{ "a": 1\r\n}'],
+    [text, {}, ['a', 'c'], '{ "b": 2\r\n}'],
+    [text, { d: '4' }, [], '{ "a": 1\r\n, "b": 2\r\n  , "c": 3\r\n  , "d": "4"\r\n}'],
+    [text, { d: '4', e: '5' }, ['b', 'c'], '{ "a": 1\r\n  , "d": "4"\r\n  , "e": "5"\r\n}'],
+    [text, { d: '4', e: '5' }, ['a', 'b', 'c'], '{ "d": "4"\r\n  , "e": "5"\r\n}'],
+    ['{"a":1\n ,"b":2}', { a: '3', c: '4' }, [], '{"a":"3"\n ,"b":2\n ,"c":"4"}'],
+    ['{"a":1\n ,"b":2}', {}, ['b'], '{"a":1}'],
+    ['{"a":1\n ,\n "b":2\n}', { c: '3' }, [], '{"a":1\n ,\n "b":2\n ,\n "c":"3"\n}'],
+    ['{\n  "a": 1\n}', { b: '2', c: '3' }, [], '{\n  "a": 1,\n  "b": "2",\n  "c": "3"\n}']
+  ])
+})
+
 t.test('yaml: a changed value keeps its style if the style can hold it, and every other byte stays', async (t) => {
   check(t, 'yaml', [
     ['# c\na: 007 # d\n\n"b": \'x\'\nc: "y"  # e\n', { a: 'new', b: "it's", c: 'z' }, [], '# c\na: new # d\n\n"b": \'it\'\'s\'\nc: "z"  # e\n'],

@@ -15,6 +15,7 @@ export function jsonEditor (text: string, entries: Entries): Editor {
 function edit (text: string, object: JsonObject, { set, removed }: Plan): string {
   const { open, close, members } = object
   const afterComma = (index: number) => text.indexOf(',', members[index]!.valueTo) + 1
+  const beforeComma = (index: number) => text.slice(members[index]!.valueTo, afterComma(index) - 1)
   const afterPrevious = (index: number) => index === 0 ? open + 1 : afterComma(index - 1)
 
   const lastKept = members.findLastIndex(({ name }) => !removed.has(name))
@@ -34,7 +35,9 @@ function edit (text: string, object: JsonObject, { set, removed }: Plan): string
     }
   }
   if (lastKept < members.length - 1) {
-    const from = lastKept === -1 ? open + 1 : afterComma(lastKept) - 1
+    const blanks = lastKept === -1 ? '' : beforeComma(lastKept)
+    // A comma at the start of a line goes with its line.
+    const from = lastKept === -1 ? open + 1 : afterComma(lastKept) - 1 - (isMultiline(blanks) ? blanks.length : 0)
     splices.push({ from, to: members.at(-1)!.valueTo, text: '' })
   }
   return spliced(text, splices)
@@ -49,16 +52,21 @@ function edit (text: string, object: JsonObject, { set, removed }: Plan): string
     }
     const colon = text.slice(last.nameTo, last.valueFrom)
     const before = text.slice(afterPrevious(members.length - 1), last.nameFrom)
-    const separator = isMultiline(before)
-      ? lineEnd() + before.slice(Math.max(before.lastIndexOf('\n'), before.lastIndexOf('\r')) + 1)
-      : before === '' && members.length === 1 && colon.endsWith(' ') ? ' ' : before
+    const blanks = members.length === 1 ? '' : beforeComma(members.length - 2)
+    const separator = `${newLine(blanks)},${
+      before === '' && members.length === 1 && colon.endsWith(' ') ? ' ' : newLine(before) || before}`
     const items = values.map(([name, value]) => `${separator}${member(name, value, isMultiline(colon) ? ': ' : colon)}`)
     if (lastKept !== -1) {
       const at = members[lastKept]!.valueTo
-      return { from: at, to: at, text: `,${items.join(',')}` }
+      return { from: at, to: at, text: items.join('') }
     }
     const first = text.slice(open + 1, members[0]!.nameFrom)
-    return { from: open + 1, to: open + 1, text: first + items.join(',').slice(separator.length) }
+    return { from: open + 1, to: open + 1, text: first + items.join('').slice(separator.length) }
+  }
+
+  /** A line ending and the indentation of the last line of these blanks. Empty if they are on one line. */
+  function newLine (blanks: string) {
+    return isMultiline(blanks) ? lineEnd() + blanks.slice(Math.max(blanks.lastIndexOf('\n'), blanks.lastIndexOf('\r')) + 1) : ''
   }
 
   function lineEnd () { return lineEndOf(text) }
