@@ -140,9 +140,21 @@ t.test('yaml: aliases cannot make a small document a large one', async (t) => {
   )
 })
 
-t.test('yaml: is read up to a length', async (t) => {
+t.test('yaml: is read up to a length, and up to a number of lines', async (t) => {
+  t.ok(readDocument('yaml', `a: |${'\n x'.repeat(MAX_LINES - 1)}`))
+  t.equal(readDocument('yaml', `a: |${'\n x'.repeat(MAX_LINES)}`), undefined)
   t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 3)}`))
   t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 2)}`) === undefined)
+})
+
+t.test('yaml: 1,000 names with comments are read, and an alias has the last value before it', async (t) => {
+  const lines = Array.from({ length: 1000 }, (_, i) => `NAME_${i}: "${'x'.repeat(200)}" # c\n`).join('')
+  t.equal(Object.keys(readDocument('yaml', lines)!).length, 1000)
+  t.equal(readDocument('yaml', 'a: &x 1\nc: &x [2, *x]\n'), undefined, 'an alias inside its own value')
+  t.strictSame({ ...readDocument('yaml', 'a: &x 1\nb: *x\nc: &x [2, &y 3]\nd: *y\ne: *x\nf: &z {k: *y}\ng: *z\n&k h: *x\ni: *k\n') }, {
+    a: '1', b: '1', c: '[2,3]', d: '3', e: '[2,3]', f: '{"k":3}', g: '{"k":3}', h: '[2,3]', i: 'h'
+  })
+  t.equal(readDocument('yaml', 'a: *x\nb: &x 1\n'), undefined)
 })
 
 t.test('text is one opaque value', async (t) => {
@@ -256,7 +268,7 @@ t.test('yaml: no more tokens than are allowed, and no error after the first, wha
     '&', '&a', '!', '!b', '!!str', '!<x>', '*', '*a', "''", '""', '"', "'", '@', '`', '|', '>', '|2', '%', '#', '-', '?', ':', ',', '[', ']', '{', '}', 'a', 'a:',
     '---', '...', '\t', '\\q', '\\x0', '\u0000'
   ]
-  const LENGTH = 4 * MAX_YAML_TOKENS
+  const LENGTH = 2 * MAX_YAML_TOKENS
   const worst = { tokens: 0, errors: 0 }
   const read = (unit: string, before: string) => {
     tokens = errors = 0

@@ -303,7 +303,7 @@ t.test('a name or a value that the format cannot hold is refused with the name',
   for (const name of ['', 'A B', 'Ä', 'A\n', '#', 'A=B', 'A:B', '$A', '😀']) {
     t.same(change('env', 'A=1\n', { OK: '1', [name]: 'x' }), { refused: 'unholdable', name }, JSON.stringify(name))
   }
-  for (const value of ['\'"`#', 'a\r\\n', '\ud800', ' \'"` #']) {
+  for (const value of ['\'"`#', 'a\r\\n', '\ud800', 'a\0', ' \'"` #']) {
     t.same(change('env', 'A=1\n', { OK: '1', X: value }), { refused: 'unholdable', name: 'X' }, JSON.stringify(value))
   }
   const names = Array.from({ length: MAX_NAMES }, (_, i) => `K${i}=${i}\n`).join('')

@@ -1,6 +1,7 @@
 import type { DocumentFormat, Entries } from './entries.ts'
 import { MAX_TOKENS } from './json.ts'
 import { readDocument, withoutMark } from './read.ts'
+import { YAML_LENGTH } from './yaml.ts'
 
 /**
  * The value of one name, as `readDocument` reads it: undefined without the name. Returns undefined if the document is
@@ -30,7 +31,7 @@ function jsonValue (text: string, name: string) {
 }
 
 /** Documents with more lines may exceed the limits of the reader. */
-const MAX_YAML_LINES = 400
+const MAX_YAML_LINES = 1000
 // A blank line, a comment, or a name with a scalar in one line that has the same meaning in every YAML parser.
 const YAML_LINE =
   /(?:#[ -~]*|([A-Za-z_][\w.-]{0,99}): (?:([A-Za-z0-9](?:[\w./+=@:-]*[\w./+=@-])?)|"([ !#-[\]-~]*)"|'([ -&(-~]*)'))?(?:\n|$)/y
@@ -38,6 +39,7 @@ const YAML_WORD = /^(?:null|true|false)$/i
 
 // The package needs milliseconds for each document.
 function yamlValue (text: string, name: string) {
+  if (text.length > YAML_LENGTH) return undefined
   const names = new Set<string>()
   let value: string | undefined
   for (let at = 0, lines = 0; at < text.length; at = YAML_LINE.lastIndex) {

@@ -2,11 +2,12 @@ import {
   Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
 } from 'yaml'
 import { UnreadableDocument, type Entries } from './entries.ts'
+import { MAX_LINES } from './env.ts'
 
 /** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
-export const YAML_LENGTH = 64 * 1024
-export const MAX_YAML_TOKENS = 4000
-/** Each alias costs a search through the document, and aliases can expand a small document exponentially. */
+export const YAML_LENGTH = 256 * 1024
+export const MAX_YAML_TOKENS = 10_000
+/** Aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
 /** Maximum characters of all values with expanded aliases, in addition to four times the length of the text. */
@@ -28,11 +29,15 @@ export interface YamlSource {
  */
 export function readYaml (text: string, entries: Entries, found?: YamlSource) {
   if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH)
+  // A scalar of many lines is one token.
+  for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
+    if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1)
+  }
   const document = parseYaml(text, found)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
   if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1))
-  const targets = new Map(aliases.map((alias) => [alias, alias.resolve(document)]))
+  const targets = targetsOf(document, aliases.length)
   if (found) Object.assign(found, { document, targets })
 
   const { contents } = document
@@ -43,6 +48,20 @@ export function readYaml (text: string, entries: Entries, found?: YamlSource) {
     const node = isAlias(value) ? targets.get(value) : value
     entries[name] = value === null ? '' : isScalar(node) ? spend(scalarText(node), node) : write(value)
   }
+}
+
+/** Like `resolve` of the aliases: the last node before the alias with its anchor. Visits the document once. */
+function targetsOf (document: Document.Parsed, aliases: number): Map<Alias, unknown> {
+  const targets = new Map<Alias, unknown>()
+  if (aliases === 0) return targets
+  const anchored = new Map<string, unknown>()
+  visit(document, {
+    Node: (_, node) => {
+      if (isAlias(node)) targets.set(node, anchored.get(node.source))
+      else if (node.anchor !== undefined) anchored.set(node.anchor, node)
+    }
+  })
+  return targets
 }
 
 /** An error at a node. The position of a pair without a written value is unknown, so it is the start of the text. */

@@ -12,7 +12,7 @@ export interface NameChanges { set: ReadonlyMap<string, string>, unset: readonly
 /** The changed document and the names that the change added, changed and removed. */
 export interface ChangedDocument extends Comparison { text: string }
 
-// Each attempt reads the whole document. For a larger text, more than two reads would block the event loop for too long.
+// Each attempt reads the whole document. For a larger text, more than two would block the event loop for too long.
 const LARGE = 64 * 1024
 
 const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
