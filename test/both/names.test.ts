@@ -110,6 +110,25 @@ t.test('each representation has its own ETag, which is 304 until a document of t
   }
 })
 
+t.test('If-None-Match: * is 304 only if the response without it succeeds', async (t) => {
+  const at = await makeLevel(owner, { slug: 'any', secret_format: 'json' })
+  const path = '/any/backend/live'
+  const any = { 'if-none-match': '*' }
+  await store({ ...at, plaintext: '{"api.key":"1"}' })
+  refused(t, await values(path, { accept: 'text/plain', ...any }), 422, 'names_not_in_shell')
+  for (const accept of ['application/json', 'application/yaml']) {
+    const answer = await values(path, { accept, ...any })
+    t.strictSame([answer.status, answer.text], [304, ''], accept)
+    t.equal(answer.headers.etag, (await values(path, { accept })).headers.etag)
+  }
+  t.equal((await owner.call('GET', `/${org}${path}/secrets/names`, undefined, any)).status, 304)
+  await store({ ...at, plaintext: '{"A":"1"}' })
+  t.equal((await values(path, { accept: 'text/plain', ...any })).status, 304)
+  await store({ ...at, plaintext: '{', unchecked: true })
+  refused(t, await values(path, any), 422, 'document_unreadable')
+  refused(t, await owner.call('GET', `/${org}${path}/secrets/names`, undefined, any), 422, 'document_unreadable')
+})
+
 t.test('values need secret:read and secret:decrypt, and a document that the server can read', async (t) => {
   const at = await makeLevel(owner, { slug: 'needs' })
   await storeAll(at)

@@ -97,6 +97,7 @@ export const names: Domain = async (app) => {
     // A refusal names secrets, so it is recorded as well.
     await record(request, opened, 'secret.decrypt')
     if ('names' in written) return fail('names_not_in_shell', { names: written.names })
+    if (isAnyKnown(request)) return reply.code(304).send()
     if ('text' in written) return reply.type(`${type}; charset=utf-8`).serializer(String).send(written.text)
     reply.type(type).serializer(JSON.stringify)
     return reply.send(await writeIfLarge(written.values, charactersOf(documents)))
@@ -115,6 +116,7 @@ export const names: Domain = async (app) => {
       return { type: 'secret-names', attributes: { name, level, overrides } }
     })
     await record(request, opened, 'secret.names')
+    if (isAnyKnown(request)) return reply.code(304).send()
     reply.type(READ_TYPE).serializer(JSON.stringify)
     return reply.send(await writeIfLarge({ data, meta: { total: data.length } }, charactersOf(opened.documents)))
   }
@@ -172,7 +174,7 @@ export const names: Domain = async (app) => {
     }
     let found = look(levelOf(request))
     const known = request.headers['if-none-match']
-    if (known !== undefined) {
+    if (known !== undefined && !isAnyKnown(request)) {
       if (listsEtag(known, found.etag)) return undefined
       // The ETag differs: load the contents, which the first look-up omitted.
       found = look(await locate(app, request, 'readable'))
@@ -182,9 +184,15 @@ export const names: Domain = async (app) => {
   }
 }
 
-// A conditional request loads the contents of documents only if its ETag differs.
-const include = ({ headers }: FastifyRequest): Include =>
-  headers['if-none-match'] === undefined ? 'readable' : 'revisions'
+/**
+ * Whether the request has `If-None-Match: *`. Only a response that would succeed is 304 (RFC 9110, 13.2.1), so the
+ * request is first handled as without the header. An ETag was in a response that succeeded, so it needs no such check.
+ */
+const isAnyKnown = ({ headers }: FastifyRequest) => headers['if-none-match'] === '*'
+
+// A request with ETags loads the contents of documents only if the ETag differs.
+const include = (request: FastifyRequest): Include =>
+  request.headers['if-none-match'] === undefined || isAnyKnown(request) ? 'readable' : 'revisions'
 
 function toItem ({ version, change, value }: Change, withValues: boolean): NameChange {
   const { id, action, created_at, created_by_id, created_by_name } = version
