@@ -16,6 +16,8 @@ function error (status: number, message: string, details?: TProperties, example?
 const SIDE = Type.Optional(Type.String({
   description: 'the side of a comparison that has the error, `from` or `to`; absent elsewhere'
 }))
+/** The details of an error that has details only in a comparison. */
+const OF_SIDE = Type.Optional(Type.Object({ side: SIDE }, { title: 'ErrorSide' }))
 
 /**
  * The error catalogue of the API: code, status, message and the schema of `details`. If an error has `as`, responses
@@ -49,7 +51,7 @@ export const ERRORS = {
     { retention_days: Type.Integer(), version_created_at: Timestamp, side: SIDE },
     { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' }
   ),
-  not_found: error(404, 'There is no such resource.'),
+  not_found: { ...error(404, 'There is no such resource.'), details: OF_SIDE },
   method_not_allowed: error(405, 'This path does not support the method.'),
   conflict: error(409, 'Another request changed the same resource. Try again.'),
   idempotent_secret_unavailable: error(
@@ -94,9 +96,9 @@ export const ERRORS = {
   idempotency_key_reused: error(422, 'This Idempotency-Key was already used for another request. Send a new key.'),
   confirmation_required: error(422, 'This cannot be undone. Send "confirmed": true.'),
   invalid_parameter_combination: error(422, 'These parameters cannot be combined.'),
-  client_managed_encryption: error(
-    422, 'The project is client-managed: the server cannot read or encrypt its documents.'
-  ),
+  client_managed_encryption: {
+    ...error(422, 'The key is managed by the client: the server cannot read or encrypt these documents.'), details: OF_SIDE
+  },
   document_unreadable: error(
     422, 'A document does not parse in the format of the project.',
     {
@@ -164,7 +166,14 @@ type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
   details: infer S extends TSchema
 } ? Static<S> : never
 /** The arguments after the code: `details` if the catalogue defines a schema for them. */
-export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? [] : [details: DetailsOf<C>]
+export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? []
+  : object extends DetailsOf<C> ? [details?: DetailsOf<C>] : [details: DetailsOf<C>]
+
+/** Whether the details of this error can name the side of a comparison. */
+export function canNameSide (code: ErrorCode): boolean {
+  const { details }: ErrorSpec = ERRORS[code]
+  return details !== undefined && 'side' in (details.properties as TProperties)
+}
 
 /** The public code, as in responses. */
 export function codeOf (code: ErrorCode): string {
@@ -187,6 +196,11 @@ function moreOf (code: ErrorCode): TProperties {
   }
 }
 
+function requiredOf (code: ErrorCode): TProperties {
+  const { details, ...more } = moreOf(code)
+  return details === undefined || details === OF_SIDE ? more : { details, ...more }
+}
+
 function exampleOf (code: ErrorCode) {
   const { message, example }: ErrorSpec = ERRORS[code]
   return {
@@ -199,18 +213,19 @@ function exampleOf (code: ErrorCode) {
 
 /**
  * The schema of all errors with a status: a union with the discriminator `error`. Codes with the same body share one
- * schema, named after the status or after the first code.
+ * schema, named after the status or after the first code. Optional details make no difference: all codes of the schema
+ * get them.
  */
 export function ErrorBodies (status: number): TSchema {
   const shapes = new Map<string, ErrorCode[]>()
   for (const code of Object.keys(ERRORS) as ErrorCode[]) {
     if (ERRORS[code].status !== status) continue
-    const shape = JSON.stringify(moreOf(code))
+    const shape = JSON.stringify(requiredOf(code))
     shapes.set(shape, [...shapes.get(shape) ?? [], code])
   }
   const bodies = [...shapes.values()].map((codes) => {
-    const more = moreOf(codes[0]!)
-    const title = Object.keys(more).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
+    const more = Object.assign({}, ...codes.map(moreOf)) as TProperties
+    const title = Object.keys(requiredOf(codes[0]!)).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
     const schema = Type.Object({ error: OneOf(codes.map(codeOf)), message: Type.String(), ...more }, { title })
     return { codes, schema }
   })

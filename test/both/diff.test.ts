@@ -255,7 +255,12 @@ t.test('a restricted caller compares only levels that it can read, and merged do
   ]) {
     const answer = await diff(path, query, narrow)
     refused(t, answer, 404, 'not_found', JSON.stringify(query))
-    t.equal(answer.text, (await diff('/none/backend/live', query, narrow)).text, 'the same bytes as for an unknown level')
+    const [side, value] = ['project', 'target', 'environment:test', 'environment:none', above, sibling].includes(query.from)
+      ? ['from', query.from] as const
+      : ['to', query.to] as const
+    t.strictSame(answer.body.details, { side })
+    const unknown = { ...query, [side]: /^\d+$/.test(value) ? '999999' : 'environment:none' }
+    t.equal(answer.text, (await diff(path, unknown, narrow)).text, 'the same bytes as for an unknown level or version')
   }
   refused(t, await diff('/narrow', { from: above, to: above }, narrow), 404, 'not_found')
   t.strictSame(attributes(await diff(path, { from: first, to: second }, narrow)), {
@@ -314,8 +319,15 @@ t.test('a version under a former key of a client is client_managed_encryption', 
   const { version } = await store(at, 'A=2')
   const path = '/taken-over/backend/live'
   for (const query of [{ from: stored.body.data.version, to: version }, { from: time, to: await now() }]) {
-    refused(t, await diff(path, query), 422, 'client_managed_encryption', JSON.stringify(query))
+    const answer = await diff(path, query)
+    refused(t, answer, 422, 'client_managed_encryption', JSON.stringify(query))
+    t.strictSame(answer.body.details, { side: 'from' })
+    t.match(answer.body.message, /^The key is managed by the client/, 'also true in a project of the server')
   }
+  t.match(
+    (await diff(path, { from: version, to: stored.body.data.version })).body,
+    { error: 'client_managed_encryption', details: { side: 'to' } }
+  )
   t.equal((await diff(path, { from: version, to: version })).status, 200)
 })
 

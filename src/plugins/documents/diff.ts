@@ -1,5 +1,6 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { DiffAnswer, DiffQuery, type DifferentValue, type Differences } from '../../../schemas/diff.ts'
+import { canNameSide } from '../../../schemas/errors.ts'
 import { READ_TYPE, type LevelNames } from '../../../schemas/secrets.ts'
 import { SLUG_PATTERN } from '../../../schemas/shapes.ts'
 import { requireScope } from '../../http/guard/access.ts'
@@ -163,8 +164,8 @@ async function ofSide<T> (side: Member, work: Promise<T>): Promise<T> {
   try {
     return await work
   } catch (error) {
-    throw error instanceof ApiError && error.details !== undefined
-      ? new ApiError(error.code, { ...error.details, side }, error.errors)
+    throw error instanceof ApiError && canNameSide(error.code)
+      ? new ApiError(error.code, { ...error.details as object | undefined, side }, error.errors)
       : error
   }
 }
