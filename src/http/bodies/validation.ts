@@ -32,13 +32,36 @@ export function judging (schema: TSchema, httpPart = 'body') {
   }
 }
 
+/** Maximum number of values that a message lists. */
+const MAX_LISTED = 20
+
 function messageOf (problem: ValueError): string {
+  const { type, schema } = problem
+  // The pattern itself would explain nothing.
+  if (type === ValueErrorType.StringPattern) return wrongFormat(schema)
   if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown field'
   // A nullable time is a union; each alternative has its own errors.
   const all = [problem, ...problem.errors.flatMap((alternative) => [...alternative])]
   const isTimestamp = all.some(({ type, schema }) =>
     type === ValueErrorType.StringFormat && schema.format === 'date-time')
-  return isTimestamp ? TIMESTAMP_RULE : problem.message
+  if (isTimestamp) return TIMESTAMP_RULE
+  return type === ValueErrorType.Union ? noAlternative(problem, all) : problem.message
+}
+
+function wrongFormat ({ description, examples }: TSchema) {
+  const [example] = examples as string[] | undefined ?? []
+  return `Wrong format${description ? `: ${description}` : ''}${example ? `; for example \`${example}\`` : ''}`
+}
+
+/** What is wrong in the alternative of the value's type; without one, the types or values that are accepted. */
+function noAlternative ({ schema, value, message }: ValueError, all: readonly ValueError[]): string {
+  const alternatives = (schema.anyOf as TSchema[]).flatMap((one) => one.anyOf as TSchema[] | undefined ?? [one])
+  const values = alternatives.filter((one) => 'const' in one)
+  if (values.length > MAX_LISTED) return message
+  const own = typeof value === 'string' && all.find(({ schema }) => !('const' in schema) && schema.type === 'string')
+  if (own) return messageOf(own)
+  const words = alternatives.map((one) => 'const' in one ? `\`${String(one.const)}\`` : one.type as string | undefined)
+  return words.includes(undefined) ? message : `Expected ${words.join(' or ')}`
 }
 
 // Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. The validation
