@@ -114,6 +114,47 @@ t.test('a value that a shell would run is quoted; an empty stored JSON text is u
   }
 })
 
+t.test('a name or value with a NUL character is changed and removed where the format can hold it', async (t) => {
+  for (const secret_format of ['json', 'yaml']) {
+    const at = await makeLevel(owner, { slug: `nul-${secret_format}`, secret_format })
+    await store(at, '{"a\\u0000": "1", "b": "2"}')
+    const key = { 'idempotency-key': secret_format }
+    const answer = await change(at, { set: { 'a\0': 'x\0', '\0': '3' } }, key)
+    t.match(answer.body.data, { added: ['\0'], changed: ['a\0'] }, answer.text)
+    t.equal((await change(at, { set: { 'a\0': 'x\0', '\0': '3' } }, key)).text, answer.text)
+    t.equal(await textOf(at), '{"a\\u0000": "x\\u0000", "b": "2", "\\u0000": "3"}')
+    t.match((await change(at, { unset: ['\0'] })).body.data, { removed: ['\0'] })
+    t.match((await change(at, { 'a\0': null }, { 'content-type': MERGE })).body.data, { removed: ['a\0'] })
+    t.equal(await textOf(at), '{"b": "2"}')
+  }
+  const at = await makeLevel(owner, { slug: 'nul-env' })
+  t.ok('set.a\0' in (await change(at, { set: { 'a\0': '1' } })).body.errors)
+  t.ok('set.A' in (await change(at, { set: { A: 'x\0' } })).body.errors)
+})
+
+t.test('a merge patch is an object of strings and nulls: the error names what is wrong', async (t) => {
+  const at = await makeLevel(owner, { slug: 'patches' })
+  await store(at, 'A=1')
+  for (const body of ['null', ' null ', '[]', '[{"A":"2"}]', '"A"', '1', 'true']) {
+    const answer = await test.inject({
+      method: 'PATCH',
+      url: `/api/v1/${org}/${pathOf(at)}/secrets`,
+      headers: { authorization: `Bearer ${owner.token}`, 'content-type': MERGE },
+      payload: body
+    })
+    is(t, answer, 422, 'validation_failed')
+    t.strictSame(answer.body.errors, { body: ['Expected object'] }, body)
+  }
+  for (const value of [1, true, {}, { B: '1' }, ['1']]) {
+    const answer = await change(at, { OK: '1', A: value }, { 'content-type': MERGE })
+    is(t, answer, 422, 'validation_failed')
+    t.strictSame(answer.body.errors, { A: ['Expected string or null'] }, JSON.stringify(value))
+  }
+  const long = await change(at, { A: 'x'.repeat(256 * 1024 + 1) }, { 'content-type': MERGE })
+  t.match(long.body.errors, { A: [/less or equal to 262144/] })
+  t.equal(await textOf(at), 'A=1')
+})
+
 t.test('concurrent changes of different names all take effect; a repeat with an Idempotency-Key does not', async (t) => {
   const at = await makeLevel(owner, { slug: 'together' })
   const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => change(at, { set: { [`N${i}`]: `${i}` } })))

@@ -2,6 +2,7 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
 import { fail, refuse } from '../../rules/errors.ts'
+import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
 import { boundsOf, readJson, type Bounds } from './json.ts'
 
 const JSON_TYPE = /^\s*(application\/(?:merge-patch\+)?json)\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
@@ -23,7 +24,7 @@ export function installBodyParser (app: FastifyInstance) {
   app.addHook('onRoute', ({ schema, config }) => {
     if (schema?.body !== undefined && config?.responseFormat === undefined) {
       const schemas = Object.values(contentsOf(schema.body as object)).map(({ schema }) => schema)
-      known.set(schema.body as object, boundsOf(...schemas))
+      known.set(schema.body as object, { ...boundsOf(...schemas), nul: config?.allowsNul })
     }
   })
   app.removeAllContentTypeParsers()
@@ -64,9 +65,10 @@ export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
 
 /**
  * The parsed body. `null`, which some clients send instead of no body, counts as absent if the body is optional.
- * Otherwise `null` is rejected here, because the validator would replace it by `{}`.
+ * Otherwise `null` is rejected here, because the validator would replace it by `{}`. So is a merge patch `null`, which
+ * would replace the whole resource (RFC 7396).
  */
-export function bodyIn ({ routeOptions: { schema } }: FastifyRequest, value: unknown): unknown {
-  if (value === null && mayBeLeftOut(schema?.body as TSchema)) return undefined
+export function bodyIn ({ routeOptions: { schema }, mediaType }: FastifyRequest, value: unknown): unknown {
+  if (value === null && mediaType !== MERGE_PATCH_TYPE && mayBeLeftOut(schema?.body as TSchema)) return undefined
   return value === null || Array.isArray(value) ? refuse('body', 'Expected object') : value
 }

@@ -2,8 +2,8 @@ import type { TSchema } from '@sinclair/typebox'
 import { rest } from '../../crypto/rest.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
-/** Limits of a body: the number of fields and array elements, and the nesting depth. */
-export interface Bounds { members: number, depth: number }
+/** Limits of a body: the number of fields and array elements, and the nesting depth. `nul`: whether it may have NUL. */
+export interface Bounds { members: number, depth: number, nul?: boolean | undefined }
 
 const MAX_DEPTH = 20
 // Allows a few unknown fields, so that the validator can name them in its error.
@@ -39,12 +39,13 @@ function membersOf (schema: TSchema): number {
 
 /**
  * Parses JSON in UTF-8 within the limits, which are checked before parsing. Rejects duplicate names in an object
- * (parsers disagree about them), NUL characters and lone surrogates (the database cannot store them).
+ * (parsers disagree about them), lone surrogates and, unless the limits allow them, NUL characters (the database cannot
+ * store them).
  */
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
   new Scanner(bounds).push(text)
-  return parse(text, '')
+  return parse(text, '', bounds.nul)
 }
 
 /**
@@ -84,10 +85,10 @@ function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, strea
   }
 }
 
-function parse (text: string, path: string): unknown {
+function parse (text: string, path: string, nul = false): unknown {
   const value = parseSyntax(text)
   // Only escape sequences can produce these characters, so most bodies need no check.
-  if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path)
+  if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path, nul)
   return value
 }
 
@@ -99,14 +100,14 @@ function parseSyntax (text: string): unknown {
   }
 }
 
-function refuseBadText (value: unknown, path: string): void {
+function refuseBadText (value: unknown, path: string, nul: boolean): void {
   if (typeof value === 'string') {
-    if (value.includes('\0')) refuse(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
+    if (!nul && value.includes('\0')) refuse(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
     if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
   } else if (typeof value === 'object' && value !== null) {
     for (const [key, member] of Object.entries(value)) {
-      refuseBadText(key, path)
-      refuseBadText(member, `${path}.${key}`)
+      refuseBadText(key, path, nul)
+      refuseBadText(member, `${path}.${key}`, nul)
     }
   }
 }

@@ -48,6 +48,8 @@ declare module 'fastify' {
      * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
+    /** The body may have NUL characters. For routes that store them only in documents, never in a text column. */
+    allowsNul?: true
     /** Error codes of the handler, in addition to the codes of every route. */
     errors?: readonly ErrorCode[]
     /**

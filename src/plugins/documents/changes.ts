@@ -26,6 +26,7 @@ export const changes: Domain = async (app) => {
       config: {
         access: ['secret:write', 'secret:decrypt'],
         repeatable: true,
+        allowsNul: true,
         judge: validateChanges,
         at: level,
         // The size of the document counts in the limits of the write queue.

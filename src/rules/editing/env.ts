@@ -42,7 +42,8 @@ const QUOTES: Record<Form, string> = { escaped: '"', double: '"', single: "'", b
 const SIMPLE = /^[\w.,:/@%+-]+$/
 
 const NAME = /^[\w.-]+$/
-const LONE_SURROGATE = /\p{Surrogate}/u
+// UTF-8 has no lone surrogates, and no environment variable can have a NUL.
+const NOT_IN_ENV = /\0|\p{Surrogate}/u
 // The rest of the line after a value: blanks, a comment and the line ending. Like dotenv's `$`, a comment ends at any
 // line terminator of JavaScript.
 const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
@@ -110,8 +111,7 @@ function writer (lineEnd: string): Writer {
   return (value, old, first) => {
     const isPlain = old === undefined || old === 'plain'
     if (first === undefined && isPlain && (value === '' || SIMPLE.test(value))) return value
-    // UTF-8 has no lone surrogates.
-    if (LONE_SURROGATE.test(value)) return undefined
+    if (NOT_IN_ENV.test(value)) return undefined
     // A shell would run or split a plain value that is not simple, and expand these characters in double quotes.
     const isExpanded = isPlain || (old !== 'single' && /[$`\\]/.test(value))
     const forms = isExpanded ? NEW_VALUE : [old, ...NEW_VALUE]
