@@ -125,7 +125,7 @@ t.test('a name or value with a NUL character is changed and removed where the fo
     t.equal(await textOf(at), '{"a\\u0000": "x\\u0000", "b": "2", "\\u0000": "3"}')
     t.match((await change(at, { unset: ['\0'] })).body.data, { removed: ['\0'] })
     t.match((await change(at, { 'a\0': null }, { 'content-type': MERGE })).body.data, { removed: ['a\0'] })
-    t.equal(await textOf(at), '{"b": "2"}')
+    t.strictSame(JSON.parse(String(await textOf(at))), { b: '2' })
   }
   const at = await makeLevel(owner, { slug: 'nul-env' })
   t.ok('set.a\0' in (await change(at, { set: { 'a\0': '1' } })).body.errors)
