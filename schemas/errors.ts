@@ -17,7 +17,7 @@ const SIDE = Type.Optional(Type.String({
   description: 'the side of a comparison that has the error, `from` or `to`; absent elsewhere'
 }))
 /** The details of an error that has details only in a comparison. */
-const OF_SIDE = Type.Optional(Type.Object({ side: SIDE }, { title: 'ErrorSide' }))
+const OF_SIDE = Type.Optional(Type.Object({ side: SIDE }))
 
 /**
  * The error catalogue of the API: code, status, message and the schema of `details`. If an error has `as`, responses

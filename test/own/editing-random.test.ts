@@ -192,11 +192,11 @@ function parsed (format: NamedFormat, source: string): Map<string, unknown> {
 
 /**
  * Whether dotenv can read the value from any form that a value can be written in, before the rest of the document. A
- * quote in the rest can become the end of a value that ends with a backslash.
+ * quote in the rest can become the end of a value that ends with a backslash. No variable can have a NUL.
  */
 function isHeldByEnv (value: string, rest: string) {
   const escaped = value.replaceAll('\n', '\\n').replaceAll('\r', '\\r')
-  return !/\p{Surrogate}/u.test(value) && [value, `'${value}'`, `"${value}"`, `\`${value}\``, `"${escaped}"`]
+  return !/\0|\p{Surrogate}/u.test(value) && [value, `'${value}'`, `"${value}"`, `\`${value}\``, `"${escaped}"`]
     .some((form) => isDeepStrictEqual(parseEnv(`X=${form}${rest}`), { ...parseEnv(`X=${rest}`), X: value }))
 }
 
