@@ -6,7 +6,7 @@ import type { Sql } from 'postgres'
 import { ulid } from 'ulidx'
 import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
+import { mintApiToken, storedToken } from '../src/crypto/bearer.ts'
 import { macOf, type Db } from '../src/db/database.ts'
 import { team_projects } from '../src/db/tables.ts'
 import { createTeam, createTeamMember } from '../src/repositories/people/teams.ts'
@@ -199,8 +199,7 @@ async function makeToken (
   await createToken(db, {
     organization_id,
     name: 'Benchmark',
-    token_hash: hashToken(token),
-    token_prefix: tokenPrefix(token),
+    ...storedToken(token),
     abilities: made_by === undefined ? ['*'] : SCOPE_NAMES,
     slices,
     expires_at: null,

@@ -1,7 +1,7 @@
 import { ulid } from 'ulidx'
 import { open } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../src/crypto/bearer.ts'
+import { mintApiToken, storedToken } from '../src/crypto/bearer.ts'
 import { createOrganization } from '../src/repositories/levels/organizations.ts'
 import { createToken } from '../src/repositories/people/tokens.ts'
 import { makeStorageKey } from '../src/vault/keys/keys.ts'
@@ -30,8 +30,7 @@ export async function makeTenants (env: Record<string, string>, count: number, f
     await createToken(database.db, {
       organization_id: id,
       name: 'Benchmark',
-      token_hash: hashToken(token),
-      token_prefix: tokenPrefix(token),
+      ...storedToken(token),
       abilities: ['*'],
       slices: [],
       expires_at: null

@@ -356,6 +356,7 @@ CREATE TABLE api_tokens (
   name varchar(255) NOT NULL,
   token_hash bytea NOT NULL,
   token_prefix varchar(12) NOT NULL,
+  token_suffix varchar(4) NOT NULL,
   abilities text[] NOT NULL,
   slices jsonb,
   expires_at timestamptz(3),

@@ -62,7 +62,7 @@ export const MAX_OPENED_VERSIONS = 500
 
 export const NameHistoryQuery = Type.Object({
   name: Type.String({
-    maxLength: 512, description: 'the exact name; may be empty, as in JSON and YAML', examples: ['HELLO'], 'x-named': 'name_of_history'
+    minLength: 0, maxLength: 512, description: 'the exact name; may be empty, as in JSON and YAML', examples: ['HELLO'], 'x-named': 'name_of_history'
   }),
   values: Type.Optional(Flag({ description: 'also return the values' })),
   after: Type.Optional(Type.String({

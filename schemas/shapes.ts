@@ -158,6 +158,33 @@ export const ListQuery = Type.Object({
 })
 export type ListQuery = Static<typeof ListQuery>
 
+/** Orders of a list of resources with names. */
+export const SORTS = ['name', 'created_at', '-name', '-created_at'] as const
+export type Sort = (typeof SORTS)[number]
+
+/** The order of a list, and texts that the name, or one of the searched columns, must contain. */
+export interface Selection { sort?: Sort | undefined, name?: string | undefined, search?: string | undefined }
+
+// A name cannot contain NUL characters, and PostgreSQL rejects them.
+const Contained = (options: SchemaOptions) =>
+  Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '^[^\\x00]+$', ...options })
+
+/** The query of a list of resources with names. Existing clients send these parameters. */
+export const NamedListQuery = Type.Object({
+  ...ListQuery.properties,
+  sort: Type.Optional(OneOf(SORTS, {
+    description: 'the order: by name, in upper or lower case, or by creation; with `-` in reverse'
+  })),
+  'filter[name]': Type.Optional(Contained({
+    description: 'only names that contain this text, in upper or lower case', 'x-named': 'filter_name'
+  })),
+  search: Type.Optional(Contained({
+    description: 'only resources whose name or slug (of a member: e-mail address) contains this text, in upper or lower case',
+    'x-named': 'search_in_list'
+  }))
+})
+export type NamedListQuery = Static<typeof NamedListQuery>
+
 export const PageMeta = Type.Object({
   current_page: Type.Integer(),
   per_page: Type.Integer(),
@@ -215,5 +242,5 @@ export const UnreadableWarning = Type.Optional(Type.String({
   description: "a stored document does not parse in the project's `secret_format`: it cannot be merged with other levels"
 }))
 
-/** A flag in a query: `true` or `false`; other values are rejected. */
+/** A flag in a query: `true`, `false`, `1` or `0`, in upper or lower case; other values are rejected. */
 export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })

@@ -38,6 +38,7 @@ const fields = {
   id: Example(Type.String(), '7'),
   name: Example(Type.String(), 'CI'),
   token_prefix: Example(Type.String(), 'dotenv_01JQZ'),
+  token_suffix: Example(Type.String({ description: 'the last four characters of the latest value' }), '0000'),
   abilities: Example(Type.Array(AbilityName), ['secret:read', 'secret:decrypt']),
   restrictions: Example(Type.Array(Restriction, { description: 'empty: the whole organization' }), []),
   expires_at: Example(Nullable(Timestamp), null),

@@ -25,6 +25,7 @@ import { installIdempotency } from './http/repeats/idempotency.ts'
 import { createRefusals, installMetrics, measureDatabase, measureRequests } from './http/observability/metrics.ts'
 import { installMethods } from './http/routes/methods.ts'
 import { installPathParams } from './http/routes/path-params.ts'
+import { installQueryParams } from './http/routes/query-params.ts'
 import type { Domain } from './http/routes/types.ts'
 import { installDocs, installOpenApi } from './http/contract/openapi.ts'
 import { installPlaces } from './http/guard/level-lookup.ts'
@@ -243,6 +244,7 @@ export async function buildApp (
   // Before the guard, whose `onRoute` hook would throw for routes of Swagger UI: they do not declare `access`.
   await installDocs(app)
   installPathParams(app)
+  installQueryParams(app)
   installAliases(app)
   installEtags(app)
   installIdempotency(app, createAnswerSeal(keyring))

@@ -77,9 +77,12 @@ export function hashToken (text: string): Buffer {
   return sha256(text)
 }
 
-/** The first 12 characters, for lists. They are not secret: they contain only a part of the organization's id. */
-export function tokenPrefix (text: string): string {
-  return text.slice(0, 12)
+/**
+ * The columns of a token: its hash, and its first 12 and last 4 characters for lists. These are not secret: the first
+ * are a part of the organization's id. The last are a part of the checksum, which leaves 214 of the 238 random bits.
+ */
+export function storedToken (text: string): { token_hash: Buffer, token_prefix: string, token_suffix: string } {
+  return { token_hash: hashToken(text), token_prefix: text.slice(0, 12), token_suffix: text.slice(-4) }
 }
 
 // Discards bytes above 247: 256 is not a multiple of 62, so the remainder would favour 8 characters.

@@ -419,6 +419,7 @@ export const api_tokens = pgTable('api_tokens', {
   /** SHA-256 of the token. The token itself is not stored. */
   token_hash: bytea().notNull(),
   token_prefix: varchar({ length: 12 }).notNull(),
+  token_suffix: varchar({ length: 4 }).notNull(),
   abilities: text().array().$type<Ability[]>().notNull(),
   /** The levels to which the token is restricted. Ids, because slugs can change. Null: the whole organization. */
   slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),

@@ -1,5 +1,5 @@
 import { Member, MemberParams, UpdateMemberBody, type MemberAttributes } from '../../schemas/members.ts'
-import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { tampered, transaction, type Db } from '../db/database.ts'
 import { lockMemberships, reachedLimit } from '../repositories/people/users.ts'
@@ -35,7 +35,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'listMembers',
       summary: 'List the members of an organization, without open invitations',
-      querystring: ListQuery,
+      querystring: NamedListQuery,
       response: { 200: Member.list }
     },
     handler: async (request) => answerPage(request.query, toItem, (page) =>

@@ -1,7 +1,7 @@
 import type { TSchema } from '@sinclair/typebox'
 import { ulid } from 'ulidx'
 import { CreateEnvironmentBody, Environment, UpdateEnvironmentBody } from '../../schemas/environments.ts'
-import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
@@ -13,7 +13,7 @@ import {
   createPlace, deletePlace, findPlace, listPlaces, updatePlace, type NewPlace, type Place, type PlaceKind
 } from '../repositories/levels/places.ts'
 import { fail } from '../rules/errors.ts'
-import { answerPage } from '../rules/pagination.ts'
+import { answerPage, isDefault } from '../rules/pagination.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
@@ -50,12 +50,13 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `list${Kind}s`,
       summary: `List ${plural} of a ${parent}`,
-      querystring: ListQuery,
+      querystring: NamedListQuery,
       response: { 200: answers.list }
     },
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
-      return answerPage(request.query, toItem, (page) => listPlaces(app.pages, kind, organization_id, level_id, page))
+      return answerPage(request.query, toItem, (page) =>
+        listPlaces(isDefault(page) ? app.pages : app.lists, kind, organization_id, level_id, page))
     }
   })
 

@@ -3,7 +3,7 @@ import { ulid } from 'ulidx'
 import {
   CreateProjectBody, Project, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
-import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
@@ -20,7 +20,7 @@ import {
   createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/levels/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
-import { pageMeta, pageOf } from '../rules/pagination.ts'
+import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
 import { makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
@@ -42,7 +42,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'listProjects',
       summary: 'List projects',
-      querystring: ListQuery,
+      querystring: NamedListQuery,
       response: { 200: Project.list }
     },
     handler: async (request) => {
@@ -53,8 +53,9 @@ export const projects: Domain = async (app) => {
         ids: projectsInside(principal.slices),
         user_id: request.byTeams === null ? null : principal.person!.user_id
       }
-      // With roles through teams, the query's duration grows with the number of projects, so it uses another pool.
-      const db = shown.user_id === null ? app.pages : app.lists
+      // With roles through teams, or a selection, the query's duration grows with the number of projects, so it uses
+      // another pool.
+      const db = shown.user_id === null && isDefault(page) ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
       return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
     }

@@ -1,7 +1,7 @@
 import type { Static } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
-import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
   TeamProjectParams, UpdateTeamBody, WholeTeam, type TeamRestriction
@@ -41,7 +41,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'listTeams',
       summary: 'List teams',
-      querystring: ListQuery,
+      querystring: NamedListQuery,
       response: { 200: Team.list }
     },
     handler: async (request) => answerPage(request.query, toItem, (page) =>

@@ -1,11 +1,11 @@
 import type { FastifyRequest } from 'fastify'
 import { canonicalAbilities, type Ability, type Scope } from '../../schemas/scopes.ts'
-import { ListQuery, NoContent } from '../../schemas/shapes.ts'
+import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
   TokenParams, UpdateTokenBody, type Restriction
 } from '../../schemas/tokens.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../crypto/bearer.ts'
+import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
@@ -35,7 +35,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'listApiTokens',
       summary: 'List API tokens, newest first, without their values',
-      querystring: ListQuery,
+      querystring: NamedListQuery,
       response: { 200: ApiTokenList }
     },
     handler: async (request) => {
@@ -76,8 +76,7 @@ export const tokens: Domain = async (app) => {
         const created = await createToken(db, {
           organization_id,
           name,
-          token_hash: hashToken(token),
-          token_prefix: tokenPrefix(token),
+          ...storedToken(token),
           abilities,
           slices,
           expires_at,
@@ -182,9 +181,8 @@ export const tokens: Domain = async (app) => {
         }
         // Recorded before the rotation, because the caller may be this token, and recording checks that it is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
-        const value = { token_hash: hashToken(token), token_prefix: tokenPrefix(token) }
         const isKeyed = request.answering !== null
-        return await rotateToken(db, locked, value, overlap_seconds, principal, isKeyed) ?? fail('not_found')
+        return await rotateToken(db, locked, storedToken(token), overlap_seconds, principal, isKeyed) ?? fail('not_found')
       })
       return { success: true, message: NOT_AGAIN, token, api_key, data: { token, api_key } }
     }

@@ -1,11 +1,22 @@
-import { PAGE_SIZE, WHOLE_LIST, type ListQuery, type PageMeta } from '../../schemas/shapes.ts'
+import {
+  PAGE_SIZE, WHOLE_LIST, type NamedListQuery, type PageMeta, type Selection
+} from '../../schemas/shapes.ts'
 
 export interface PageRequest { page: number, per_page: number }
 
+export type NamedPageRequest = PageRequest & Selection
+
+/** Whether a selection is the whole list in its default order. */
+export const isDefault = ({ sort, name, search }: Selection): boolean =>
+  sort === undefined && name === undefined && search === undefined
+
 /** The requested page. Without `page` and `per_page`, it is the whole list, up to 1,000 rows. */
-export function pageOf (query: ListQuery): PageRequest {
+export function pageOf (query: NamedListQuery): NamedPageRequest {
+  const { sort, 'filter[name]': name, search } = query
   const whole = query.page === undefined && query.per_page === undefined
-  return { page: query.page ?? 1, per_page: whole ? WHOLE_LIST : query.per_page ?? PAGE_SIZE.default }
+  return {
+    page: query.page ?? 1, per_page: whole ? WHOLE_LIST : query.per_page ?? PAGE_SIZE.default, sort, name, search
+  }
 }
 
 export const offsetOf = ({ page, per_page }: PageRequest): number => (page - 1) * per_page
@@ -24,7 +35,7 @@ export function pageMeta ({ page, per_page }: PageRequest, total: number, count:
 }
 
 export async function answerPage<R, I> (
-  query: ListQuery, toItem: (row: R) => I, list: (page: PageRequest) => Promise<{ rows: R[], total: number }>
+  query: NamedListQuery, toItem: (row: R) => I, list: (page: NamedPageRequest) => Promise<{ rows: R[], total: number }>
 ): Promise<{ data: I[], meta: PageMeta }> {
   const page = pageOf(query)
   const { rows, total } = await list(page)

@@ -542,8 +542,8 @@ t.test('who cannot join is told why, and the invitation stays open', async (t) =
   await setStatus('active')
   t.strictSame(failing(await accept(ids[1]!)), [422, 'organization_full'])
 
-  await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, user_id)
-    SELECT '${left.o}', 'Before', sha256(('${left.o}/' || n)::bytea), 'dotenv_', '{}', ${rosa.id}
+  await service.write(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id)
+    SELECT '${left.o}', 'Before', sha256(('${left.o}/' || n)::bytea), 'dotenv_', '', '{}', ${rosa.id}
     FROM generate_series(1, 1500) n`)
   t.strictSame(failing(await accept(ids[2]!)), [409, 'conflict'])
   t.match(told(await press(browser, 'invitations/accept', ids[2]!)), [422, /are still being deleted/])

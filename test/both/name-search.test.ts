@@ -101,12 +101,12 @@ t.test('a search needs both scopes, and its parameters are checked', async (t) =
   ]) {
     refused(t, await search(owner, query), 422, 'validation_failed', query)
   }
-  for (const more of [`after=${id}`, `after=${id}.${id}`, 'after=00000000000000000000000000', 'unknown=ignored']) {
+  for (const more of [`after=${id}`, `after=${id}.${id}`, 'after=00000000000000000000000000']) {
     t.match(await search(owner, `?search=a&${more}`), { status: 200, body: { data: [], meta: { next: null } } }, more)
   }
   t.equal((await owner.call('POST', `/${owner.organization}/secrets/names?search=a`)).status, 405)
   const events = await eventsOf(owner)
-  t.equal(events.length, 5, 'refused requests are not recorded')
+  t.equal(events.length, 4, 'refused requests are not recorded')
   t.strictSame(events[0]!.details, { secrets: '', revisions: '' })
 })
 

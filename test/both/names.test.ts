@@ -229,14 +229,12 @@ t.test('prefix and search select names, whatever characters they have, and names
   for (const [query, expected] of [
     ['', ['', '10', 'DB_URL', 'DB_USER', 'OLD_DB', '__proto__', 'z', 'ä b']],
     ['?prefix=DB_', ['DB_URL', 'DB_USER']], ['?prefix=db_', []], ['?search=db', ['DB_URL', 'DB_USER', 'OLD_DB']],
-    ['?search=DB&prefix=O', ['OLD_DB']], [`?search=${encodeURIComponent('Ä B')}`, ['ä b']], ['?search=', [
-      '', '10', 'DB_URL', 'DB_USER', 'OLD_DB', '__proto__', 'z', 'ä b'
-    ]]
+    ['?search=DB&prefix=O', ['OLD_DB']], [`?search=${encodeURIComponent('Ä B')}`, ['ä b']]
   ] as const) {
     const { body } = await names('/found/backend/live', query)
     t.strictSame(body.data.map(({ attributes }: any) => attributes.name), expected, query)
   }
-  for (const query of ['?merge=both', `?prefix=${'x'.repeat(256)}`, '?search=a&search=b']) {
+  for (const query of ['?merge=both', `?prefix=${'x'.repeat(256)}`, '?search=a&search=b', '?search=', '?prefix=']) {
     refused(t, await names('/found/backend/live', query), 422, 'validation_failed')
   }
 })

@@ -456,15 +456,14 @@ t.test('a server-managed version under an old key is re-encrypted under the curr
 
 t.test('the only restore snapshot of a deleted secret is version_protected, unless forced in the query or the body', async (t) => {
   const yes = [
-    { query: '?force=true' }, { body: { force: true } }, { query: '?force=false', body: { force: true } },
+    { query: '?force=true' }, { query: '?force=1' }, { query: '?force=TRUE' }, { body: { force: true } }, { query: '?force=false', body: { force: true } },
     { query: '?force=true', body: { force: false } }
   ]
   const no = [
-    {}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=' },
-    { query: '?force=0' }, { query: '?other=true' }
+    {}, { body: {} }, { body: { force: false } }, { query: '?force=false' }, { query: '?force=0' }
   ]
   const bad = [
-    { query: '?force=yes' }, { query: '?force=1' }, { query: '?force=TRUE' }, {
+    { query: '?force=yes' }, { query: '?force=' }, { query: '?other=true' }, {
       query: '?force=true&force=true'
     }, { body: { force: 'true' } }, { body: { force: 1 } },
     { body: { force: [true] } }, { body: { force: null } }, { body: { forced: true } }

@@ -539,9 +539,9 @@ async function inTurn<A, B> (
 
 /** Gives somebody two API tokens, without a request for each; their ids, in the order in which they end. */
 async function twoTokens ({ write }: TestApp, organization: string, person: Pick<Person, 'id'>): Promise<number[]> {
-  await write(`INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities, user_id)
+  await write(`INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id)
     OVERRIDING SYSTEM VALUE SELECT ${person.id} + n, '${organization}', 'Theirs',
-      decode(md5(random()::text) || md5(random()::text), 'hex'), 'srm_', '{secret:read}', ${person.id}
+      decode(md5(random()::text) || md5(random()::text), 'hex'), 'srm_', '', '{secret:read}', ${person.id}
     FROM generate_series(1, 2) n`)
   return [person.id + 1, person.id + 2]
 }

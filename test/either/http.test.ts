@@ -334,26 +334,25 @@ t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, t
   await named('POST', '/secrets/versions/purge', { ...level, confirmed: true, really: 1 }, 'really')
 })
 
-t.test('HT-14 pages of a query out of range or not plainly a number are 422, unknown parameters are ignored', async (t) => {
+t.test('HT-14 pages of a query out of range or not plainly a number, and parameters that there are not, are 422', async (t) => {
   for (const query of [
     'page=0', 'page=-1', 'page=1.9', 'page=1e3', 'page=0x1', 'page=%201', 'page=abc', 'page=1&page=2',
     'page=1000000001', 'page=99999999999999999999', 'page=%00', 'per_page=0', 'per_page=101', 'per_page=true',
-    'per_page[]=5', 'page=Infinity'
-  ].filter((query) => !query.includes('[]'))) {
+    'per_page[]=5', 'page=Infinity', 'page=&per_page=', '__proto__=1', 'constructor=2&toString=3', '%00=%00', '='
+  ]) {
     isError(t, await send('GET', own(`/projects?${query}`)), 'validation_failed', query)
   }
   for (const query of [
-    '', 'page=1', 'per_page=100', 'page=&per_page=', 'sort=name&fields[]=x&__proto__=1&constructor=2&toString=3',
-    'per_page[]=5', 'page=1000000000', '%00=%00', '&&&', '='
+    '', 'page=1', 'per_page=100', 'page=1000000000', '&&&'
   ]) {
     t.equal((await send('GET', own(`/projects?${query}`))).status, 200, query)
   }
   for (const query of [
-    'decrypt=1', 'decrypt=yes', 'decrypt=TRUE', 'decrypt=true&decrypt=true', 'merge=maybe', 'raw=on'
+    'decrypt=', 'decrypt=yes', 'decrypt=2', 'decrypt=true&decrypt=true', 'merge=maybe', 'raw=on'
   ]) {
     isError(t, await send('GET', own(`/orbit/backend/live/secrets?${query}`)), 'validation_failed', query)
   }
-  for (const query of ['force=1', 'force=yes', 'force=true&force=true']) {
+  for (const query of ['force=', 'force=yes', 'force=true&force=true']) {
     isError(t, await send('DELETE', own(`/secrets/versions/1?${query}`)), 'validation_failed', query)
   }
 })
@@ -469,7 +468,7 @@ t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read bey
   isError(t, await post(16_000), 'validation_failed', 'below the limit the schema judges')
   isError(t, await send('GET', `//api/v1/${'a/'.repeat(4200)}`), 'uri_too_long')
   isError(t, await send('GET', `/organization?${'q'.repeat(8200)}`), 'uri_too_long')
-  t.equal((await send('GET', `/organization?${'q'.repeat(8000)}`)).status, 200)
+  isError(t, await send('GET', `/organization?${'q'.repeat(8000)}`), 'validation_failed', 'not too long')
   isError(t, await send(
     'GET', '/organization', undefined, Object.fromEntries(Array.from({ length: 101 }, (_, i) => [`x-h-${i}`, '1']))
   ), 'header_fields_too_large')
@@ -970,7 +969,10 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
     const path = operation.path.replace(/{(\w+)}/g, (_, name: string) =>
       encodeURIComponent(chance(destructive && succeeded(operation.id) ? 0.9 : 0.1) ? pick(WORDS) : params[name]!))
     await prepare(service, row, ids)
-    const query = operation.query.filter(() => chance(0.4)).map((name) => `${name}=${pick(QUERY_VALUES)}`)
+    const good = requestOf(row, ids).url.split('?')[1]
+    const query = chance(0.6)
+      ? [good].filter((one) => one !== undefined)
+      : operation.query.filter(() => chance(0.4)).map((name) => `${encodeURIComponent(name)}=${pick(QUERY_VALUES)}`)
     if (chance(0.1)) {
       query.push(pick(['x=1', '%00', 'page=1&page=2', '__proto__=1', '%ff=%ff', '===', 'decrypt[]=true']))
     }

@@ -295,8 +295,8 @@ t.test('what a large organization leaves goes in pieces, and on with the next st
     ) INSERT INTO secrets (id, organization_id, project_id, target_id, environment_id, level, level_id, revision,
         key_version, size_bytes, history_id)
       SELECT id, '${o}', project_id, target_id, id, 'environment', id, 1, 1, 0, id FROM environment`)
-  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
-    SELECT '${o}', 'Many', sha256(('${o}' || n)::bytea), 'drs_many', '{secret:read}' FROM generate_series(1, 10000) n`)
+  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)
+    SELECT '${o}', 'Many', sha256(('${o}' || n)::bytea), 'drs_many', '', '{secret:read}' FROM generate_series(1, 10000) n`)
   const build = () => buildApp({
     config: service.config,
     database: service.database,

@@ -305,8 +305,8 @@ t.test('however many tokens were narrowed to a project, it is deleted, and each 
   t.strictSame(await reaches(), [200, 200, 1])
   // With smaller ids than the service's: they go first.
   await service.sql(`
-    INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
-    SELECT organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities, slices
+    INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices)
+    SELECT organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities, slices
     FROM api_tokens, generate_series(1, ${TOKENS}) n WHERE organization_id = '${o}' AND slices IS NOT NULL`)
   const tokens = async () =>
     (await service.sql(`SELECT FROM api_tokens WHERE organization_id = '${o}' AND slices IS NOT NULL`)).length
@@ -410,9 +410,9 @@ async function withTokens (many = TOKENS) {
   const make = () => asToken(access)('POST', keys, { name: 'Theirs', abilities: ['project:read'], expires_at })
   const made = [await make(), await make()].map(({ body }) => body as { token: string, api_key: { id: string } })
   await service.sql(`
-    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities, user_id, grant_id, mac)
+    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id, grant_id, mac)
     OVERRIDING SYSTEM VALUE
-    SELECT id - n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities,
+    SELECT id - n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities,
       user_id, grant_id, mac
     FROM api_tokens, generate_series(1, ${many}) n WHERE organization_id = '${o}' AND id = ${made[0]!.api_key.id}`)
   return {
@@ -644,9 +644,9 @@ t.test('an organization has so many API tokens, and a person so many of them; th
   t.match(await owner.call('POST', `${keys}/${made[1]!.api_key.id}/rotate`, {}), { status: 200 })
 
   await service.sql(`
-    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, abilities)
+    INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities)
     OVERRIDING SYSTEM VALUE
-    SELECT id - 5000 - n, organization_id, name, sha256((id || '/of nobody/' || n)::bytea), token_prefix, abilities
+    SELECT id - 5000 - n, organization_id, name, sha256((id || '/of nobody/' || n)::bytea), token_prefix, token_suffix, abilities
     FROM api_tokens, generate_series(1, ${TOKEN_LIMITS.organization}) n WHERE organization_id = '${o}' AND id = ${id}`)
   t.match(await owner.call('POST', keys, { name: 'CI', abilities: ['project:read'] }), refused(TOKEN_LIMITS.organization))
   await t.rejects(

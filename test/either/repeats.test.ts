@@ -239,14 +239,14 @@ t.test('a token that rotates itself with a key leaves its former value for a whi
   t.equal((await bare.call('POST', path(other), {})).status, 200, 'nor does one without a key')
 })
 
-t.test('a repeat may name members in another order; another query, or another order of a list, is another request', async (t) => {
+t.test('a repeat may name members in another order; another order of a list is another request', async (t) => {
   const caller = await service.organization()
   const path = `/${caller.organization}/projects`
   const create = (body: object, query = '') => caller.call('POST', path + query, body, keyed('one'))
   const first = await create({ name: 'Orbit', slug: 'orbit' })
   const again = await create({ slug: 'orbit', name: 'Orbit' })
   t.strictSame([again.status, again.text, isReplay(again)], [201, first.text, true])
-  t.equal((await create({ name: 'Orbit', slug: 'orbit' }, '?dry=1')).body.error, 'idempotency_key_reused')
+  t.equal((await create({ name: 'Orbit', slug: 'orbit' }, '?dry=1')).body.error, 'validation_failed')
   const make = (body: object) =>
     caller.call('POST', `/organizations/${caller.organization}/api-keys`, { name: 'CI', ...body }, keyed('two'))
   const abilities = ['secret:read', 'secret:write']

@@ -745,8 +745,8 @@ t.test('each list of the account page is bounded and has pages, and whatever is 
     SELECT id + n, user_id, client_id, scopes, expires_at, mac FROM oauth_grants, generate_series(1, 1005) n
     WHERE id = ${grant}`)
   await service.sql(`INSERT INTO api_tokens
-    (id, organization_id, name, token_hash, token_prefix, abilities, user_id, grant_id, mac) OVERRIDING SYSTEM VALUE
-    SELECT id + n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, abilities, user_id, grant_id,
+    (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id, grant_id, mac) OVERRIDING SYSTEM VALUE
+    SELECT id + n, organization_id, name, sha256((id || '/' || n)::bytea), token_prefix, token_suffix, abilities, user_id, grant_id,
       mac FROM api_tokens, generate_series(1, 1005) n
     WHERE organization_id = '${organization}' AND id = ${made.body.api_key.id}`)
   const first = await browser.open('/account')

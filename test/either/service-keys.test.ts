@@ -1,7 +1,7 @@
 import t from 'tap'
 import { sql } from 'drizzle-orm'
 import { initialize } from '../../src/commands/people/initialize.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { hashToken, mintApiToken } from '../../src/crypto/bearer.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../src/crypto/keyring.ts'
 import { random } from '../../src/crypto/primitives.ts'
 import { AUTHENTICATED } from '../../src/db/rows/authenticated.ts'
@@ -76,8 +76,8 @@ t.test('a database with rows gets no new keys, whatever is hidden while it start
   const { organization } = await service.organization()
   const forged = mintApiToken(organization)
   const noKeys = ['DELETE FROM service_keys', 'DELETE FROM master_key_canaries']
-  const insertForged = `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
-    VALUES ('${organization}', 'forged', '\\x${hashToken(forged).toString('hex')}', '${tokenPrefix(forged)}', '{*}')`
+  const insertForged = `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)
+    VALUES ('${organization}', 'forged', '\\x${hashToken(forged).toString('hex')}', 'dotenv_', '', '{*}')`
   const others = [...TABLES.filter((table) => table !== 'oauth_clients'), 'organizations']
   await run(database, 'CREATE SCHEMA aside', ...[
     ...others, 'oauth_clients', 'service_keys', 'master_key_canaries'
@@ -151,8 +151,8 @@ t.test('rows that row security hides from a start get no MAC', {
     { database, keyring }, { organization: 'Nimbus', email: 'owner@example.com', plan: 'self-hosted' }
   ))!
   const forged = mintApiToken(organization.id)
-  await run(database, `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
-    VALUES ('${organization.id}', 'forged', '\\x${hashToken(forged).toString('hex')}', '${tokenPrefix(forged)}', '{*}')`, 'DELETE FROM service_keys', 'DELETE FROM master_key_canaries')
+  await run(database, `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)
+    VALUES ('${organization.id}', 'forged', '\\x${hashToken(forged).toString('hex')}', 'dotenv_', '', '{*}')`, 'DELETE FROM service_keys', 'DELETE FROM master_key_canaries')
   const hide = (names: string[]) =>
     run(database, ...names.map((name) => `ALTER TABLE ${name} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`))
   const others = [...TABLES.filter((table) => table !== 'oauth_clients'), 'organizations']

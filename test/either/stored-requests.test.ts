@@ -6,7 +6,7 @@ import { buildApp } from '../../src/app.ts'
 import { open } from '../../src/commands/common/open.ts'
 import { rewrap } from '../../src/commands/keys/rewrap.ts'
 import { loadConfig } from '../../src/config.ts'
-import { formToken, hashToken, mintApiToken, mintSecret, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { formToken, hashToken, mintApiToken, mintSecret, storedToken } from '../../src/crypto/bearer.ts'
 import { createKeyring, generateMasterKey, parseMasterKey } from '../../src/crypto/keyring.ts'
 import type { Database } from '../../src/db/database.ts'
 import { countWrapped } from '../../src/repositories/keys/master-keys.ts'
@@ -51,8 +51,7 @@ async function sameCaller ({ database: { db }, keyring, sql, write }: TestApp, i
   await createToken(db, {
     organization_id: id,
     name: 'Same',
-    token_hash: hashToken(token),
-    token_prefix: tokenPrefix(token),
+    ...storedToken(token),
     abilities: ['*'],
     slices: [],
     expires_at: null

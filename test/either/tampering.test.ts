@@ -4,7 +4,7 @@ import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { getTableColumns, sql } from 'drizzle-orm'
 import { openBlob, sealBlob } from '../../src/crypto/blob.ts'
-import { formToken, hashToken, mintApiToken, mintCredential, mintSecret, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { formToken, hashToken, mintApiToken, mintCredential, mintSecret } from '../../src/crypto/bearer.ts'
 import { hashPassword } from '../../src/crypto/passwords.ts'
 import { hashRecoveryCode } from '../../src/crypto/second-factor.ts'
 import { AUTHENTICATED, type AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
@@ -1173,8 +1173,8 @@ t.test('a token that somebody wrote into the database is not listed, in whatever
   const slices = ['null', "'[]'", '\'{"project_id":1}\'', '\'[1, null]\'', '\'"x"\'']
   for (const [i, value] of slices.entries()) {
     await service.sql(`
-      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices)
-      VALUES ('${owner.organization}', 'Forged', sha256('${i}'), 'dotenv_', '{*}', ${value}::jsonb)`)
+      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices)
+      VALUES ('${owner.organization}', 'Forged', sha256('${i}'), 'dotenv_', '', '{*}', ${value}::jsonb)`)
   }
   t.strictSame(await list(), ['Test token', 'Test token'])
   await service.sql("UPDATE api_tokens SET abilities = '{*}' WHERE abilities = '{secret:read}'")
@@ -1191,8 +1191,8 @@ t.test('however many rows a list leaves out, few transactions record that: whoev
   const service = await startApp(t)
   const { call, organization } = await service.organization()
   const forged = 300
-  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
-    SELECT '${organization}', 'Forged', sha256(n::text::bytea), 'dotenv_', '{*}' FROM generate_series(1, ${forged}) n`)
+  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)
+    SELECT '${organization}', 'Forged', sha256(n::text::bytea), 'dotenv_', '', '{*}' FROM generate_series(1, ${forged}) n`)
   let begun = 0
   const count = (message: unknown) => { if ((message as { phase: string }).phase === 'begin') begun++ }
   subscribe('strongroom:statement', count)
@@ -1275,7 +1275,7 @@ t.test('nothing that was added to the database counts', async (t) => {
   ][] = [
     ['an API token', (mac) =>
       [
-        `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, mac) VALUES ('${o}', 'x', ${hex(hashToken(made.token))}, '${tokenPrefix(made.token)}', '{*}', ${mac})`
+        `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, mac) VALUES ('${o}', 'x', ${hex(hashToken(made.token))}, 'dotenv_', '', '{*}', ${mac})`
       ],
     bearer(made.token, '/api/v1/organization'), (answer) => plain(answer) === plain(none)],
     ['a session', (mac) =>
@@ -1392,7 +1392,7 @@ t.test('slices that have no form fail no deletion of a level', async (t) => {
   ]) {
     const { project } = await makeLevel(nimbus, { slug: 'doomed' })
     await run([
-      `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, slices) VALUES ('${o}', 'x', ${hex(hashToken(mintSecret()))}, 'x', '{*}', '${slices}')`
+      `INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, slices) VALUES ('${o}', 'x', ${hex(hashToken(mintSecret()))}, 'x', '', '{*}', '${slices}')`
     ])
     const { status, text } = await nimbus.call('DELETE', `/${o}/${project}`)
     t.equal(status, 204, `${slices}: ${text}`)

@@ -12,6 +12,7 @@ import { coversAll, type Slice } from '../../src/rules/slices.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
 import { freshDatabase, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { issuePair, makePerson, type Person } from '../helpers/people.ts'
+import { visitor } from '../helpers/visitor.ts'
 
 const service = await startApp(t)
 
@@ -46,6 +47,7 @@ t.test('a token is created once, with the members that the list shows, and works
       id: api_key.id,
       name: 'CI',
       token_prefix: token.slice(0, 12),
+      token_suffix: token.slice(-4),
       abilities: ['secret:read', 'project:read'],
       restrictions: [],
       expires_at,
@@ -828,7 +830,8 @@ t.test('a rotated token has another value and nothing else, and the value that i
     data: { token: second.token, api_key: second.api_key }
   })
   t.strictSame(
-    { ...second.api_key, updated_at: api_key.updated_at, last_used_at: null }, api_key, 'the same token, by id and all'
+    { ...second.api_key, updated_at: api_key.updated_at, last_used_at: null },
+    { ...api_key, token_suffix: second.token.slice(-4) }, 'the same token, by id and all'
   )
   t.strictSame([await isAlive(owner, first), await isAlive(owner, second.token)], [false, true])
 
@@ -1041,4 +1044,29 @@ t.test('a rotation with an overlap interrupts nobody, not even who waits for it'
     t.strictSame((await Promise.all(changes)).map((one) => one.status), changes.map(() => 201))
     live = body.token
   }
+})
+
+t.test('S-9.1: token_suffix is the end of the latest value: when made, in lists, after a rotation, and on the account page', async (t) => {
+  const owner = await service.organization()
+  const person = await makePerson(service, { [owner.organization]: 'owner' })
+  const { access } = await issuePair(service, person, ['api-token:create', 'api-token:read', 'api-token:delete', 'secret:read'])
+  const call = async (method: string, path: string, payload?: object) => service.inject({
+    method: method as 'GET',
+    url: `/api/v1${keysOf(owner)}${path}`,
+    headers: { authorization: `Bearer ${access}` },
+    ...(payload !== undefined && { payload })
+  })
+  const { body: made } = await call('POST', '', { name: 'Shown', abilities: ['secret:read'] })
+  const listed = async () => (await call('GET', '')).body.data.find(({ id }: { id: string }) => id === made.api_key.id)
+  await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const browser = visitor(service.app.listeningOrigin)
+  await browser.signIn(await browser.open('/account'), person.email, person.password)
+  const page = async () => (await browser.open('/account')).text
+  t.equal(made.api_key.token_suffix, made.token.slice(-4))
+  t.equal((await listed()).token_suffix, made.token.slice(-4))
+  t.match(await page(), `, ends in ${made.token.slice(-4)}, created on `)
+  const { body: rotated } = await call('POST', `/${made.api_key.id}/rotate`, { overlap_seconds: 60 })
+  t.equal(rotated.api_key.token_suffix, rotated.token.slice(-4), 'also while the former value is valid')
+  t.equal((await listed()).token_suffix, rotated.token.slice(-4))
+  t.match(await page(), `, ends in ${rotated.token.slice(-4)}, created on `)
 })

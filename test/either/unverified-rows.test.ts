@@ -230,7 +230,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
   t.ok(tried > 140, `${tried} changes`)
   for (const shown of [
     'users.email', 'users.name', 'members.role', 'teams.id', 'teams.slug', 'team_projects.role',
-    'api_tokens.name', 'api_tokens.token_prefix', 'api_tokens.created_by_name', 'oauth_clients.name', 'projects.slug',
+    'api_tokens.name', 'api_tokens.token_prefix', 'api_tokens.token_suffix', 'api_tokens.created_by_name', 'oauth_clients.name', 'projects.slug',
     'projects.secret_format', 'projects.history_policy', 'targets.slug', 'environments.slug', 'environments.status'
   ]) t.ok(seen.has(shown), `${shown} is in a response while nothing is changed`)
   const after = await answers()

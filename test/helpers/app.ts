@@ -9,7 +9,7 @@ import type { Test } from 'tap'
 import { ulid } from 'ulidx'
 import { buildApp } from '../../src/app.ts'
 import { loadConfig, type Config } from '../../src/config.ts'
-import { hashToken, mintApiToken, parseApiToken, tokenPrefix } from '../../src/crypto/bearer.ts'
+import { hashToken, mintApiToken, parseApiToken, storedToken } from '../../src/crypto/bearer.ts'
 import type { Costs } from '../../src/crypto/costs.ts'
 import { createKeyring, generateMasterKey, parseMasterKey, type Keyring } from '../../src/crypto/keyring.ts'
 import type { AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
@@ -148,7 +148,7 @@ export async function startApp (
       await transaction(database.db, async (db) => {
         const { id, organization } = (await findPrincipal(db, { organizationId, hash: hashToken(text) }))!
         const token = (await lockToken(db, organization.id, id))!
-        await rotateToken(db, token, { token_hash: hashToken(value), token_prefix: tokenPrefix(value) }, overlapSeconds)
+        await rotateToken(db, token, storedToken(value), overlapSeconds)
       })
       return value
     },
@@ -187,8 +187,7 @@ export async function makeToken (
   await createToken(db, {
     organization_id: organization,
     name: 'Test token',
-    token_hash: hashToken(text),
-    token_prefix: tokenPrefix(text),
+    ...storedToken(text),
     abilities,
     slices,
     expires_at: expires_at ?? null

@@ -38,6 +38,9 @@ RULES = {
 
 LEVEL = {"project", "target", "environment"}
 
+BOOLEANS = ("decrypt", "force", "merge", "raw", "values")
+WORDS_OF_BOOLEANS = {"true", "false", "1", "0"}
+
 stage = requests.Session()
 settings = {}
 numbers = itertools.count()
@@ -151,6 +154,8 @@ def reason(failure, case, response):
             return "a body above the limit is refused before its members are read"
         if case.body is None and not raw.get("requestBody", {}).get("required", False):
             return "a JSON null counts as no body where one is optional"
+        if any(str(case.query.get(name)).lower() in WORDS_OF_BOOLEANS for name in BOOLEANS):
+            return "a boolean of a query is also 1 or 0, in any case"
         if operation_of(case) == "revokeToken" and response.status_code == 200:
             return "a token that there is not is revoked (RFC 7009, 2.2)"
         if operation_of(case) == "listAuditEvents" and "" in (case.query.get("from"), case.query.get("to")):

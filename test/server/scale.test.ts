@@ -400,8 +400,8 @@ t.test('whoever calls is found by reading what lets them in, among very many tok
     SELECT lpad('M' || n, 26, '0'), 'many-' || n, '' ${many}`)
   await service.sql(`INSERT INTO organization_counters (organization_id, name, plan)
     SELECT lpad('M' || n, 26, '0'), 'Many', 'self-hosted' ${many}`)
-  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities)
-    SELECT lpad('M' || n, 26, '0'), 'T', sha256(('M' || n)::bytea), 'srt_', '{}' ${many}`)
+  await service.sql(`INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities)
+    SELECT lpad('M' || n, 26, '0'), 'T', sha256(('M' || n)::bytea), 'srt_', '', '{}' ${many}`)
   await service.sql(`INSERT INTO users (email, email_normalized, name)
     SELECT 'many-' || n, 'many-' || n, 'Many' ${many}`)
   await service.sql(`INSERT INTO members (organization_id, user_id, role)
@@ -517,8 +517,8 @@ t.test('what takes or changes very many rows of a tenant reads each a few times,
     const many = `generate_series(${from}, ${to}) n`
     const id = `lpad('${of === organization ? 'G' : 'L'}' || n, 26, '0')`
     await service.sql(`
-      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, abilities, expires_at)
-      SELECT '${of}', 'T', sha256(('${of}' || n)::bytea), 'srt_', '{}', now() - interval '60 days' FROM ${many}`)
+      INSERT INTO api_tokens (organization_id, name, token_hash, token_prefix, token_suffix, abilities, expires_at)
+      SELECT '${of}', 'T', sha256(('${of}' || n)::bytea), 'srt_', '', '{}', now() - interval '60 days' FROM ${many}`)
     await service.sql(`INSERT INTO histories (organization_id, id) SELECT '${of}', ${id} FROM ${many}`)
     await service.sql(`
       INSERT INTO secret_versions (organization_id, id, history_id, action, revision, key_version, sealed, size_bytes)

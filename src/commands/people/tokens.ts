@@ -1,5 +1,5 @@
 import { canonicalAbilities, type Ability } from '../../../schemas/scopes.ts'
-import { hashToken, mintApiToken, tokenPrefix } from '../../crypto/bearer.ts'
+import { mintApiToken, storedToken } from '../../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
@@ -70,8 +70,7 @@ export async function mintToken (
   const { id } = await createToken(db, {
     organization_id,
     name,
-    token_hash: hashToken(token),
-    token_prefix: tokenPrefix(token),
+    ...storedToken(token),
     abilities,
     slices: [],
     expires_at: null
@@ -89,13 +88,13 @@ async function * describeTokens ({ db }: Database): AsyncGenerator<string> {
   }
 }
 
-/** An API token as one line: id, organization, prefix, name, abilities, creation, last use, expiry. */
+/** An API token as one line: id, organization, prefix and suffix, name, abilities, creation, last use, expiry. */
 export function lineOfToken (
   slug: string, token: Omit<OwnToken, 'id' | 'organization'> & { id: string | number }
 ): string {
   const days = [token.created_at, token.last_used_at, token.expires_at].map((moment) =>
     moment?.toISOString().slice(0, 10) ?? 'never')
-  return [token.id, slug, token.token_prefix, token.name, token.abilities.join(','), ...days].join('\t')
+  return [token.id, slug, `${token.token_prefix}…${token.token_suffix}`, token.name, token.abilities.join(','), ...days].join('\t')
 }
 
 /** Revokes all values of an API token. Throws a StartError when the token does not exist. */

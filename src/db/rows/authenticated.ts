@@ -30,7 +30,9 @@ const declare = <T extends PgTable, F extends Name<T>>(
 
 const SHOWN = 'Only shown'
 const CREATED = { created_at: SHOWN }
-const DESCRIBED = { name: SHOWN, description: SHOWN, created_at: SHOWN, updated_at: SHOWN }
+// A list can be sorted by these columns, and filtered by names.
+const LISTED = 'Shown; changes the order and the filtered rows of a list'
+const DESCRIBED = { name: LISTED, description: SHOWN, created_at: LISTED, updated_at: SHOWN }
 const BEGAN = 'Whether the level exists at a moment that is read or restored (`at`)'
 const PAST = 'Which version a read or restore of a moment uses; each version is sealed for its level'
 const lengthOf = (list: string) => `Shown; set lower, the list of ${list} ends earlier`
@@ -40,7 +42,7 @@ export const AUTHENTICATED = {
     'id', 'email', 'email_normalized', 'name', 'password_hash', 'is_verified', 'disabled_at', 'second_factor_id'
   ], { ...CREATED, updated_at: SHOWN }),
   members: declare(members, ['organization_id', 'user_id'], ['organization_id', 'user_id', 'role', 'status'], {
-    joined_at: SHOWN
+    joined_at: LISTED
   }),
   invitations: declare(invitations, ['organization_id', 'id'], [
     'organization_id', 'id', 'email', 'email_normalized', 'role', 'invited_by_type', 'invited_by_id', 'invited_by_name',
@@ -69,9 +71,9 @@ export const AUTHENTICATED = {
     ...CREATED
   }),
   api_tokens: declare(api_tokens, ['organization_id', 'id'], [
-    'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'abilities', 'slices', 'expires_at',
+    'id', 'organization_id', 'name', 'token_hash', 'token_prefix', 'token_suffix', 'abilities', 'slices', 'expires_at',
     'created_by_type', 'created_by_id', 'created_by_name', 'user_id', 'grant_id'
-  ], { last_used_at: SHOWN, ...CREATED, updated_at: SHOWN }),
+  ], { last_used_at: SHOWN, created_at: LISTED, updated_at: SHOWN }),
   former_token_hashes: declare(former_token_hashes, ['organization_id', 'token_id'], [
     'organization_id', 'token_id', 'token_hash', 'expires_at'
   ], {}),

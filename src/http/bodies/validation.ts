@@ -6,6 +6,7 @@ import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.t
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
 const MAX_ERRORS = 20
+const MAX_PATH = 200
 
 /**
  * Validates requests with TypeBox. Bodies are not coerced ("true" and 1 must not confirm a purge); query parameters
@@ -18,15 +19,16 @@ export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
     const checker = compiled ??= TypeCompiler.Compile(schema)
-    const value = httpPart === 'querystring' ? fromText(schema, input as Record<string, unknown>) : input ?? {}
-    if (checker.Check(value)) return { value }
-    const error: FastifySchemaValidationError[] = []
+    const { value, error } = httpPart === 'querystring'
+      ? fromText(schema, input as Record<string, unknown>)
+      : { value: input ?? {}, error: [] as FastifySchemaValidationError[] }
+    if (error.length === 0 && checker.Check(value)) return { value }
     for (const problem of checker.Errors(value)) {
-      const instancePath = (at + problem.path).slice(0, 200)
+      const instancePath = (at + problem.path).slice(0, MAX_PATH)
       // TypeBox reports a missing field twice: as missing and as having the wrong type.
       if (error.some((known) => known.instancePath === instancePath)) continue
-      error.push({ keyword: 'typebox', instancePath, schemaPath: '', params: {}, message: messageOf(problem) })
       if (error.length === MAX_ERRORS) break
+      error.push(errorOf(instancePath, messageOf(problem)))
     }
     return { error }
   }
@@ -34,6 +36,9 @@ export function judging (schema: TSchema, httpPart = 'body') {
 
 /** Maximum number of values that a message lists. */
 const MAX_LISTED = 20
+
+const errorOf = (instancePath: string, message: string): FastifySchemaValidationError =>
+  ({ keyword: 'typebox', instancePath: instancePath.slice(0, MAX_PATH), schemaPath: '', params: {}, message })
 
 function messageOf (problem: ValueError): string {
   const { type, schema } = problem
@@ -64,23 +69,38 @@ function noAlternative ({ schema, value, message }: ValueError, all: readonly Va
   return words.includes(undefined) ? message : `Expected ${words.join(' or ')}`
 }
 
-// Converts query parameters by schema type: digits to an integer; `true`, `false` and `0` to a boolean. The validation
-// rejects other text. An empty optional parameter, as in `?force=`, counts as absent. An empty time is rejected: a
-// script with an empty variable would otherwise read the current state.
-function fromText (schema: TSchema, query: Record<string, unknown>): Record<string, unknown> {
+const BOOLEANS: Readonly<Record<string, boolean>> = { true: true, 1: true, false: false, 0: false }
+
+/**
+ * Converts query parameters from text by schema type: digits to an integer; `true`, `false`, `1` and `0`, in any case,
+ * to a boolean. Validation rejects other text. Unknown parameters are errors, because clients would not notice that a
+ * parameter has no effect. So are empty parameters, unless the schema has `minLength: 0`: a script with an unset
+ * variable (`?at=$TIME`) would otherwise read the current state.
+ */
+function fromText (schema: TSchema, query: Record<string, unknown>) {
   const types = schema.properties as Record<string, TSchema>
-  const typeOf = (name: string) => Object.hasOwn(types, name) ? types[name] : undefined
-  const required = schema.required as string[] | undefined ?? []
-  const sent = Object.entries(query).filter(([name, text]) =>
-    text !== '' || typeOf(name)?.format === 'date-time' || required.includes(name))
-  return Object.fromEntries(sent.map(([name, text]) => {
-    const type = typeOf(name)?.type
-    if (type === 'integer' && typeof text === 'string' && /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text))) {
-      return [name, Number(text)]
-    }
-    if (type === 'boolean' && (text === 'true' || text === 'false' || text === '0')) return [name, text === 'true']
-    return [name, text]
-  }))
+  const value: Record<string, unknown> = {}
+  const error: FastifySchemaValidationError[] = []
+  for (const [name, text] of Object.entries(query)) {
+    const type = Object.hasOwn(types, name) ? types[name] : undefined
+    if (type === undefined) error.push(errorOf(`/${name.replaceAll('~', '~0').replaceAll('/', '~1')}`, 'Unknown parameter'))
+    else if (text === '' && type.minLength !== 0) error.push(errorOf(`/${name}`, 'Must not be empty'))
+    else value[name] = converted(type, text)
+  }
+  return { value, error: error.slice(0, MAX_ERRORS) }
+}
+
+function converted (schema: TSchema, text: unknown): unknown {
+  if (typeof text !== 'string') return text
+  if (schema.type === 'integer') {
+    return /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text)) ? Number(text) : text
+  }
+  const word = text.toLowerCase()
+  const boolean = Object.hasOwn(BOOLEANS, word) ? BOOLEANS[word] : undefined
+  if (schema.type === 'boolean') return boolean ?? text
+  // Words of which some are booleans, as of `merge`.
+  const words = (schema.anyOf as TSchema[] | undefined ?? []).map((one) => one.const as unknown)
+  return boolean !== undefined && words.includes(String(boolean)) ? String(boolean) : text
 }
 
 /** Validation errors by field: `/secrets/0/id` → `secrets.0.id`. */
@@ -89,7 +109,7 @@ export function errorsByMember (
 ): Record<string, string[]> {
   const members: Record<string, string[]> = Object.create(null)
   for (const { instancePath, message } of problems) {
-    const member = instancePath.slice(1).replaceAll('/', '.') || context
+    const member = instancePath.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~') || context
     ;(members[member] ??= []).push(message ?? 'is invalid')
   }
   return members

@@ -17,7 +17,7 @@ export const metadata: Domain = async (app) => {
   ) {
     for (const suffix of new Set(['', basePath])) {
       app.get(`/.well-known/${name}${suffix}`, {
-        config: { access: 'public', limit: 'none', cache: 'public, max-age=300' },
+        config: { access: 'public', limit: 'none', cache: 'public, max-age=300', ignoresUnknownParameters: true },
         schema: { ...operation, tags: ['oauth'], hide: suffix !== '', response: { 200: answer as TSchema } },
         handler: async (_request, reply) => {
           const issuer = app.issuer()

@@ -259,9 +259,9 @@ ${heldOf(cookie, 'applications', applications.rows.map(({ id, client, scopes, cr
   })))}
 ${pagesOf('applications', applications)}
 <h2>API tokens that you created</h2>
-${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, organization, created_at, last_used_at, expires_at }) => ({
+${heldOf(cookie, 'tokens', tokens.rows.map(({ id, name, token_suffix, organization, created_at, last_used_at, expires_at }) => ({
     id: String(id),
-    text: html`${name} (${organization.name}), created on ${dayOf(created_at)}, ${
+    text: html`${name} (${organization.name}), ends in ${token_suffix}, created on ${dayOf(created_at)}, ${
       expires_at === null ? 'never expires' : `expires on ${dayOf(expires_at)}`}, ${
       last_used_at === null ? 'never used' : `last used ${momentOf(last_used_at)}`}`
   })))}

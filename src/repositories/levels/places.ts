@@ -7,7 +7,8 @@ import {
 } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { environments, project_counts, targets } from '../../db/tables.ts'
-import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
+import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 
 /** Targets and environments are the places below a project. */
 export type PlaceKind = 'target' | 'environment'
@@ -34,10 +35,17 @@ function statements (
   const one = preparedSql<Row, { organization_id: string, id: string }>(kind, ($) => sql`
     SELECT ${columns} FROM ${TABLES[kind]} p
     WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
-  const list = preparedSql<Row & { total: number }, Record<string, unknown>>(NAMES[kind], ($) => sql`
-    SELECT ${total} AS total, ${columns} FROM ${TABLES[kind]} p JOIN ${parent}
-    WHERE p.organization_id = ${$('organization_id')}::char(26) AND ${key} = ${$('parent')}::char(26)
-    ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+  const P = named(sql`p`)
+  const list = perSelection((selection) =>
+    preparedSql<Row & { total: number }, Record<string, unknown>>(NAMES[kind], ($) => {
+      const which = sql`p.organization_id = ${$('organization_id')}::char(26) AND ${key} = ${$('parent')}::char(26)${
+        andSelected(selection, P, $)}`
+      const count = sql`(SELECT count(*)::int FROM ${TABLES[kind]} p WHERE ${which})`
+      return sql`
+        SELECT ${isFiltered(selection) ? count : total} AS total, ${columns} FROM ${TABLES[kind]} p JOIN ${parent}
+        WHERE ${which} ORDER BY ${orderOf(selection, P, sql`p.slug`)}
+        LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+    }))
   return { one, list }
 }
 
@@ -68,12 +76,13 @@ export async function findPlace (
   return row && toPlace(db, kind, row)
 }
 
-/** A page of the targets of a project, or of the environments of a target, sorted by slug. Throws TamperedRow. */
+/** A page of the targets of a project or environments of a target, by default sorted by slug. Throws TamperedRow. */
 export async function listPlaces (
-  db: Db, kind: PlaceKind, organization_id: string, parent: string, page: PageRequest
+  db: Db, kind: PlaceKind, organization_id: string, parent: string, page: NamedPageRequest
 ): Promise<{ rows: Place[], total: number }> {
-  const { list } = STATEMENTS[kind]
-  const { rows, total } = await readPage(page, (part) => list(db, { organization_id, parent, ...part }))
+  const list = STATEMENTS[kind].list(page)
+  const values = { organization_id, parent, ...patternsOf(page) }
+  const { rows, total } = await readPage(page, (part) => list(db, { ...values, ...part }))
   return { rows: rows.map(({ total: _, ...row }) => toPlace(db, kind, row as Row)), total }
 }
 

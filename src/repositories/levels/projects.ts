@@ -1,5 +1,6 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
 import type { ProjectAttributes } from '../../../schemas/projects.ts'
+import type { Selection } from '../../../schemas/shapes.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
@@ -16,7 +17,8 @@ import { findTeamRoles } from '../../db/callers/memberships.ts'
 import {
   encryption_keys, environments, project_counts, projects, targets, team_members, teams
 } from '../../db/tables.ts'
-import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
+import { isDefault, readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 import type { KeyState, NewKey } from '../keys/encryption-keys.ts'
 
 const oneOf = (organizationId: string, id: string) => matching(projects, { organization_id: organizationId, id })
@@ -65,17 +67,23 @@ export async function findProject (db: Db, organizationId: string, id: string): 
   return row && toAttributes(db, row)
 }
 
+const P = named(sql`p`)
+const orderBy = (selection: Selection) => sql`ORDER BY ${orderOf(selection, P, sql`p.slug`)}`
+
 // Selects the page in a subquery, and then looks up the `project_counts` of its rows. For a plain join, the planner
 // would assume an organization of average size, and read the counts of all projects instead of those on the page.
-const listed = (
-  name: string, which: (value: Value) => SQL
-) => preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => sql`
-  SELECT (SELECT count(*)::int FROM projects p
-    WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}) AS total, ${columns}
-  FROM (
-    SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)} ORDER BY p.slug
-    LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
-  ) p ${itsCounts} ORDER BY p.slug`)
+const listed = (name: string, which: (value: Value) => SQL) => perSelection((selection) => {
+  const order = orderBy(selection)
+  return preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => {
+    const rows = sql`FROM projects p
+      WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}${andSelected(selection, P, $)}`
+    return sql`
+      SELECT (SELECT count(*)::int ${rows}) AS total, ${columns}
+      FROM (
+        SELECT * ${rows} ${order} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
+      ) p ${itsCounts} ${order}`
+  })
+})
 const isListed = ($: Value) =>
   sql` AND p.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`
 const all = listed('projects', () => sql``)
@@ -103,15 +111,17 @@ const itsTeam = ($: Value) => sql`LATERAL (
       andOwn(sql`h.organization_id`)}
   LIMIT 1) its`
 
-const pageOf = ($: Value) => sql`ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+const pageOf = ($: Value, selection: Selection) =>
+  sql`${orderBy(selection)} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+
+const countHeld = (ids: SQL) => sql`SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${ids}) held`
 
 /** A page of the projects in which teams of a member have a role in the whole project, each with one of these teams. */
 const listedByTeams = (
-  name: string, page: (value: Value) => SQL, which: (value: Value) => SQL = () => sql``
+  name: string, page: (value: Value) => SQL, count: (value: Value) => SQL, selection: Selection = {}
 ) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
-  SELECT (SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${held($, true)}${which($)}) held) AS total,
-    ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
-  FROM (${page($)}) p ${itsCounts} ORDER BY p.slug`)
+  SELECT (${count($)}) AS total, ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
+  FROM (${page($)}) p ${itsCounts} ${orderBy(selection)}`)
 
 // Scans the organization's projects in slug order, which is fast for a page near the beginning. The scan is bounded,
 // because the teams may have roles in only a few of many projects.
@@ -120,14 +130,18 @@ const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
     SELECT * FROM projects p WHERE p.organization_id = ${$('organization_id')}::char(26)
     ORDER BY p.slug LIMIT ${sql.raw(String(MAX_SCANNED))}
-  ) p CROSS JOIN ${itsTeam($)} ${pageOf($)}`)
+  ) p CROSS JOIN ${itsTeam($)} ${pageOf($, {})}`, ($) => countHeld(held($, true)))
 
-const ofTeams = (name: string, which?: (value: Value) => SQL) => listedByTeams(name, ($) => sql`
-  SELECT p.*, its.* FROM (
-    SELECT p.* FROM (SELECT DISTINCT held.project_id FROM (${held($, true)}${which?.($) ?? sql``}) held) held
+const ofTeams = (name: string, which?: (value: Value) => SQL) => perSelection((selection) => {
+  const ids = ($: Value) => sql`${held($, true)}${which?.($) ?? sql``}`
+  const rows = ($: Value) => sql`FROM (SELECT DISTINCT held.project_id FROM (${ids($)}) held) held
     CROSS JOIN ${lookUp('p', projects,
-      sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)} ${pageOf($)}
-  ) p CROSS JOIN ${itsTeam($)}`, which)
+      sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)}
+    WHERE true${andSelected(selection, P, $)}`
+  return listedByTeams(name, ($) => sql`
+    SELECT p.*, its.* FROM (SELECT p.* ${rows($)} ${pageOf($, selection)}) p CROSS JOIN ${itsTeam($)}`,
+  ($) => isFiltered(selection) ? sql`SELECT count(*)::int ${rows($)}` : countHeld(ids($)), selection)
+})
 const allOfTeams = ofTeams('projects_of_teams')
 const someOfTeams = ofTeams('some_projects_of_teams', ($) =>
   sql` AND h.project_id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`)
@@ -144,28 +158,30 @@ export interface ProjectQuery {
 }
 
 /**
- * A page of projects, sorted by slug. Omits a project if none of the team roles that give the member access to it
- * verifies; `total` still counts the project. Throws TamperedRow if a project does not verify.
+ * A page of projects, by default sorted by slug. Omits a project if none of the team roles that give the member access
+ * to it verifies; `total` still counts the project. Throws TamperedRow if a project does not verify.
  */
 export async function listProjects (
-  db: Db, { organization_id, ids, user_id }: ProjectQuery, page: PageRequest
+  db: Db, { organization_id, ids, user_id }: ProjectQuery, page: NamedPageRequest
 ): Promise<{ rows: ProjectAttributes[], total: number }> {
-  const values = { organization_id, ids: ids && JSON.stringify(ids) }
+  const values = { organization_id, ids: ids && JSON.stringify(ids), ...patternsOf(page) }
   if (user_id !== null) return listByTeams(db, { ...values, user_id }, page)
-  const { rows, total } = await readPage(page, (part) => (ids === null ? all : some)(db, { ...values, ...part }))
+  const { rows, total } = await readPage(page, (part) => (ids === null ? all : some)(page)(db, { ...values, ...part }))
   return { rows: rows.map((row) => toAttributes(db, row)), total }
 }
 
 async function listByTeams (
-  db: Db, values: { organization_id: string, ids: string | null, user_id: number }, page: PageRequest
+  db: Db, values: ReturnType<typeof patternsOf> & { organization_id: string, ids: string | null, user_id: number },
+  page: NamedPageRequest
 ) {
   const { rows, total } = await readPage(page, async (part) => {
-    if (values.ids !== null) return someOfTeams(db, { ...values, ...part })
+    if (values.ids !== null) return someOfTeams(page)(db, { ...values, ...part })
+    if (!isDefault(page)) return allOfTeams(page)(db, { ...values, ...part })
     const near = await nearOfTeams(db, { ...values, ...part })
     // A page that is not full is complete only at the end of the list. Otherwise it reaches beyond the bounded scan, so
     // run the query without the bound.
     const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
-    return isWhole ? near : allOfTeams(db, { ...values, ...part })
+    return isWhole ? near : allOfTeams(page)(db, { ...values, ...part })
   })
   const { organization_id, user_id } = values
   // Rows with the same team have the same membership, so verify each membership once.

@@ -10,7 +10,8 @@ import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants
 import { matching } from '../../db/rows/matching.ts'
 import { members, users } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { andSelected, isFiltered, orderOf, patternsOf } from '../../db/rows/selection.ts'
+import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 
 const oneOf = (organizationId: string, userId: number) =>
   matching(members, { organization_id: organizationId, user_id: userId })
@@ -29,15 +30,28 @@ const isVerified = (db: Db, { row, user }: Pick<Found, 'row' | 'user'>): boolean
 const toMember = ({ row: { user_id, role, status }, user: { email, name }, joined_at }: Found): MemberAttributes =>
   ({ user_id, email, name, role, status, joined_at })
 
-/** A page of members in the order of account creation. Rows that do not verify are left out, but count in `total`. */
+const SELECTABLE = {
+  name: sql`${users.name}`,
+  created_at: sql`${members.joined_at}`,
+  key: sql`${members.user_id}`,
+  searched: [sql`${users.name}`, sql`${users.email}`]
+}
+
+/**
+ * A page of members, by default in the order of account creation. Rows that do not verify are left out, but count in
+ * `total`.
+ */
 export async function listMembers (
-  db: Db, organizationId: string, page: PageRequest
+  db: Db, organizationId: string, page: NamedPageRequest
 ): Promise<{ rows: MemberAttributes[], total: number }> {
-  const own = eq(members.organization_id, organizationId)
-  const total = sql<number>`(SELECT count(*)::int FROM ${members} WHERE ${own})`
+  const patterns = patternsOf(page)
+  const own = sql`${eq(members.organization_id, organizationId)}${
+    andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
+  const theirs = isFiltered(page) ? sql` JOIN ${users} ON ${eq(users.id, members.user_id)}` : sql``
+  const total = sql<number>`(SELECT count(*)::int FROM ${members}${theirs} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(members).innerJoin(users, eq(users.id, members.user_id)).where(own)
-      .orderBy(asc(members.user_id)).limit(limit).offset(offset))
+      .orderBy(orderOf(page, SELECTABLE, asc(members.user_id))).limit(limit).offset(offset))
   return { rows: rows.filter((found) => isVerified(db, found)).map(toMember), total: all }
 }
 

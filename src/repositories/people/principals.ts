@@ -52,6 +52,7 @@ const tokens = (
 ) => preparedSql<TokenFound, OfOrganization & { queries: string }>(name, ($) => sql`
   SELECT queries.query_index,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
+    api_tokens.token_suffix,
     to_jsonb(api_tokens.abilities) AS abilities, api_tokens.slices, api_tokens.expires_at,
     api_tokens.created_by_type, api_tokens.created_by_id, api_tokens.created_by_name, api_tokens.user_id,
       api_tokens.grant_id, api_tokens.mac,

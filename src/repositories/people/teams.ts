@@ -15,7 +15,8 @@ import { queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
-import { readPage, type PageRequest } from '../../rules/pagination.ts'
+import { andSelected, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
+import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 import { restrictionOf, type Slice } from '../../rules/slices.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
@@ -44,15 +45,21 @@ export async function findTeam (db: Db, organization_id: string, idOrSlug: strin
   return row && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
 }
 
-const listed = preparedSql<Found & { total: number }, Record<string, unknown>>('teams', ($) => sql`
-  SELECT ${columns}, (SELECT count(*)::int ${ofOrganization($)}) AS total
-  ${ofOrganization($)} ORDER BY t.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+const T = named(sql`t`)
+const listed = perSelection((selection) =>
+  preparedSql<Found & { total: number }, Record<string, unknown>>('teams', ($) => {
+    const rows = sql`${ofOrganization($)}${andSelected(selection, T, $)}`
+    return sql`
+      SELECT ${columns}, (SELECT count(*)::int ${rows}) AS total
+      ${rows} ORDER BY ${orderOf(selection, T, sql`t.slug`)} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+  }))
 
-/** A page of teams, sorted by slug. Rows whose MAC does not verify are left out, but count in `total`. */
+/** A page of teams, by default sorted by slug. Rows whose MAC does not verify are left out, but count in `total`. */
 export async function listTeams (
-  db: Db, organization_id: string, page: PageRequest
+  db: Db, organization_id: string, page: NamedPageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
-  const { rows, total } = await readPage(page, (part) => listed(db, { organization_id, ...part }))
+  const values = { organization_id, ...patternsOf(page) }
+  const { rows, total } = await readPage(page, (part) => listed(page)(db, { ...values, ...part }))
   const genuine = rows.filter((row) => isAuthentic(db, 'teams', row))
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }

@@ -14,12 +14,13 @@ import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
 import { findSlugs } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
-import { heldFrom, heldPage, readPage, type HeldPage, type PageRequest } from '../../rules/pagination.ts'
+import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
+import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } from '../../rules/pagination.ts'
 import { pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
-  'organization_id' | 'name' | 'token_hash' | 'token_prefix' | 'abilities' | 'expires_at'> & {
+  'organization_id' | 'name' | 'token_hash' | 'token_prefix' | 'token_suffix' | 'abilities' | 'expires_at'> & {
     slices: Slice[]
     /** The creator; undefined for an operator. */
     made_by?: Pick<Principal, 'type' | 'id' | 'name' | 'person'>
@@ -81,15 +82,28 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
       AND t.id = oldest.id${andOwn(sql`t.organization_id`, organizationId)}`)
 }
 
-/** A page of tokens within the caller's restrictions, newest first. Rows that do not verify only count in `total`. */
+const SELECTABLE = {
+  name: sql`${api_tokens.name}`,
+  created_at: sql`${created_at}`,
+  key: sql`${api_tokens.id}`,
+  searched: [sql`${api_tokens.name}`]
+}
+
+/**
+ * A page of tokens within the caller's restrictions, by default newest first. Rows that do not verify only count in
+ * `total`.
+ */
 export async function listTokens (
-  db: Db, organizationId: string, slices: readonly Slice[], page: PageRequest
+  db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
 ): Promise<{ rows: ApiToken[], total: number }> {
-  const own = and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))
+  const patterns = patternsOf(page)
+  const own = sql`${
+    and(eq(api_tokens.organization_id, organizationId), slices.length === 0 ? undefined : isCoveredBy(slices))}${
+    andSelected(page, SELECTABLE, (filter) => patterns[filter])}`
   const total = sql<number>`(SELECT count(*)::int FROM ${api_tokens} WHERE ${own})`
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(api_tokens).where(own)
-      .orderBy(desc(api_tokens.id)).limit(limit).offset(offset))
+      .orderBy(orderOf(page, SELECTABLE, desc(api_tokens.id))).limit(limit).offset(offset))
   const genuine = rows.filter((row) => isAuthentic(db, 'api_tokens', row))
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
@@ -111,7 +125,7 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
 
 /** A person's API token, as shown to the person and the operator. */
 export type OwnToken = Pick<ApiToken,
-  'name' | 'token_prefix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
+  'name' | 'token_prefix' | 'token_suffix' | 'abilities' | 'expires_at' | 'last_used_at' | 'created_at'> & {
     id: number
     organization: { id: string, name: string, slug: string }
   }
@@ -156,17 +170,17 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
 const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, { organization_id: organizationId, id })
 
 /**
- * Replaces the value of a token. The former value stays valid for `overlapSeconds`; an even older value becomes
- * invalid. If the former value authenticates the rotation and the request has an `Idempotency-Key` (`isKeyed`), the
- * rotation is a retry after a lost response: the former value keeps its expiry, and the lost value becomes invalid.
- * Without the key, the value in between may be in use.
+ * Replaces the value of a token, and with it the shown prefix and suffix. The former value stays valid for
+ * `overlapSeconds`; an even older value becomes invalid. If the former value authenticates the rotation and the request
+ * has an `Idempotency-Key` (`isKeyed`), the rotation is a retry after a lost response: the former value keeps its
+ * expiry, and the lost value becomes invalid. Without the key, the value in between may be in use.
  *
  * The token then belongs to the person who rotates it, so that it ends with the person who knows its value. The caller
  * has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
-  value: Pick<TokenRow, 'token_hash' | 'token_prefix'>, overlapSeconds: number,
+  value: Pick<TokenRow, 'token_hash' | 'token_prefix' | 'token_suffix'>, overlapSeconds: number,
   rotater?: Pick<Principal, 'type' | 'id' | 'name' | 'person' | 'caller'>, isKeyed = false
 ): Promise<ApiToken | undefined> {
   const { organization_id: of, token_id } = former_token_hashes
@@ -193,7 +207,7 @@ export const endsWith = (
 export async function updateToken (
   db: Db, organizationId: string, id: number,
   changes: Partial<Pick<TokenRow,
-    'name' | 'expires_at' | 'token_hash' | 'token_prefix' | keyof ReturnType<typeof madeBy>>>
+    'name' | 'expires_at' | 'token_hash' | 'token_prefix' | 'token_suffix' | keyof ReturnType<typeof madeBy>>>
 ): Promise<ApiToken | undefined> {
   const updated_at = changedAt(api_tokens.updated_at, changes)
   const changed = await updateAuthentic(db, 'api_tokens', oneOf(organizationId, id), changes, { updated_at })
@@ -327,12 +341,13 @@ async function withRestrictions (db: Db, organizationId: string, rows: readonly 
   const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>
     [project_id, target_id, environment_id]))
   return rows.map((row) => {
-    const { name, token_prefix, abilities, expires_at, last_used_at, created_at, updated_at } = row
+    const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
     const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
     return {
       id: String(row.id),
       name,
       token_prefix,
+      token_suffix,
       abilities,
       restrictions: (row.slices ?? []).flatMap((slice) => restrictionOf(slice, slugs)),
       expires_at,

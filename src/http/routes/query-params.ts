@@ -1,0 +1,20 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyInstance } from 'fastify'
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** Unknown query parameters have no effect. Default for OAuth endpoints (RFC 6749, 3.1 and 3.2) and pages. */
+    ignoresUnknownParameters?: true
+  }
+}
+
+const NO_PARAMETERS = Type.Object({})
+
+/** Adds an empty `schema.querystring` to routes without parameters, so that validation rejects all parameters. */
+export function installQueryParams (app: FastifyInstance) {
+  app.addHook('onRoute', (route) => {
+    const { responseFormat, ignoresUnknownParameters } = route.config ?? {}
+    if (responseFormat !== undefined || ignoresUnknownParameters) return
+    route.schema = { querystring: NO_PARAMETERS, ...route.schema }
+  })
+}
