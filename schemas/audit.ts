@@ -1,23 +1,27 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { EVENTS } from './events.ts'
-import { Answer, Example, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Resource, Timestamp } from './shapes.ts'
+import {
+  Answer, Example, Moment, Nullable, OneOf, Page, PagedMeta, Patterned, PerPage, Resource, Timestamp
+} from './shapes.ts'
 
 const EventWord = OneOf(EVENTS, { title: 'EventName' })
 
 /** Maximum number of events that `page` can reach in a filtered list; use `before` for older events. */
 export const MAX_COUNTED = 10_000
 
+export const ACTOR_PATTERN = '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$'
+const ACTOR_RULE = 'operator, system, api_token:ID or user:ID, such as user:17'
+const RESOURCE_RULE = 'TYPE:ID, such as secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC'
+
 export const AuditQuery = Type.Object({
-  actor: Type.Optional(Type.String({
+  actor: Type.Optional(Patterned(ACTOR_PATTERN, ACTOR_RULE, {
     maxLength: 32,
-    pattern: '^((api_token|user):[1-9][0-9]{0,15}|operator|system)$',
     description: 'the actor: `user:ID`, `api_token:ID`, `operator` or `system`',
     examples: ['operator']
   })),
   action: Type.Optional(EventWord),
-  resource: Type.Optional(Type.String({
+  resource: Type.Optional(Patterned('^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$', RESOURCE_RULE, {
     maxLength: 97,
-    pattern: '^[a-z_-]{1,32}:[A-Za-z0-9._-]{1,64}$',
     description: 'the affected resource as `TYPE:ID`: `secret:01JQZ6V9T4M8N2K7R5W3X1Y0BC`'
   })),
   from: Type.Optional(Moment({ description: 'events at or after this time' })),

@@ -1,6 +1,8 @@
-import { Type, type Static } from '@sinclair/typebox'
+import { Type, type Static, type StringOptions } from '@sinclair/typebox'
 import { OrganizationInPath, Plan } from './organizations.ts'
-import { Answer, Body, Described, Example, NAME_LENGTH, Nullable, OneOf, PageMeta, Resource, Timestamp } from './shapes.ts'
+import {
+  Answer, Body, Described, Example, NAME_LENGTH, Nullable, OneOf, PageMeta, Patterned, Resource, Timestamp
+} from './shapes.ts'
 
 /** The length of a billing period. */
 export const INTERVALS = ['month', 'year'] as const
@@ -57,8 +59,12 @@ const Money = Type.Integer({ title: 'Money', description: 'in minor units of the
 // Control characters are rejected, except for line feeds in `LINES`.
 const LINE = '^[^\\u0000-\\u001f\\u007f]*$'
 const LINES = '^[^\\u0000-\\u001f\\u007f]*(\\n[^\\u0000-\\u001f\\u007f]*){0,9}$'
-const Label = Type.String({
-  minLength: 1, maxLength: LABEL_LENGTH, pattern: '^[^\\S\\u0000-\\u001f]*[^\\s\\u0000-\\u001f\\u007f][^\\u0000-\\u001f\\u007f]*$'
+const NO_CONTROLS = 'without control characters, such as'
+const Line = (maxLength: number, example: string, options: StringOptions = {}) =>
+  Patterned(LINE, `a line of at most ${maxLength} characters ${NO_CONTROLS} ${example}`, { maxLength, ...options })
+const LABEL = '^[^\\S\\u0000-\\u001f]*[^\\s\\u0000-\\u001f\\u007f][^\\u0000-\\u001f\\u007f]*$'
+const Label = Patterned(LABEL, `a line of 1 to ${LABEL_LENGTH} characters ${NO_CONTROLS} Invoice`, {
+  minLength: 1, maxLength: LABEL_LENGTH
 })
 
 /** The seller or the buyer of an invoice. */
@@ -124,13 +130,15 @@ export type SubscriptionAttributes = Static<typeof Subscription.attributes>
 
 /** The buyer on invoices. Omitted fields stay unchanged. Without a name, invoices show the organization's name. */
 const BillingDetails = Type.Object({
-  name: Type.Optional(Type.String({ maxLength: NAME_LENGTH, pattern: LINE })),
-  address: Type.Optional(Type.String({ maxLength: ADDRESS_LENGTH, pattern: LINES, description: 'at most ten lines' })),
-  tax_id: Type.Optional(Type.String({ maxLength: TAX_ID_LENGTH, pattern: LINE }))
+  name: Type.Optional(Line(NAME_LENGTH, 'Nimbus')),
+  address: Type.Optional(Patterned(LINES, `at most ten lines ${NO_CONTROLS} Ringstrasse`, {
+    maxLength: ADDRESS_LENGTH, description: 'at most ten lines'
+  })),
+  tax_id: Type.Optional(Line(TAX_ID_LENGTH, 'DE123456789'))
 }, { additionalProperties: false, title: 'BillingDetails', examples: [BUYER] })
 export type BillingDetails = Static<typeof BillingDetails>
 
-const PlanName = Type.String({ minLength: 1, maxLength: 64, pattern: LINE, examples: ['pro'] })
+const PlanName = Line(64, 'pro', { minLength: 1, examples: ['pro'] })
 export const CreateSubscriptionBody = Body({
   plan: PlanName,
   interval: Type.Optional(Described(IntervalName, { description: 'default: `month`' })),
@@ -174,8 +182,8 @@ export type PaymentMethodAttributes = Static<typeof PaymentMethod.attributes>
 export const CreatePaymentMethodBody = Body({
   kind: OneOf(PAYMENT_METHOD_KINDS, { description: '`manual`: a wire transfer that the operator records' }),
   label: Label,
-  reference: Type.Optional(Type.String({
-    maxLength: LABEL_LENGTH, pattern: LINE, description: 'a reference of the buyer, printed on the invoice; never a card number'
+  reference: Type.Optional(Line(LABEL_LENGTH, 'PO-2026-114', {
+    description: 'a reference of the buyer, printed on the invoice; never a card number'
   })),
   is_default: Type.Optional(Type.Boolean({ description: 'the first payment method is always the default' })),
   billing_details: Type.Optional(BillingDetails)
@@ -197,8 +205,8 @@ export const CreateChargeBody = Body({
   amount: Amount,
   currency: Currency,
   description: Label,
-  payment_method_id: Type.Optional(Type.String({
-    maxLength: 26, pattern: '^[0-9A-Za-z]*$', description: 'default: the default payment method'
+  payment_method_id: Type.Optional(Patterned('^[0-9A-Za-z]*$', `the id of a payment method, such as ${METHOD_ID}`, {
+    maxLength: 26, description: 'default: the default payment method'
   }))
 }, { title: 'CreateChargeBody', examples: [{ amount: 12000, currency: 'EUR', description: 'Onboarding, one day' }] })
 

@@ -1,8 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, EnvironmentInPath, Example, Name, NewSlug, NewDescription, NullableDescription, ProjectInPath, Resource,
-  SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
+  Body, EnvironmentInPath, Example, Name, NewSlug, NewDescription, NullableDescription, Patterned, ProjectInPath,
+  Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** The names of an organization and of a level in paths. */
@@ -23,10 +23,9 @@ export const Environment = Resource('environments', { title: 'Environment', id: 
 })
 export type EnvironmentAttributes = Static<typeof Environment.attributes>
 
-const status = (options: { default?: string } = {}) => Type.String({
+const status = (options: { default?: string } = {}) => Patterned(SLUG_PATTERN, 'production, staging, development, local or another slug, such as acceptance', {
   minLength: 1,
   maxLength: SLUG_LENGTH,
-  pattern: SLUG_PATTERN,
   description: 'production, staging, development, local or another slug',
   examples: ['production'],
   ...options

@@ -2,7 +2,17 @@ import { Type, type Static, type TObject, type TProperties, type TSchema } from 
 import { AbilityName } from './scopes.ts'
 import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 
-interface ErrorSpec { status: number, message: string, details?: TSchema, example?: object, as?: string }
+interface ErrorSpec {
+  status: number
+  message: string
+  details?: TSchema
+  example?: object
+  as?: string
+  /** The message of an error with `details`; without it, `message`. */
+  inWords?: (details: never) => string
+  /** Responses may omit `details`. */
+  mayLackDetails?: true
+}
 
 function error<S extends number> (status: S, message: string): { status: S, message: string }
 /** An error with the schema fields of `details` and an example of `details`. */
@@ -16,15 +26,21 @@ function error (status: number, message: string, details?: TProperties, example?
 const SIDE = Type.Optional(Type.String({
   description: 'the side of a comparison that has the error, `from` or `to`; absent elsewhere'
 }))
-/** The details of an error that has details only in a comparison. */
-const OF_SIDE = Type.Optional(Type.Object({ side: SIDE }))
 
 /**
  * The error catalogue of the API: code, status, message and the schema of `details`. If an error has `as`, responses
  * contain the code `as` instead, so that one public code can have two statuses.
  */
 export const ERRORS = {
-  malformed_json: error(400, 'The body is not valid JSON in UTF-8.'),
+  malformed_json: {
+    ...error(400, 'The body is not valid JSON in UTF-8.', {
+      line: Type.Integer({ description: 'the line of the first error; the first line is 1' }),
+      column: Type.Integer({ description: 'in characters; the first column is 1' })
+    }, { line: 1, column: 18 }),
+    inWords: ({ line, column }: { line: number, column: number }) =>
+      `The body is not valid JSON: the first error is at line ${line}, column ${column}.`,
+    mayLackDetails: true
+  },
   malformed_request: error(400, 'The request is not valid HTTP.'),
   unsupported_api_version: error(
     400, 'Only version 1 of the API is supported.', { supported: Type.Array(Type.String()) }, { supported: ['1'] }
@@ -51,8 +67,23 @@ export const ERRORS = {
     { retention_days: Type.Integer(), version_created_at: Timestamp, side: SIDE },
     { retention_days: 7, version_created_at: '2026-03-01T12:00:00.000Z' }
   ),
-  not_found: { ...error(404, 'There is no such resource.'), details: OF_SIDE },
-  method_not_allowed: error(405, 'This path does not support the method.'),
+  not_found: {
+    ...error(404, 'There is no such resource.', {
+      resource: Type.Optional(Type.String({
+        description: 'the first part of the path, or of the level in the body, that does not exist: `project`, ' +
+          '`target`, `environment`, `secret`, `version`, `team`, `api-token`, …'
+      })),
+      side: SIDE
+    }, { resource: 'project' }),
+    inWords: ({ resource = 'resource' }: { resource?: string }) => `There is no such ${resource.replaceAll('-', ' ')}.`,
+    mayLackDetails: true
+  },
+  method_not_allowed: {
+    ...error(405, 'This path does not support the method.', { allowed: Type.Array(Type.String()) }, { allowed: ['GET'] }),
+    inWords: ({ allowed }: { allowed: string[] }) => allowed.length === 0
+      ? 'No path supports this method.'
+      : `This path does not support the method. It supports ${allowed.join(', ')}.`
+  },
   conflict: error(409, 'Another request changed the same resource. Try again.'),
   idempotent_secret_unavailable: error(
     409, 'The first request with this Idempotency-Key succeeded. The secret was returned only once, in its response.',
@@ -97,7 +128,9 @@ export const ERRORS = {
   confirmation_required: error(422, 'This cannot be undone. Send "confirmed": true.'),
   invalid_parameter_combination: error(422, 'These parameters cannot be combined.'),
   client_managed_encryption: {
-    ...error(422, 'The key is managed by the client: the server cannot read or encrypt these documents.'), details: OF_SIDE
+    ...error(422, 'The key is managed by the client: the server cannot read or encrypt these documents.'),
+    details: Type.Object({ side: SIDE }),
+    mayLackDetails: true
   },
   document_unreadable: error(
     422, 'A document does not parse in the format of the project.',
@@ -166,13 +199,20 @@ type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
   details: infer S extends TSchema
 } ? Static<S> : never
 /** The arguments after the code: `details` if the catalogue defines a schema for them. */
-export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never] ? []
-  : object extends DetailsOf<C> ? [details?: DetailsOf<C>] : [details: DetailsOf<C>]
+export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never]
+  ? []
+  : (typeof ERRORS)[C] extends { mayLackDetails: true } ? [details?: DetailsOf<C>] : [details: DetailsOf<C>]
 
 /** Whether the details of this error can name the side of a comparison. */
 export function canNameSide (code: ErrorCode): boolean {
   const { details }: ErrorSpec = ERRORS[code]
   return details !== undefined && 'side' in (details.properties as TProperties)
+}
+
+/** The message for people. */
+export function messageOf (code: ErrorCode, details?: unknown): string {
+  const { message, inWords }: ErrorSpec = ERRORS[code]
+  return details === undefined || inWords === undefined ? message : inWords(details as never)
 }
 
 /** The public code, as in responses. */
@@ -189,23 +229,23 @@ const WITH_ERRORS = new Set<ErrorCode>([
 
 // Fields of an error body in addition to `error` and `message`.
 function moreOf (code: ErrorCode): TProperties {
-  const { details }: ErrorSpec = ERRORS[code]
+  const { details, mayLackDetails }: ErrorSpec = ERRORS[code]
   return {
-    ...(details && { details }),
+    ...(details && { details: mayLackDetails ? Type.Optional(details) : details }),
     ...(WITH_ERRORS.has(code) && { errors: Type.Optional(Type.Record(Type.String(), Type.Array(Type.String()))) })
   }
 }
 
 function requiredOf (code: ErrorCode): TProperties {
   const { details, ...more } = moreOf(code)
-  return details === undefined || details === OF_SIDE ? more : { details, ...more }
+  return details === undefined || (ERRORS[code] as ErrorSpec).mayLackDetails ? more : { details, ...more }
 }
 
 function exampleOf (code: ErrorCode) {
-  const { message, example }: ErrorSpec = ERRORS[code]
+  const { example }: ErrorSpec = ERRORS[code]
   return {
     error: codeOf(code),
-    message,
+    message: messageOf(code, example),
     ...(example && { details: example }),
     ...(WITH_ERRORS.has(code) && { errors: { name: ['Expected string'] } })
   }

@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { LevelName, READ_TYPE } from './secrets.ts'
-import { Answer, Example, Flag, Nullable, OneOf, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
+import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
 import { CREATED_BY, VERSION_ACTIONS } from './versions.ts'
 
 /** Media type of values that a POSIX shell can source. */
@@ -65,9 +65,8 @@ export const NameHistoryQuery = Type.Object({
     minLength: 0, maxLength: 512, description: 'the exact name; may be empty, as in JSON and YAML', examples: ['HELLO'], 'x-named': 'name_of_history'
   }),
   values: Type.Optional(Flag({ description: 'also return the values' })),
-  after: Type.Optional(Type.String({
+  after: Type.Optional(Patterned('^[1-9][0-9]*$', '`meta.next` of the previous response, such as 42', {
     maxLength: 16,
-    pattern: '^[1-9][0-9]*$',
     description: 'only older versions than this one: `meta.next` of the previous response',
     examples: ['42'],
     'x-named': 'after_version'
@@ -114,6 +113,8 @@ export const SEARCH_LIMITS = { documents: 200, projects: 200, bytes: 8 * 1024 * 
 
 const ulid = ULID_PATTERN.slice(1, -1)
 
+const AFTER_RULE = '`meta.next` of the previous response, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
+
 export const SearchNamesQuery = Type.Object({
   search: Type.String({
     minLength: 1,
@@ -123,9 +124,8 @@ export const SearchNamesQuery = Type.Object({
     'x-named': 'search_in_organization'
   }),
   prefix: Type.Optional(Prefix),
-  after: Type.Optional(Type.String({
+  after: Type.Optional(Patterned(`^${ulid}(\\.${ulid})?$`, AFTER_RULE, {
     maxLength: 53,
-    pattern: `^${ulid}(\\.${ulid})?$`,
     description: '`meta.next` of the previous response',
     'x-named': 'after_in_organization'
   }))

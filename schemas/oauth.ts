@@ -5,18 +5,20 @@ import { Answer, Example, OneOf } from './shapes.ts'
 
 /** The error codes of RFC 6749 (4.1.2.1, 5.2) with their status and description. */
 export const OAUTH_ERRORS = {
-  invalid_request: { status: 400, description: 'The request is missing a parameter, repeats one, or is malformed' },
-  invalid_client: { status: 400, description: 'The client is unknown or may not be used' },
+  invalid_request: { status: 400, description: 'A parameter is missing, repeated or malformed' },
+  invalid_client: { status: 400, description: 'client_id is not the id of a client that may be used' },
   invalid_grant: {
-    status: 400, description: 'The code or token is invalid, expired, used or was issued to another client'
+    status: 400,
+    description: 'The code or refresh_token is invalid, expired or used, or client_id, redirect_uri or code_verifier ' +
+      'are not those that it was issued for'
   },
-  unsupported_grant_type: { status: 400, description: 'This grant type is not supported' },
-  invalid_scope: { status: 400, description: 'A scope is unknown or exceeds what was granted' },
-  unsupported_response_type: { status: 400, description: 'Only the response type code is supported' },
+  unsupported_grant_type: { status: 400, description: 'grant_type must be authorization_code or refresh_token' },
+  invalid_scope: { status: 400, description: 'scope contains an unknown scope, or one that was not granted' },
+  unsupported_response_type: { status: 400, description: 'response_type must be code' },
   access_denied: { status: 403, description: 'The request was denied' },
-  consent_required: { status: 400, description: 'The user must consent' },
-  request_not_supported: { status: 400, description: 'Request objects are not supported' },
-  request_uri_not_supported: { status: 400, description: 'Request objects are not supported' },
+  consent_required: { status: 400, description: 'prompt must not be none: the user must consent' },
+  request_not_supported: { status: 400, description: 'request is not supported: send each parameter by itself' },
+  request_uri_not_supported: { status: 400, description: 'request_uri is not supported: send each parameter by itself' },
   unsupported_media_type: {
     status: 415, description: 'Send application/x-www-form-urlencoded or application/json in UTF-8'
   },

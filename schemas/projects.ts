@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import {
-  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, Resource, Slug, Timestamp, Ulid,
-  UPDATE_NAMED
+  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, Patterned, Resource, Slug, Timestamp,
+  Ulid, UPDATE_NAMED
 } from './shapes.ts'
 
 /** Formats in which the server parses a decrypted document. */
@@ -46,11 +46,11 @@ export type ProjectAttributes = Static<typeof Project.attributes>
 
 /** Fields that register a client-managed key: the key proof and the parameters of the key derivation. */
 export const keyCheckFields = {
-  key_check: Type.String({
-    minLength: 44, maxLength: 44, pattern: '^[A-Za-z0-9+/]{43}=$', description: 'base64 of the 32-byte key proof'
+  key_check: Patterned('^[A-Za-z0-9+/]{43}=$', `base64 of 32 bytes, such as ${KeyProof.examples[0]}`, {
+    minLength: 44, maxLength: 44, description: 'base64 of the 32-byte key proof'
   }),
-  key_check_salt: Type.String({
-    minLength: 24, maxLength: 88, pattern: '^[A-Za-z0-9+/]+={0,2}$', description: 'base64 of 16 to 64 bytes'
+  key_check_salt: Patterned('^[A-Za-z0-9+/]+={0,2}$', 'base64 of 16 to 64 bytes, such as AAAAAAAAAAAAAAAAAAAAAA==', {
+    minLength: 24, maxLength: 88, description: 'base64 of 16 to 64 bytes'
   }),
   key_check_iterations: Type.Integer({
     minimum: 1000, maximum: 10_000_000, description: 'PBKDF2 iterations; clients use 600000'

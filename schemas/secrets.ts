@@ -132,7 +132,7 @@ export const RetrieveBody = Body({
     description: 'filters `data.secrets`; documents have no tags, so `tags` matches nothing'
   })),
   merge: Type.Optional(PublishedAs(
-    Type.Union([OneOf(MERGES), Type.Boolean()]), OneOf(MERGES, { default: 'false', description: 'needs action decrypt' })
+    Type.Union([OneOf(MERGES), Type.Boolean()]), OneOf(MERGES, { default: 'false', description: 'ignored without action decrypt' })
   )),
   raw: Type.Optional(Type.Boolean({ default: false }))
 }, {

@@ -1,6 +1,6 @@
 import {
-  OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type TLiteral, type TObject,
-  type TProperties, type TSchema, type TUnion
+  OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type StringOptions, type TLiteral,
+  type TObject, type TProperties, type TSchema, type TString, type TUnion
 } from '@sinclair/typebox'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
@@ -74,6 +74,16 @@ export function Body<T extends TProperties> (
   return Type.Object(properties, { additionalProperties: false, ...options })
 }
 
+const RULE = Symbol('rule')
+
+/** A text with a pattern. The error of another text is `must be ${rule}`, which ends with an example: `, such as …`. */
+export function Patterned (pattern: string, rule: string, options: StringOptions = {}): TString {
+  return Object.assign(Type.String({ pattern, ...options }), { [RULE]: rule })
+}
+
+/** The rule of a schema that was made with `Patterned`. */
+export const ruleOf = (schema: TSchema): string | undefined => (schema as { [RULE]?: string })[RULE]
+
 /** A time: a `Date` in the code, RFC 3339 in UTC in responses. */
 export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', examples: ['2026-03-01T12:00:00.000Z'] }))
 
@@ -86,15 +96,16 @@ export const Moment = (options: SchemaOptions = {}) =>
 
 /** ULIDs in responses: Crockford base32, 26 characters, upper case. */
 export const ULID_PATTERN = '^[0-7][0-9A-HJKMNP-TV-Z]{25}$'
-export const Ulid = Type.String({ title: 'Ulid', pattern: ULID_PATTERN, examples: ['01JQZ6V9T4M8N2K7R5W3X1Y0BC'] })
+const ULID = '01JQZ6V9T4M8N2K7R5W3X1Y0BC'
+export const Ulid = Patterned(ULID_PATTERN, `an id, such as ${ULID}`, { title: 'Ulid', examples: [ULID] })
 
 export const SLUG_PATTERN = '^[a-z0-9]+(-[a-z0-9]+)*$'
 export const SLUG_LENGTH = 64
-export const Slug = Type.String({
+const SLUG_RULE = `lower-case letters and digits, with single hyphens between them, at most ${SLUG_LENGTH}`
+export const Slug = Patterned(SLUG_PATTERN, `${SLUG_RULE}, such as my-project`, {
   title: 'Slug',
   minLength: 1,
   maxLength: SLUG_LENGTH,
-  pattern: SLUG_PATTERN,
   description: 'the name in paths: lower-case letters and digits, with single hyphens between them'
 })
 /** The slug of a new resource. */
@@ -107,7 +118,9 @@ export const TargetInPath = slugInPath('backend')
 export const EnvironmentInPath = slugInPath('live')
 
 export const NAME_LENGTH = 255
-export const Name = Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '\\S', examples: ['Orbit'] })
+export const Name = Patterned('\\S', `a text of 1 to ${NAME_LENGTH} characters that are not all spaces, such as Orbit`, {
+  minLength: 1, maxLength: NAME_LENGTH, examples: ['Orbit']
+})
 
 /** A description in a request, and below in a response. */
 export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))
@@ -122,14 +135,14 @@ export const BLOB_BYTES = 1024 * 1024
 export const BLOB_LENGTH = Math.ceil(BLOB_BYTES / 3) * 4
 
 /** Base64 of IV (12 bytes), ciphertext and tag (16 bytes): AES-256-GCM without additional data. */
-export const Blob = Type.String({
+const BLOB = 'AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E='
+export const Blob = Patterned('^[A-Za-z0-9+/]+={0,2}$', `base64 of 28 bytes to 1 MiB, such as ${BLOB}`, {
   title: 'Blob',
   minLength: 38,
   maxLength: BLOB_LENGTH,
-  pattern: '^[A-Za-z0-9+/]+={0,2}$',
   description:
     'base64 of IV (12 bytes) || ciphertext || tag (16 bytes), AES-256-GCM without additional data; 28 bytes to 1 MiB when decoded',
-  examples: ['AAECAwQFBgcICQoLGoZMPg1bEXppyGxlIihs+2Dc2Ly9kEgGW5+j/+uzhCPCe6E=']
+  examples: [BLOB]
 })
 
 /** A proof that the client knows the key string: base64 of 32 bytes (S-8.5). */
@@ -224,14 +237,14 @@ const ETAG = '(?:W/)?"[^"]*"'
 /** RFC 9110, 13.1: `*` or a list of ETags. Rejects other values, which would protect nothing. */
 export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
 
+const PRECONDITION_RULE = '`*` or a list of ETags in double quotes, such as "m1VJp2b0nQYkWq3S8dT5xg"'
+
 /** Headers of a conditional write. */
 export const WriteHeaders = Type.Object({
-  'if-match': Type.Optional(Type.String({
-    pattern: PRECONDITION,
+  'if-match': Type.Optional(Patterned(PRECONDITION, PRECONDITION_RULE, {
     description: 'the ETag of the resource (of a document: the `etag` of its level); 412 if it has changed since'
   })),
-  'if-none-match': Type.Optional(Type.String({
-    pattern: PRECONDITION,
+  'if-none-match': Type.Optional(Patterned(PRECONDITION, PRECONDITION_RULE, {
     description: '`*`: 412 if the resource exists',
     'x-named': 'if-none-match_of_write'
   }))

@@ -91,7 +91,6 @@ export const organizations: Domain = async (app) => {
     config: {
       access: 'organization:update',
       at: 'organization',
-      put: true,
       etag: true,
       changes: lockItem,
       audit: 'organization.update',

@@ -111,7 +111,6 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     config: {
       access: `${kind}:update`,
       at: kind,
-      put: true,
       etag: true,
       changes: findItem,
       audit: `${kind}.update`,

@@ -128,7 +128,6 @@ export const projects: Domain = async (app) => {
       access: 'project:update',
       at: 'project',
       include: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
-      put: true,
       etag: true,
       changes: findItem,
       // Changing the custody of a key requires the same scope as rotating the key.

@@ -214,7 +214,7 @@ export const secrets: Domain = async (app) => {
       decide (found) {
         const state = requireLevel(request, found)
         const secret = ownSecret(state)
-        if (!isStored(secret)) return fail('not_found')
+        if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
         requirePrecondition(request.headers, etagOf(storageKey, [secret]))
         const blob = openCurrent(storageKey, state, secret)
         return { blob: null, record: { action: 'delete', blob }, event: 'secret.delete' }
@@ -226,7 +226,7 @@ export const secrets: Domain = async (app) => {
     const { organization } = principalOf(request)
     await inLevel(app, request, async (db, state) => {
       const secret = ownSecret(state)
-      if (!isStored(secret)) return fail('not_found')
+      if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
       requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
       const { versions: purged, bytes } = await purgeHistories(db, organization.id, { secret_id: secret.id })
       await emptySecret(db, state, secret)
@@ -364,5 +364,7 @@ const toReading = ({ method, url }: FastifyRequest, parameters: ReadParameters):
 
 const readingOfBody = ({ body }: FastifyRequest) => {
   const { action = 'read', filters, merge = 'false', raw = false } = body as RetrieveBody
-  return { action, decrypt: action === 'decrypt', merge: String(merge) as Merge, raw, filters }
+  const decrypt = action === 'decrypt'
+  // Clients of the API also send `merge` with `read`, and expect the separate levels.
+  return { action, decrypt, merge: decrypt ? String(merge) as Merge : 'false', raw, filters }
 }

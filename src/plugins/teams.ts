@@ -131,6 +131,8 @@ export const teams: Domain = async (app) => {
     config: {
       ...CHANGE,
       at: 'organization',
+      // A membership has no fields to change.
+      onlyMethod: true,
       etag: true,
       audit: 'team-member.create',
       errors: ['role_not_held', 'limit_reached']

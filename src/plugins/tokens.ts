@@ -1,5 +1,5 @@
 import type { FastifyRequest } from 'fastify'
-import { canonicalAbilities, type Ability, type Scope } from '../../schemas/scopes.ts'
+import { canonicalAbilities, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   ApiTokenAnswer, ApiTokenList, CreateTokenBody, CreatedToken, NOT_AGAIN, RotateTokenBody, RotatedToken,
@@ -18,6 +18,7 @@ import {
   findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { mustBeOneOf } from '../rules/formats/choices.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
@@ -274,7 +275,7 @@ function abilitiesOf (spellings: readonly string[]): Ability[] {
   if (new Set(spellings).size !== spellings.length) refuse('abilities', 'Contains an ability twice')
   if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* cannot be combined with other abilities')
   return [...new Set(spellings.flatMap((spelling, i) =>
-    canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, 'Unknown ability')))]
+    canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, mustBeOneOf(['*', ...SCOPE_NAMES], spelling))))]
 }
 
 async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {

@@ -1,5 +1,6 @@
 import { STATE_LENGTH, type OAuthErrorCode } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
+import { didYouMean } from './formats/choices.ts'
 import { redirectMatches } from './redirects.ts'
 
 // The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700).
@@ -21,14 +22,19 @@ interface AuthorizationRequest {
 /** The redirect target of a response: a URI that the client has registered. */
 export interface ReturnAddress { redirect_uri: string, state: string | undefined }
 
+interface Problem {
+  error: OAuthErrorCode
+  /** Names the parameter; by default, the description of the code. */
+  description?: string
+}
+
 export type Judged =
   | { request: AuthorizationRequest }
-  | { error: OAuthErrorCode, to: ReturnAddress }
+  | Problem & { to: ReturnAddress }
   /** The client or its redirect URI is invalid, so a redirect would be unsafe: show this message on a page. */
   | { page: string }
 
 const CHALLENGE = /^[A-Za-z0-9_-]{43}$/
-const SCOPE_SYNTAX = /^[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*$/
 
 /** The first value of a parameter; undefined if there is none, or it is empty (RFC 6749, 3.1). */
 export const single = (parameters: Parameters, name: string): string | undefined =>
@@ -49,37 +55,50 @@ export function judgeAuthorization (parameters: Parameters, client: Client | und
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
     !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
-    return { page: 'The application requested a redirect to an address that it has not registered.' }
+    return { page: 'The application requested a redirect to an address (redirect_uri) that it has not registered.' }
   }
   const state = single(parameters, 'state')
   const to = { redirect_uri, state: isRepeated(parameters, 'state') || !canReturn(state) ? undefined : state }
-  const error = errorIn(parameters)
-  if (error !== undefined) return { error, to }
+  const problem = problemIn(parameters)
+  if (problem !== undefined) return { ...problem, to }
   const scope = single(parameters, 'scope') ?? '*'
   const scopes = scope === '*' ? SCOPE_NAMES : [...new Set(scope.split(' '))] as Scope[]
   const code_challenge = single(parameters, 'code_challenge')!
   return { request: { client_id: client.id, redirect_uri, state, code_challenge, scopes } }
 }
 
-// The error of the first failed check.
-function errorIn (parameters: Parameters): OAuthErrorCode | undefined {
+// The first failed check.
+function problemIn (parameters: Parameters): Problem | undefined {
   const of = (name: string) => single(parameters, name)
-  if ([...parameters.values()].some((values) => values.length > 1)) return 'invalid_request'
-  if (!canReturn(of('state'))) return 'invalid_request'
-  if (of('request') !== undefined) return 'request_not_supported'
-  if (of('request_uri') !== undefined) return 'request_uri_not_supported'
-  if (of('response_type') === undefined) return 'invalid_request'
-  if (of('response_type') !== 'code') return 'unsupported_response_type'
-  if ((of('response_mode') ?? 'query') !== 'query') return 'invalid_request'
-  if (of('code_challenge_method') !== 'S256' || !CHALLENGE.test(of('code_challenge') ?? '')) return 'invalid_request'
-  if (!areKnown(of('scope') ?? '*')) return 'invalid_scope'
+  const invalid = (description: string) => ({ error: 'invalid_request' as const, description })
+  const repeated = [...parameters].find(([, values]) => values.length > 1)
+  if (repeated !== undefined) return invalid(`${shownParameter(repeated[0])} is repeated`)
+  if (!canReturn(of('state'))) return invalid(`state must be valid UTF-8 of at most ${STATE_LENGTH} bytes`)
+  if (of('request') !== undefined) return { error: 'request_not_supported' }
+  if (of('request_uri') !== undefined) return { error: 'request_uri_not_supported' }
+  if (of('response_type') === undefined) return invalid('response_type is missing')
+  if (of('response_type') !== 'code') return { error: 'unsupported_response_type' }
+  if ((of('response_mode') ?? 'query') !== 'query') return invalid('response_mode must be query')
+  if (of('code_challenge') === undefined) return invalid('code_challenge is missing')
+  if (of('code_challenge_method') !== 'S256') return invalid('code_challenge_method must be S256')
+  if (!CHALLENGE.test(of('code_challenge')!)) {
+    return invalid('code_challenge must have 43 characters: base64url of the SHA-256 of the code_verifier')
+  }
+  const unknown = unknownScope(of('scope') ?? '*')
+  if (unknown !== undefined) {
+    return { error: 'invalid_scope', description: `scope contains an unknown scope${didYouMean(SCOPE_NAMES, unknown)}` }
+  }
   // Consent always needs a page (RFC 8252, 8.6).
-  if (of('prompt')?.split(' ').includes('none')) return 'consent_required'
+  if (of('prompt')?.split(' ').includes('none')) return { error: 'consent_required' }
   return undefined
 }
 
-const areKnown = (scope: string) => scope === '*' ||
-  (SCOPE_SYNTAX.test(scope) && scope.split(' ').every((one) => (SCOPE_NAMES as readonly string[]).includes(one)))
+/** The name of a parameter for an error message, unless it could be a misplaced secret. */
+export const shownParameter = (name: string): string => /^[a-z_]{1,32}$/.test(name) ? name : 'A parameter'
+
+const unknownScope = (scope: string): string | undefined => scope === '*'
+  ? undefined
+  : scope.split(' ').find((one) => !(SCOPE_NAMES as readonly string[]).includes(one))
 
 /** The redirect URI with the response parameters; `iss` is in every response (RFC 9207). */
 export function returnUrl (

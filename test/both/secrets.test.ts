@@ -196,8 +196,13 @@ t.test('retrieve answers as the paths do, and the values when decrypted', async 
   const key = await retrieve({ project: at.project, action: 'key:retrieve' })
   t.same(key.body, (await owner.call('GET', `/${org}/retrieves/encryption-key`)).body)
 
+  const unmerged = await retrieve(at)
+  for (const merge of [true, 'true', 'both', false]) {
+    const { status, body } = await retrieve({ ...at, merge })
+    t.strictSame([status, body.data, body.meta.merged], [200, unmerged.body.data, 'false'], `merge ${merge} without decrypt`)
+  }
   const combinations = [
-    { merge: true }, { merge: 'both' }, { raw: true }, { filters: { names: ['A'] } }, {
+    { raw: true }, { filters: { names: ['A'] } }, {
       action, raw: true, merge: 'both'
     }
   ]

@@ -168,7 +168,10 @@ t.test('TI-14: version ids are counted per organization, and whatever is no id o
   for (const form of forms) {
     for (const answer of [await fetch(form, other), await restore(form, {}, other), await erase(form, {}, other)]) {
       t.equal(answer.status, 404, form.slice(0, 40))
-      t.equal(answer.text, unknown, `${form.slice(0, 40)} is answered as what does not exist`)
+      // A path with a NUL character or a part that is too long is none.
+      const isPath = !form.includes('%00') && form.length <= 128
+      const expected = isPath ? unknown : '{"error":"not_found","message":"There is no such resource."}'
+      t.equal(answer.text, expected, `${form.slice(0, 40)} is answered as what does not exist`)
     }
   }
   t.equal((await history(at, other)).length, 2)

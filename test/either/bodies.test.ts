@@ -85,6 +85,31 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
   t.ok(kinds.good > 1500 && kinds.bad > 1000, JSON.stringify(kinds))
 })
 
+t.test('malformed JSON has the position of its first error, also in a body that is read in pieces, however it is cut', async (t) => {
+  const positionOf = async (read: () => unknown) => {
+    try {
+      return await read()
+    } catch (error) {
+      return error instanceof ApiError && error.code === 'malformed_json' ? error.details : error
+    }
+  }
+  const list = (elements: string) => `{\n  "list": [${elements}],\n  "é😀": 1\n}`
+  for (const [text, line, column] of [
+    [list('1, 2,\n x'), 3, 2], [list('1, 2, '), 2, 18], [list(', 1'), 2, 12], [list('{"a": 1 "b"}'), 2, 20],
+    [list('1 2'), 2, 14], ['{"é😀" x', 1, 7], ['{"é😀": [1,2,3]]', 1, 15], [`${list('1,2')}}`, 4, 2], ['{"list":[1,\n2', 2, 2],
+    ['{"a" "b": 1, "list": [x]}', 1, 6], ['{"list":[1,2] "b"}', 1, 15], ['{"list":[{"a":1,\n"a":2}]}', 2, 1],
+    ['{"a":1,"\\u0061":2}', 1, 8], ['{"a":1,"\\x":2}', 1, 9], [']', 1, 1], ['{"list":[], "list":[1]}', 1, 13], ['{', 1, 2]
+  ] as const) {
+    for (const size of [1, 2, 3, 100]) {
+      for (const read of bothWays(text, size)) t.strictSame(await positionOf(read), { line, column }, text)
+    }
+  }
+  const escapes = `{"a":"${'\\"'.repeat(900_000)}`
+  for (const read of bothWays(escapes, 65_536)) {
+    t.strictSame(await positionOf(read), { line: 1, column: escapes.length + 1 }, 'a long text without an end')
+  }
+})
+
 t.test('a large body is read in steps, whatever it comes in, and none of its pieces is long', async (t) => {
   const blob = 'A'.repeat(700_000)
   const whole = Buffer.from(JSON.stringify({

@@ -54,14 +54,15 @@ const ORDER = [
   'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
   'getEncryptionKey', 'rotateEncryptionKey', 'listEncryptionKeys',
   'changeEnvironmentSecrets', 'deleteSecrets', 'deleteVersion', 'purgeVersions',
-  'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken',
+  'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken',
   'inviteMember', 'listInvitations', 'getInvitation', 'sendInvitation', 'listOwnInvitations', 'acceptInvitation',
-  'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember',
-  'createTeam', 'listTeams', 'updateTeam', 'addTeamMember', 'setTeamProject', 'getTeam', 'removeTeamMember',
+  'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember', 'putMember',
+  'createTeam', 'listTeams', 'updateTeam', 'putTeam', 'addTeamMember', 'setTeamProject', 'patchTeamProject', 'getTeam', 'removeTeamMember',
   'removeTeamProject', 'deleteTeam', 'removeMember',
   'listPlans', 'getUsage', 'createPaymentMethod', 'createPaymentMethodShortPath', 'listPaymentMethods',
-  'updateDefaultPaymentMethod', 'createSubscription', 'getSubscription', 'updateSubscription', 'cancelSubscription',
+  'updateDefaultPaymentMethod', 'putDefaultPaymentMethod', 'createSubscription', 'getSubscription', 'updateSubscription', 'putSubscription', 'cancelSubscription',
   'resumeSubscription', 'createSubscriptionShortPath', 'getSubscriptionShortPath', 'updateSubscriptionShortPath',
+  'putSubscriptionShortPath',
   'cancelSubscriptionShortPath', 'createCharge', 'refundCharge', 'redeemCoupon', 'removeCoupon', 'listInvoices',
   'listLatestInvoices', 'getInvoice', 'downloadInvoice', 'deletePaymentMethod',
   ...Object.keys(OTHER_OPERATIONS), 'changeTargetSecrets', 'changeProjectSecrets',
@@ -99,18 +100,20 @@ const BEFORE: Record<string, () => Promise<unknown>> = {
 const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
   ...each(Object.keys(OTHER_OPERATIONS), () => Object.fromEntries(OTHER_RESOURCES.map(({ parameter, create }) =>
     [parameter, answers[create]?.data.id]))),
-  ...each(['getApiToken', 'updateApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
+  ...each(['getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken'], () => ({
     id: answers.createApiToken.api_key.id
   })),
   ...each(['getInvitation', 'sendInvitation', 'acceptInvitation'], () => ({ invitation: answers.inviteMember.data.id })),
   declineInvitation: () => ({ invitation: answers.declined.data.id }),
   withdrawInvitation: () => ({ invitation: answers.withdrawn.data.id }),
-  ...each(['getMember', 'updateMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
+  ...each(['getMember', 'updateMember', 'putMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
     member: answers.listMembers.data.find(({ attributes }: { attributes: { email: string } }) =>
       attributes.email === 'rosa@nimbus.example').id
   })),
   ...each(['getInvoice', 'downloadInvoice'], () => ({ invoice: answers.createCharge.data.attributes.invoice_id })),
-  updateDefaultPaymentMethod: () => ({ payment_method: answers.createPaymentMethod.data.id }),
+  ...each(['updateDefaultPaymentMethod', 'putDefaultPaymentMethod'], () => ({
+    payment_method: answers.createPaymentMethod.data.id
+  })),
   deletePaymentMethod: () => ({ payment_method: answers.createPaymentMethodShortPath.data.id }),
   getAccessToken: async ({ code_verifier }) => {
     const { code } = await authorize(address, first, { code_challenge: challengeOf(code_verifier) })

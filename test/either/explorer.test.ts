@@ -60,7 +60,9 @@ t.test('the document and its edition in OpenAPI 3.0 name the same addresses, bel
 
 t.test('operations come in the order of their groups, the deprecated ones last, in a group of their own', async (t) => {
   const groups = published.tags.map(({ name }) => name)
-  t.strictSame([...new Set(operationsOf(published).flatMap(({ tags }) => tags))], groups)
+  // A duplicate shares its path with the operation that it repeats.
+  const current = operationsOf(published).filter(({ deprecated = false }) => !deprecated)
+  t.strictSame([...new Set(current.flatMap(({ tags }) => tags))], groups.slice(0, -1))
   t.equal(groups.at(-1), 'deprecated')
   for (const { operationId, tags, deprecated = false } of operationsOf(published)) {
     t.equal(tags.includes('deprecated'), deprecated, operationId)

@@ -285,8 +285,8 @@ t.test('the document says which operations take a precondition, and what has an 
   const takes = operations.filter(({ parameters = [] }) => parameters.some(({ name }) => name === 'if-match'))
   const kinds = ['Organization', 'Project', 'Target', 'Environment']
   t.strictSame(takes.map(({ operationId }) => operationId).sort(), [
-    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'withdrawInvitation', 'updateTeam', 'deleteTeam',
-    'addTeamMember', 'removeTeamMember', 'setTeamProject', 'removeTeamProject',
+    'deleteSecrets', 'storeSecrets', 'restoreVersion', 'removeMember', 'updateMember', 'putMember', 'withdrawInvitation', 'updateTeam', 'putTeam', 'deleteTeam',
+    'addTeamMember', 'removeTeamMember', 'setTeamProject', 'patchTeamProject', 'removeTeamProject',
     ...kinds.slice(1).map((kind) => `change${kind}Secrets`),
     ...kinds.flatMap((kind) => [`update${kind}`, `put${kind}`, `delete${kind}`])
   ].sort())

@@ -443,7 +443,7 @@ t.test('errors are what the SDK tells apart: by code where it knows one, by stat
     [await send('GET', `/api/v1/${o}/errors/backend`, undefined, weak.token), 403, 'insufficient_permissions'],
     [await send('GET', `/api/v1/${o}/nothing`), 404, 'not_found'],
     [await send('POST', `/api/v1/${o}/secrets/delete`, { ...at, environment: 'none' }), 404, 'not_found'],
-    [await send('POST', `/api/v1/${o}/secrets/retrieve`, { ...at, merge: 'true' }), 422, 'invalid_parameter_combination'],
+    [await send('POST', `/api/v1/${o}/secrets/retrieve`, { ...at, raw: true }), 422, 'invalid_parameter_combination'],
     [await purge({ ...at, confirmed: false }), 422, 'confirmation_required']
   ] as const) {
     const { message, error } = answer.read(ERROR)

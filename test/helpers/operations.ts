@@ -417,6 +417,13 @@ const ROWS: Record<string, Row> = {
     ...WHOLE,
     body: { role: 'api_user' }
   },
+  putMember: {
+    at: `PUT ${MEMBERS}/{member}`,
+    access: 'member:update',
+    holding: API_USER,
+    ...WHOLE,
+    body: { role: 'api_user' }
+  },
   listTeams: { at: `GET ${TEAMS}`, access: 'team:read', depth: 'organization', narrowed: 404 },
   getTeam: { at: `GET ${TEAMS}/{team}`, access: 'team:read', depth: 'organization', narrowed: 404 },
   createTeam: {
@@ -425,8 +432,19 @@ const ROWS: Record<string, Row> = {
   updateTeam: {
     at: `PATCH ${TEAMS}/{team}`, access: 'team:update', depth: 'organization', body: { name: 'Other' }, narrowed: 404
   },
+  putTeam: {
+    at: `PUT ${TEAMS}/{team}`, access: 'team:update', depth: 'organization', body: { name: 'Other' }, narrowed: 404
+  },
   setTeamProject: {
     at: `PUT ${TEAMS}/{team}/projects/{project}`,
+    access: 'team:update',
+    holding: API_USER,
+    depth: 'project',
+    body: { role: 'api_user' },
+    narrowed: 404
+  },
+  patchTeamProject: {
+    at: `PATCH ${TEAMS}/{team}/projects/{project}`,
     access: 'team:update',
     holding: API_USER,
     depth: 'project',
@@ -480,6 +498,15 @@ const ROWS: Record<string, Row> = {
   },
   updateApiToken: {
     at: 'PUT /api/v1/organizations/{organization}/api-keys/{id}',
+    access: 'api-token:update',
+    holding: 'secret:read',
+    depth: 'organization',
+    // As in `createApiToken`.
+    body: { name: 'Other', expires_at: new Date(Date.now() + 3_600_000).toISOString() },
+    narrowed: 404
+  },
+  patchApiToken: {
+    at: 'PATCH /api/v1/organizations/{organization}/api-keys/{id}',
     access: 'api-token:update',
     holding: 'secret:read',
     depth: 'organization',
@@ -596,8 +623,22 @@ const ROWS: Record<string, Row> = {
     body: { plan: 'team' },
     before: SUBSCRIBED
   },
+  putSubscription: {
+    at: `PUT ${BILLING}/subscription`,
+    access: 'billing:write',
+    ...WHOLE,
+    body: { plan: 'team' },
+    before: SUBSCRIBED
+  },
   updateSubscriptionShortPath: {
     at: 'PATCH /api/v1/organizations/{organization}/subscription',
+    access: 'billing:write',
+    ...WHOLE,
+    body: { interval: 'year' },
+    before: SUBSCRIBED
+  },
+  putSubscriptionShortPath: {
+    at: 'PUT /api/v1/organizations/{organization}/subscription',
     access: 'billing:write',
     ...WHOLE,
     body: { interval: 'year' },
@@ -639,6 +680,12 @@ const ROWS: Record<string, Row> = {
   },
   updateDefaultPaymentMethod: {
     at: `PATCH ${BILLING}/payment-methods/{payment_method}/default`,
+    access: 'billing:write',
+    ...WHOLE,
+    body: {}
+  },
+  putDefaultPaymentMethod: {
+    at: `PUT ${BILLING}/payment-methods/{payment_method}/default`,
     access: 'billing:write',
     ...WHOLE,
     body: {}

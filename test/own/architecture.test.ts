@@ -20,7 +20,7 @@ const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
   'src/config.ts': { house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'node:'] },
   'src/telemetry': { house: [], packages: ['@opentelemetry', 'prom-client', 'node:'] },
-  'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'node:url', 'yaml'] },
+  'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'fastest-levenshtein', 'node:url', 'yaml'] },
   'src/crypto': {
     house: ['src/telemetry'],
     packages: ['age-encryption', 'node:crypto', 'node:util', 'node:zlib', 'lru-cache', 'oslo']

@@ -1,5 +1,7 @@
 import type { TSchema } from '@sinclair/typebox'
 import { rest } from '../../crypto/rest.ts'
+import { jsonErrorOffset } from '../../rules/documents/json.ts'
+import { positionAfter, type Position } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
 /** Limits of a body: the number of fields and array elements, and the nesting depth. `nul`: whether it may have NUL. */
@@ -45,7 +47,7 @@ function membersOf (schema: TSchema): number {
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
   new Scanner(bounds).push(text)
-  return parse(text, '', bounds.nul)
+  return parse(text, '', (offset) => positionAfter(text.slice(0, offset)), bounds.nul)
 }
 
 /**
@@ -85,19 +87,37 @@ function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, strea
   }
 }
 
-function parse (text: string, path: string, nul = false): unknown {
-  const value = parseSyntax(text)
+// `positionOf` converts an offset in the text to a position in the body.
+function parse (text: string, path: string, positionOf: (offset: number) => Position, nul = false): unknown {
+  const value = parseSyntax(text, positionOf)
   // Only escape sequences can produce these characters, so most bodies need no check.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path, nul)
   return value
 }
 
-function parseSyntax (text: string): unknown {
+function parseSyntax (text: string, positionOf: (offset: number) => Position): unknown {
   try {
     return JSON.parse(text)
   } catch {
-    return fail('malformed_json')
+    return fail('malformed_json', positionOf(jsonErrorOffset(text)))
   }
+}
+
+// Undefined for an invalid escape sequence.
+function nameIn (written: string): string | undefined {
+  try {
+    return JSON.parse(`"${written}"`) as string
+  } catch {
+    return undefined
+  }
+}
+
+interface FirstError { position: Position, isSyntax: boolean }
+
+// The first syntax error before `end`, or the position of `end`.
+function errorIn (text: string, end: number): FirstError {
+  const offset = jsonErrorOffset(text.slice(0, end))
+  return { position: positionAfter(text.slice(0, offset)), isSyntax: offset < end }
 }
 
 function refuseBadText (value: unknown, path: string, nul: boolean): void {
@@ -112,7 +132,10 @@ function refuseBadText (value: unknown, path: string, nul: boolean): void {
   }
 }
 
-/** Checks the limits and duplicate names in chunks of JSON text, in one pass. The parser validates the syntax. */
+/**
+ * Checks the limits and duplicate names in chunks of JSON text, in one pass. The parser validates the syntax. Without
+ * `pieces`, the text is a single chunk.
+ */
 class Scanner {
   readonly #bounds: Bounds
   readonly #pieces: Pieces | undefined
@@ -122,6 +145,7 @@ class Scanner {
   #quoted = false
   #escaped = false
   #isNameNext = false
+  #text = ''
   /** The part of the current name that was read so far. */
   #name: string | undefined
 
@@ -136,6 +160,7 @@ class Scanner {
     let quote = -1
     let slash = -1
     let nameFrom = 0
+    this.#text = text
     this.#pieces?.begin(text)
     while (i < text.length) {
       if (!this.#quoted) {
@@ -165,7 +190,7 @@ class Scanner {
         i = quote
       } else {
         this.#quoted = false
-        if (this.#name !== undefined) this.#named(this.#name + text.slice(nameFrom, quote))
+        if (this.#name !== undefined) this.#named(this.#name + text.slice(nameFrom, quote), quote)
         i = quote + 1
       }
     }
@@ -183,7 +208,7 @@ class Scanner {
   }
 
   #leave (at: number) {
-    if (this.#open.length === 0) fail('malformed_json')
+    if (this.#open.length === 0) this.#fail(at, 0)
     if (this.#open.length === 2 && this.#open[1] === undefined) this.#pieces?.endList(at)
     this.#open.pop()
     this.#isNameNext = false
@@ -197,16 +222,22 @@ class Scanner {
     if (this.#open.length === 2) this.#pieces?.nextElement(at)
   }
 
-  #named (written: string) {
+  #named (written: string, end: number) {
     this.#name = undefined
     this.#isNameNext = false
     this.#count()
     // Decode escape sequences: `\u0061` and `a` are the same name.
-    const name = written.includes('\\') ? parseSyntax(`"${written}"`) as string : written
+    const name = written.includes('\\') ? nameIn(written) : written
     const names = this.#open.at(-1)
-    if (names?.has(name)) fail('malformed_json')
+    if (name === undefined || names?.has(name)) return this.#fail(end, [...written].length + 1)
     names?.add(name)
     if (this.#open.length === 1) this.#pieces?.within(name)
+  }
+
+  // Reports the first syntax error of the text so far, or the position `back` characters before `at`.
+  #fail (at: number, back: number): never {
+    const { position, isSyntax } = this.#pieces?.errorBefore(at) ?? errorIn(this.#text, at)
+    return fail('malformed_json', isSyntax ? position : { ...position, column: position.column - back })
   }
 
   #count () {
@@ -232,6 +263,11 @@ class Pieces {
   #from = 0
   #member = 'body'
   #place = 0
+  /** The position of the text that was not taken yet, and of the current element. */
+  #at: Position = { line: 1, column: 1 }
+  #elementAt = this.#at
+  /** The parts of the remaining text: offset and position of each. */
+  readonly #parts: { offset: number, position: Position }[] = []
 
   begin (text: string) {
     this.#text = text
@@ -242,8 +278,11 @@ class Pieces {
   take (to: number) {
     const part = this.#text.slice(this.#from, to)
     this.#from = to
-    if (this.#element === undefined) this.#rest += part
-    else this.#element += part
+    if (this.#element === undefined) {
+      this.#parts.push({ offset: this.#rest.length, position: this.#at })
+      this.#rest += part
+    } else this.#element += part
+    this.#at = positionAfter(part, this.#at)
     if ((this.#element ?? this.#rest).length <= MAX_PIECE) return
     const member = this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`
     refuse(member, `longer than ${MAX_PIECE} characters`)
@@ -254,6 +293,7 @@ class Pieces {
   beginList (at: number) {
     this.take(at + 1)
     this.#element = ''
+    this.#elementAt = this.#at
     this.#first = true
     this.#place = 0
   }
@@ -264,7 +304,9 @@ class Pieces {
     this.#finish()
     this.#first = false
     this.#place++
-    this.#from = at + 1
+    this.take(at + 1)
+    this.#element = ''
+    this.#elementAt = this.#at
   }
 
   endList (at: number) {
@@ -276,12 +318,32 @@ class Pieces {
 
   #finish () {
     this.#rest += `${this.#first ? '' : ','}${this.#elements.length}`
-    this.#elements.push(parse(this.#element!, `.${this.#member}.${this.#place}`))
+    const path = `.${this.#member}.${this.#place}`
+    this.#elements.push(parse(this.#element!, path, () => this.errorBefore(this.#from).position))
     this.#element = ''
   }
 
+  /** The first syntax error before an offset in the current text, or the position of the offset. */
+  errorBefore (end: number): FirstError {
+    this.take(end)
+    const offset = jsonErrorOffset(this.#rest)
+    if (offset < this.#rest.length) return { position: this.#positionOf(offset), isSyntax: true }
+    const element = this.#element ?? ''
+    const within = jsonErrorOffset(element)
+    return within < element.length
+      ? { position: positionAfter(element.slice(0, within), this.#elementAt), isSyntax: true }
+      : { position: this.#at, isSyntax: false }
+  }
+
+  #positionOf (offset: number): Position {
+    const part = this.#parts.findLast((one) => one.offset <= offset)
+    return part === undefined ? this.#at : positionAfter(this.#rest.slice(part.offset, offset), part.position)
+  }
+
   whole (): unknown {
-    const value = parse(this.#rest, '')
+    // The body ends within a list.
+    if (this.#element !== undefined) fail('malformed_json', this.errorBefore(this.#from).position)
+    const value = parse(this.#rest, '', (offset) => this.#positionOf(offset))
     if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
     return Object.fromEntries(Object.entries(value).map(([name, member]: [string, unknown]) =>
       [name, Array.isArray(member) ? member.map((place: number) => this.#elements[place]) : member]))

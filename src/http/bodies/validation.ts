@@ -1,7 +1,8 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
-import { TypeCompiler, ValueErrorType, type TypeCheck, type ValueError } from '@sinclair/typebox/compiler'
+import { TypeCompiler, type TypeCheck } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
-import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
+import { parseTimestamp } from '../../rules/formats/timestamps.ts'
+import { messageOf } from './messages.ts'
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
@@ -34,40 +35,8 @@ export function judging (schema: TSchema, httpPart = 'body') {
   }
 }
 
-/** Maximum number of values that a message lists. */
-const MAX_LISTED = 20
-
 const errorOf = (instancePath: string, message: string): FastifySchemaValidationError =>
   ({ keyword: 'typebox', instancePath: instancePath.slice(0, MAX_PATH), schemaPath: '', params: {}, message })
-
-function messageOf (problem: ValueError): string {
-  const { type, schema } = problem
-  // The pattern itself would explain nothing.
-  if (type === ValueErrorType.StringPattern) return wrongFormat(schema)
-  if (problem.type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown field'
-  // A nullable time is a union; each alternative has its own errors.
-  const all = [problem, ...problem.errors.flatMap((alternative) => [...alternative])]
-  const isTimestamp = all.some(({ type, schema }) =>
-    type === ValueErrorType.StringFormat && schema.format === 'date-time')
-  if (isTimestamp) return TIMESTAMP_RULE
-  return type === ValueErrorType.Union ? noAlternative(problem, all) : problem.message
-}
-
-function wrongFormat ({ description, examples }: TSchema) {
-  const [example] = examples as string[] | undefined ?? []
-  return `Wrong format${description ? `: ${description}` : ''}${example ? `; for example \`${example}\`` : ''}`
-}
-
-/** What is wrong in the alternative of the value's type; without one, the types or values that are accepted. */
-function noAlternative ({ schema, value, message }: ValueError, all: readonly ValueError[]): string {
-  const alternatives = (schema.anyOf as TSchema[]).flatMap((one) => one.anyOf as TSchema[] | undefined ?? [one])
-  const values = alternatives.filter((one) => 'const' in one)
-  if (values.length > MAX_LISTED) return message
-  const own = typeof value === 'string' && all.find(({ schema }) => !('const' in schema) && schema.type === 'string')
-  if (own) return messageOf(own)
-  const words = alternatives.map((one) => 'const' in one ? `\`${String(one.const)}\`` : one.type as string | undefined)
-  return words.includes(undefined) ? message : `Expected ${words.join(' or ')}`
-}
 
 const BOOLEANS: Readonly<Record<string, boolean>> = { true: true, 1: true, false: false, 0: false }
 

@@ -48,10 +48,11 @@ export function arrange (document: Document): Document {
   }
 }
 
-// Sorts paths by tag, then by the number of parameters.
+// Sorts paths by tag, then by the number of parameters. The tag of deprecated operations is the last one, so it decides
+// only where a path has no other operation.
 function grouped (paths: Paths, tags: Document['tags']): Paths {
-  const group = (item: Named<Operation>) =>
-    tags.findIndex(({ name }) => Object.values(item)[0]?.tags?.includes(name))
+  const group = (item: Named<Operation>) => Math.min(...Object.values(item).map((operation) =>
+    tags.findIndex(({ name }) => operation.tags?.includes(name))))
   const depth = (path: string) => path.split('{').length
   return Object.fromEntries(Object.entries(paths).sort(([one, here], [other, there]) =>
     group(here) - group(there) || depth(one) - depth(other)))

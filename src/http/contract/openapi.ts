@@ -34,7 +34,7 @@ routing.`
 const OTHER_TAGS: Tags = {
   oauth: 'OAuth 2.0: tokens for applications that act for users',
   operations: 'For operators',
-  [DEPRECATED]: 'Former paths of other operations'
+  [DEPRECATED]: 'Duplicates of other operations, and former paths'
 }
 
 /** Tags with their descriptions, in the order of the document. */

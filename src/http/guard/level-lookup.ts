@@ -48,6 +48,12 @@ declare module 'fastify' {
 
 interface Prefetch { organizationId: string, include: Include, found: Promise<LevelState | undefined> }
 
+/** A 404 because of the caller's restriction: the response must not name the resource (`missingPart`). */
+export class HiddenResource extends ApiError {
+  override readonly name = 'HiddenResource'
+  constructor () { super('not_found') }
+}
+
 /** Looks up the level of every route that declares `at`. Throws at start if a path names a level without `at`. */
 export function installPlaces (app: FastifyInstance) {
   app.decorateRequest('at', null)
@@ -64,7 +70,7 @@ export function installPlaces (app: FastifyInstance) {
     const isOfWhole = at === 'organization' || whole
     // The role of a team is never for the whole organization.
     const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
-    if (isOfWhole && isRestricted()) return done(new ApiError('not_found'))
+    if (isOfWhole && isRestricted()) return done(new HiddenResource())
     judge?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
@@ -203,7 +209,8 @@ export function slicesOf (request: FastifyRequest): readonly Slice[] {
   if (byTeams.teams === null) throw new Error('the roles through teams were not checked')
   const slices = withinToken(principal, slicesBy(principal, byTeams.teams, byTeams.scopes))
   // An empty list would mean that there are no restrictions.
-  return slices.length > 0 ? slices : fail('not_found')
+  if (slices.length === 0) throw new HiddenResource()
+  return slices
 }
 
 /** The parts of `slices` that the restrictions of the caller's token include. An empty list includes nothing here. */
@@ -212,7 +219,7 @@ export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readon
 
 /** Ends the request with 404 if the restrictions of the request exclude the place. */
 export function requireInside (request: FastifyRequest, place: Place) {
-  if (!isInside(slicesOf(request), place)) fail('not_found')
+  if (!isInside(slicesOf(request), place)) throw new HiddenResource()
 }
 
 /** Like `requireInside`, for `preload`. Also 404 if the team roles in the project do not grant the scopes. */
@@ -221,7 +228,7 @@ export async function requireFoundInside (app: FastifyInstance, request: Fastify
     const { scopes } = request.byTeams
     const teams = await teamsIn(app.reads, request, { id: place.project_id })
     const principal = principalOf(request)
-    if (!scopes.every((scope) => holdsBy(principal, teams, scope))) fail('not_found')
+    if (!scopes.every((scope) => holdsBy(principal, teams, scope))) throw new HiddenResource()
     request.byTeams = { scopes, teams }
   }
   requireInside(request, place)

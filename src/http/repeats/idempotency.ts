@@ -1,4 +1,5 @@
 import { Type } from '@sinclair/typebox'
+import { Patterned } from '../../../schemas/shapes.ts'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { sameBytes, sha256 } from '../../crypto/primitives.ts'
 import { rest } from '../../crypto/rest.ts'
@@ -41,10 +42,10 @@ export interface RedactedReplay {
 /** Per API token, or per user in an organization. */
 const MAX_RESPONSES = 20_000
 
-const HEADER = Type.Optional(Type.String({
+const KEY_RULE = '1 to 255 visible ASCII characters, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
+const HEADER = Type.Optional(Patterned('^[\\x21-\\x7e]+$', KEY_RULE, {
   minLength: 1,
   maxLength: 255,
-  pattern: '^[\\x21-\\x7e]+$',
   description: 'identifies this request for 24 hours: a repeated request gets the first response again, with ' +
     '`Idempotent-Replayed: true`; 1 to 255 visible ASCII characters. Limit per token, or per user in an organization: ' +
     `${MAX_RESPONSES.toLocaleString('en')} in this time, then 422 \`limit_reached\``

@@ -1,5 +1,5 @@
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
+import { codeOf, ERRORS, messageOf, type ErrorCode } from '../../../schemas/errors.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing } from '../../crypto/keyring.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
@@ -7,6 +7,8 @@ import { CallerEnded, OrganizationInactive } from '../../db/callers/caller.ts'
 import { DatabaseUnavailable, databaseError, TamperedRow } from '../../db/database.ts'
 import { recordAlone } from '../../repositories/audit/audit.ts'
 import { ApiError } from '../../rules/errors.ts'
+import { HiddenResource } from '../guard/level-lookup.ts'
+import { missingPart } from '../guard/missing-part.ts'
 import { witnessOf } from '../routes/actor.ts'
 import { Repeated, replay } from '../repeats/idempotency.ts'
 import { errorsByMember } from '../bodies/validation.ts'
@@ -43,7 +45,9 @@ export function installErrors (app: FastifyInstance) {
     if (ERRORS[answer.code].status >= 500) {
       request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
     }
-    return sendError(request, reply, answer)
+    const isUnnamed = answer.code === 'not_found' && answer.details === undefined && !(answer instanceof HiddenResource)
+    const resource = isUnnamed ? await missingPart(app, request) : undefined
+    return sendError(request, reply, resource === undefined ? answer : new ApiError('not_found', { resource }))
   })
 }
 
@@ -65,7 +69,7 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .type('application/json; charset=utf-8')
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
-      : JSON.stringify({ ...bodyOf(code), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
+      : JSON.stringify({ ...bodyOf(code, details), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
 }
 
 // Adds the first field error to the message, because many clients show only the message.
@@ -74,7 +78,7 @@ function inWords (errors: Record<string, string[]> = {}): { message?: string } {
   return first === undefined ? {} : { message: `${ERRORS.validation_failed.message} ${first[0]}: ${first[1][0]}.` }
 }
 
-const bodyOf = (code: ErrorCode) => ({ error: codeOf(code), message: ERRORS[code].message })
+const bodyOf = (code: ErrorCode, details?: unknown) => ({ error: codeOf(code), message: messageOf(code, details) })
 const PLAIN = Object.fromEntries(Object.keys(ERRORS).map((code) =>
   [code, JSON.stringify(bodyOf(code as ErrorCode))])) as Record<ErrorCode, string>
 

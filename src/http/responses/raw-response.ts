@@ -1,6 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
-import { ERRORS } from '../../../schemas/errors.ts'
+import { ERRORS, messageOf } from '../../../schemas/errors.ts'
 import type { Config } from '../../config.ts'
 import { standingHeaders } from './headers.ts'
 import type { Answered } from '../observability/log.ts'
@@ -18,13 +18,14 @@ export function answerByHand (
     socket.destroy()
     return undefined
   }
-  const { status, message } = ERRORS[code]
-  const body = JSON.stringify({ error: code, message })
+  const { status } = ERRORS[code]
+  // No path supports CONNECT.
+  const details = code === 'method_not_allowed' ? { allowed: [] } : undefined
+  const body = JSON.stringify({ error: code, message: messageOf(code, details), details })
   const headers = {
     'content-type': 'application/json; charset=utf-8',
     'content-length': Buffer.byteLength(body),
     ...standingHeaders(config, id),
-    // No path supports CONNECT.
     ...(code === 'method_not_allowed' && { allow: '' }),
     connection: 'close'
   }

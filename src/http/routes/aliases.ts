@@ -7,10 +7,13 @@ declare module 'fastify' {
      * Responses on that path have Deprecation, Sunset and Link headers.
      */
     hasLongPath?: true
-    /** Also registers this path, which is not deprecated. */
+    /** Also registers this path, a duplicate that is supported, but marked as deprecated in the document. */
     also?: string
-    /** For PATCH routes: registers the same route for PUT. */
-    put?: true
+    /**
+     * The only method of PUT and PATCH that the path supports. Without `onlyMethod`, PATCH routes also support PUT, and
+     * PUT routes PATCH: a duplicate that is marked as deprecated in the document.
+     */
+    onlyMethod?: true
     /** The path that replaces a deprecated path; set by `hasLongPath`. */
     successor?: string
   }
@@ -22,25 +25,29 @@ export const DEPRECATED = 'deprecated'
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
+// The methods that change a resource, and the method of the duplicate.
+const TWINS: Record<string, 'PUT' | 'PATCH'> = { PATCH: 'PUT', PUT: 'PATCH' }
+
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
-    const { hasLongPath, also, put, ...config } = route.config ?? {}
-    // Fastify registers HEAD routes itself.
-    if (route.method === 'HEAD' || (!hasLongPath && also === undefined && !put)) return
-    const { schema } = route
-    const { operationId = '' } = schema as { operationId?: string }
+    const { hasLongPath, also, onlyMethod, ...config } = route.config ?? {}
+    const { operationId } = (route.schema ?? {}) as { operationId?: string }
+    // Operations only: HEAD routes, which Fastify registers itself, are none, nor are forms and files.
+    if (route.method === 'HEAD' || operationId === undefined) return
+    const schema = { ...route.schema, deprecated: true, tags: [DEPRECATED] }
     if (hasLongPath) {
       const url = route.routePath.replace(/\/:(\w+)/g, '/$1s/:$1')
-      const alias = { ...schema, operationId: `${operationId}LongPath`, tags: [DEPRECATED], deprecated: true }
+      const alias = { ...schema, operationId: `${operationId}LongPath` }
       this.route({ ...route, url, config: { ...config, successor: route.url }, schema: alias })
     }
     if (also !== undefined) {
       const alias = { ...schema, operationId: `${operationId}ShortPath` }
-      this.route({ ...route, url: also, config, schema: alias })
+      this.route({ ...route, url: also, config: { ...config, ...(onlyMethod && { onlyMethod }) }, schema: alias })
     }
-    if (put) {
-      const alias = { ...schema, operationId: operationId.replace(/^update/, 'put') }
-      this.route({ ...route, method: 'PUT', url: route.routePath, config, schema: alias })
+    const method = TWINS[String(route.method)]
+    if (method !== undefined && !onlyMethod) {
+      const alias = { ...schema, operationId: operationId.replace(/^[a-z]+/, method.toLowerCase()) }
+      this.route({ ...route, method, url: route.routePath, config: { ...config, onlyMethod: true }, schema: alias })
     }
   })
   app.addHook('preHandler', (request, reply, done) => {

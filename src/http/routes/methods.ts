@@ -28,11 +28,11 @@ export function installMethods (app: FastifyInstance) {
 
   app.decorate('refuseRoute', (request: FastifyRequest, reply: FastifyReply) => {
     const path = (request.url.split('?', 1)[0] ?? '').split('/')
-    const allowed = new Set([...patterns.values()].filter((pattern) =>
-      fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))
-    if (allowed.size === 0) return fail('not_found')
-    reply.header('allow', [...allowed].sort().join(', '))
-    return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed')
+    const allowed = [...new Set([...patterns.values()].filter((pattern) =>
+      fits(pattern.segments, path)).flatMap(({ methods }) => [...methods]))].sort()
+    if (allowed.length === 0) return fail('not_found')
+    reply.header('allow', allowed.join(', '))
+    return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed', { allowed })
   })
   // No route supports QUERY; without this hook, Fastify would first check its content type.
   app.addHook('preParsing', (request, reply, payload, done) => {

@@ -207,7 +207,7 @@ export const payments: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       return change(request, reply, async (db, organizationId, { coupon }) => {
-        if (coupon === null) fail('not_found')
+        if (coupon === null) fail('not_found', { resource: 'coupon' })
         await updateCoupon(db, organizationId, null)
         return { status: 204, body: null, events: [eventOf('coupon.remove', coupon)] }
       })

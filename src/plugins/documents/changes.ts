@@ -27,6 +27,8 @@ export const changes: Domain = async (app) => {
         access: ['secret:write', 'secret:decrypt'],
         repeatable: true,
         allowsNul: true,
+        // PUT would look like a replacement of the document.
+        onlyMethod: true,
         judge: validateChanges,
         at: level,
         // The size of the document counts in the limits of the write queue.

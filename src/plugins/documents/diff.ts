@@ -4,7 +4,7 @@ import { canNameSide } from '../../../schemas/errors.ts'
 import { READ_TYPE, type LevelNames } from '../../../schemas/secrets.ts'
 import { SLUG_PATTERN } from '../../../schemas/shapes.ts'
 import { requireScope } from '../../http/guard/access.ts'
-import { levelOf, requireLevel, slicesOf } from '../../http/guard/level-lookup.ts'
+import { HiddenResource, levelOf, requireLevel, slicesOf } from '../../http/guard/level-lookup.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
@@ -19,7 +19,7 @@ import { ApiError, fail, refuse } from '../../rules/errors.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { parseTimestamp } from '../../rules/formats/timestamps.ts'
 import { requireKeptAt, requireKeptVersion } from '../../rules/moments.ts'
-import { isInside } from '../../rules/slices.ts'
+import { isInside, type Slice } from '../../rules/slices.ts'
 import {
   charactersOf, currentContents, eventOfReading, mergedValues, pastContents, requireNames, versionContents,
   visibleSecrets, type Contents
@@ -105,7 +105,9 @@ export const diff: Domain = async (app) => {
     const { organization } = principalOf(request)
     const state = levelOf(request)
     const found = id === undefined ? undefined : await findFullVersion(app.reads, organization.id, id)
-    if (found === undefined || found.secret.level_id !== state.level_id) return fail('not_found')
+    if (found === undefined || found.secret.level_id !== state.level_id) {
+      return failMissing(slicesOf(request), 'version')
+    }
     const { version, secret, sealed } = found
     requireKeptVersion(version, organization.plan)
     return {
@@ -118,7 +120,9 @@ export const diff: Domain = async (app) => {
   async function findCurrent (request: FastifyRequest, names: LevelNames, isMerged: boolean): Promise<Found> {
     const { organization } = principalOf(request)
     const slices = slicesOf(request)
-    const state = requireLevel(request, await findLevel(app.reads, organization.id, names, 'readable'))
+    const found = await findLevel(app.reads, organization.id, names, 'readable')
+    if (found === undefined) failMissing(slices, names.environment === undefined ? 'target' : 'environment')
+    const state = requireLevel(request, found)
     requireNames(state)
     const documents = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
     return {
@@ -228,4 +232,10 @@ function valuesOf (
     ...(name in from && { from: from[name]! }),
     ...(name in to && { to: to[name]! })
   }))
+}
+
+// A missing resource and a resource that a restriction hides get the same response.
+function failMissing (slices: readonly Slice[], resource: string): never {
+  if (slices.length > 0) throw new HiddenResource()
+  return fail('not_found', { resource })
 }

@@ -32,7 +32,7 @@ export const authorize: Domain = async (app) => {
     const client = id === undefined ? undefined : await findClient(app.db, id)
     const judged = judgeAuthorization(parameters, client, app.issuer())
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
-    if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error))
+    if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
     const signIn = () => signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name })
     const session = await signedIn(app, request)
     if (session === undefined) return signIn()
@@ -114,7 +114,8 @@ const STALE = problemPage(
   'It was already answered, or it is older than ten minutes. Start again from the application.'
 )
 
-const errorOf = (error: OAuthErrorCode) => ({ error, error_description: OAUTH_ERRORS[error].description })
+const errorOf = (error: OAuthErrorCode, description: string = OAUTH_ERRORS[error].description) =>
+  ({ error, error_description: description })
 
 const allowedOf = ({ scopes }: PendingRequest, chosen: ReadonlySet<string>) =>
   scopes.filter((scope) => chosen.has(scope)) as Scope[]

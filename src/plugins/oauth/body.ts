@@ -1,6 +1,7 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { readJson } from '../../http/bodies/json.ts'
 import { installForms } from '../../http/pages/pages.ts'
+import { shownParameter } from '../../rules/authorization.ts'
 import { failOAuth } from './errors.ts'
 
 /** The parameters of a token or revocation request. No parameter is repeated or empty (RFC 6749, 3.2). */
@@ -33,27 +34,29 @@ export async function installOAuthBodies (app: FastifyInstance) {
 /** The parameters of the body; throws an `OAuthError` for a malformed body. */
 export function parametersIn ({ body, headers }: FastifyRequest): Parameters {
   const { 'content-type': type, 'content-encoding': encoding = 'identity' } = headers
-  if (body === undefined) failOAuth(type === undefined ? 'unsupported_media_type' : 'invalid_request')
+  if (body === undefined) type === undefined ? failOAuth('unsupported_media_type') : failOAuth('invalid_request', 'The body is empty')
   const isForm = !Buffer.isBuffer(body)
   if (encoding.toLowerCase() !== 'identity' || !(isForm ? FORM : JSON_TYPE).test(type ?? '')) {
     failOAuth('unsupported_media_type')
   }
   if (!isForm) return parametersOf(membersOf(body))
   const { text, form } = body as { text: string, form: URLSearchParams }
-  return text.includes(REPLACEMENT) ? failOAuth('invalid_request') : parametersOf([...form])
+  return text.includes(REPLACEMENT) ? failOAuth('invalid_request', 'The body is not valid UTF-8') : parametersOf([...form])
 }
 
 function parametersOf (pairs: readonly (readonly [string, unknown])[]): Parameters {
   const parameters = new Map<string, string>()
   const seen = new Set<string>()
   for (const [name, value] of pairs) {
-    if (seen.has(name)) failOAuth('invalid_request')
+    if (seen.has(name)) failOAuth('invalid_request', `${shownParameter(name)} is repeated`)
     seen.add(name)
     if (typeof value !== 'string') {
-      if (KNOWN.has(name)) failOAuth('invalid_request')
+      if (KNOWN.has(name)) failOAuth('invalid_request', `${name} must be a string`)
       continue
     }
-    if (/[\0\uFFFD]|\p{Surrogate}/u.test(value)) failOAuth('invalid_request')
+    if (/[\0\uFFFD]|\p{Surrogate}/u.test(value)) {
+      failOAuth('invalid_request', `${shownParameter(name)} contains invalid characters`)
+    }
     if (value !== '') parameters.set(name, value)
   }
   return parameters
@@ -68,5 +71,5 @@ function membersOf (bytes: Buffer): [string, unknown][] {
   const value = readJson(bytes, BOUNDS)
   return typeof value === 'object' && value !== null && !Array.isArray(value)
     ? Object.entries(value)
-    : failOAuth('invalid_request')
+    : failOAuth('invalid_request', 'The body must be a JSON object')
 }

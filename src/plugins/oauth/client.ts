@@ -4,6 +4,8 @@ import { findClient, type Client } from '../../repositories/people/oauth.ts'
 import type { Parameters } from './body.ts'
 import { failOAuth, OAuthError } from './errors.ts'
 
+const MALFORMED_BASIC = { description: 'The header Authorization is not valid HTTP Basic', basic: true }
+
 /**
  * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
  * accepted, too, because some libraries try it first (RFC 6749, 2.3.1).
@@ -11,13 +13,17 @@ import { failOAuth, OAuthError } from './errors.ts'
 export async function clientOf (db: Db, request: FastifyRequest, parameters: Parameters): Promise<Client> {
   const basic = basicOf(request)
   const named = parameters.get('client_id')
-  if (basic !== undefined && named !== undefined && basic.id !== named) failOAuth('invalid_request')
-  const id = basic?.id ?? named ?? failOAuth('invalid_request')
+  if (basic !== undefined && named !== undefined && basic.id !== named) {
+    failOAuth('invalid_request', 'client_id is not the user name of HTTP Basic')
+  }
+  const id = basic?.id ?? named ?? failOAuth('invalid_request', 'client_id is missing')
   // Public clients have no secret, so every secret is wrong.
-  const client = (basic?.password ?? '') === '' && !parameters.has('client_secret')
-    ? await findClient(db, id)
-    : undefined
-  if (client === undefined) throw new OAuthError('invalid_client', basic !== undefined)
+  const isBasic = basic !== undefined
+  if ((basic?.password ?? '') !== '' || parameters.has('client_secret')) {
+    throw new OAuthError('invalid_client', { description: 'client_secret must be omitted: all clients are public', basic: isBasic })
+  }
+  const client = await findClient(db, id)
+  if (client === undefined) throw new OAuthError('invalid_client', { basic: isBasic })
   return client
 }
 
@@ -36,13 +42,13 @@ function basicOf ({ headers }: FastifyRequest): { id: string, password: string }
   const header = headers.authorization ?? ''
   if (!/^Basic\b/i.test(header)) return undefined
   const [, encoded] = /^Basic +([A-Za-z0-9+/]+={0,2})$/i.exec(header) ?? []
-  if (encoded === undefined) throw new OAuthError('invalid_client', true)
+  if (encoded === undefined) throw new OAuthError('invalid_client', MALFORMED_BASIC)
   const [id = '', ...rest] = Buffer.from(encoded, 'base64').toString('utf8').split(':')
   try {
     return {
       id: decodeURIComponent(id.replace(/\+/g, ' ')), password: decodeURIComponent(rest.join(':').replace(/\+/g, ' '))
     }
   } catch {
-    throw new OAuthError('invalid_client', true)
+    throw new OAuthError('invalid_client', MALFORMED_BASIC)
   }
 }

@@ -1,27 +1,35 @@
 import type { FastifyReply } from 'fastify'
+import { messageOf } from '../../../schemas/errors.ts'
 import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import type { ApiError } from '../../rules/errors.ts'
+
+interface OAuthErrorOptions {
+  /** Names the parameter; default: the description of the code. Never contains a value of the request. */
+  description?: string | undefined
+  /** Whether the client used HTTP Basic. Only then is the status 401, with a challenge (RFC 6749, 5.2). */
+  basic?: boolean
+}
 
 /** An error with a code of RFC 6749. */
 export class OAuthError extends Error {
   override name = 'OAuthError'
   readonly code: OAuthErrorCode
-  /** Whether the client used HTTP Basic. Only then is the status 401, with a challenge (RFC 6749, 5.2). */
   readonly basic: boolean
 
-  constructor (code: OAuthErrorCode, basic = false) {
-    super(OAUTH_ERRORS[code].description)
+  constructor (code: OAuthErrorCode, { description, basic = false }: OAuthErrorOptions = {}) {
+    super(description ?? OAUTH_ERRORS[code].description)
     this.code = code
     this.basic = basic
   }
 }
 
-export function failOAuth (code: OAuthErrorCode): never {
-  throw new OAuthError(code)
+export function failOAuth (code: OAuthErrorCode, description?: string): never {
+  throw new OAuthError(code, { description })
 }
 
 /** Sends `error` and `error_description` of RFC 6749, and `message`, which all errors of this API have. */
-export function sendOAuthError (reply: FastifyReply, { code, basic }: OAuthError) {
-  const { status, description } = OAUTH_ERRORS[code]
+export function sendOAuthError (reply: FastifyReply, { code, basic, message: description }: OAuthError) {
+  const { status } = OAUTH_ERRORS[code]
   if (basic) reply.header('www-authenticate', 'Basic realm="strongroom"')
   return reply.code(basic ? 401 : status)
     .headers({ 'cache-control': 'no-store', pragma: 'no-cache' })
@@ -38,7 +46,11 @@ const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
   internal_error: 'server_error'
 }
 
-/** The OAuth error for an error code of the API. */
-export function toOAuthError (code: string): OAuthError {
-  return new OAuthError(OF_CATALOGUE[code] ?? 'invalid_request')
+/** The OAuth error for an error of the API. */
+export function toOAuthError ({ code, details }: ApiError): OAuthError {
+  const known = OF_CATALOGUE[code]
+  if (known !== undefined && known !== 'method_not_allowed') return new OAuthError(known)
+  // RFC 6749, 5.2, forbids these characters.
+  const description = messageOf(code, details).replace(/["\\]/g, "'").replace(/\.$/, '')
+  return new OAuthError(known ?? 'invalid_request', { description })
 }

@@ -1,5 +1,5 @@
 import type { FastifyError } from 'fastify'
-import { ERRORS } from '../../../schemas/errors.ts'
+import { ERRORS, messageOf } from '../../../schemas/errors.ts'
 import { sendError, toApiError } from '../../http/responses/errors.ts'
 import { installCookies, installForms, sendPage } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -36,7 +36,7 @@ export const oauth: Domain = async (app) => {
       if (ERRORS[code].status >= 500) {
         request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
       }
-      return sendOAuthError(reply, toOAuthError(code))
+      return sendOAuthError(reply, toOAuthError(known))
     })
     endpoints.setNotFoundHandler(async (request, reply) => app.refuseRoute(request, reply))
     await endpoints.register(token)
@@ -56,11 +56,11 @@ export const oauth: Domain = async (app) => {
       })
     }
     pages.setErrorHandler(async (error: FastifyError, request, reply) => {
-      const { code } = toApiError(error)
+      const { code, details } = toApiError(error)
       request.errorCode = code
-      const { status, message } = ERRORS[code]
+      const { status } = ERRORS[code]
       if (status >= 500) request.log.error({ err: databaseError(error), error_code: code }, 'request failed')
-      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'The request failed', message))
+      return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'The request failed', messageOf(code, details)))
     })
     await pages.register(authorize, { prefix: '/oauth' })
     await pages.register(accounts)

@@ -8,10 +8,14 @@ import {
 } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
-import { failOAuth, OAuthError } from './errors.ts'
+import { failOAuth } from './errors.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
+const VERIFIER_RULE = 'code_verifier must have 43 to 128 letters, digits or - . _ ~'
+// One text for all reasons: it must not tell which of these is right.
+const WRONG_CODE = 'code is invalid, expired or used, or client_id, redirect_uri or code_verifier are not those of the authorization request'
+const WRONG_REFRESH_TOKEN = 'refresh_token is invalid, expired or used, or was issued to another client_id'
 
 export const token: Domain = async (app) => {
   app.post('/token', {
@@ -27,7 +31,7 @@ export const token: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const parameters = parametersIn(request)
-      const type = parameters.get('grant_type') ?? failOAuth('invalid_request')
+      const type = required(parameters, 'grant_type')
       if (type !== 'authorization_code' && type !== 'refresh_token') failOAuth('unsupported_grant_type')
       const client = await clientOf(app.db, request, parameters)
       const pair = await (type === 'authorization_code'
@@ -43,8 +47,9 @@ export const token: Domain = async (app) => {
   // committed.
   async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
     const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) =>
-      parameters.get(name) ?? failOAuth('invalid_request')) as [string, string, string]
-    if (!isCredential('ac', code) || !VERIFIER.test(verifier)) failOAuth('invalid_grant')
+      required(parameters, name)) as [string, string, string]
+    if (!VERIFIER.test(verifier)) failOAuth('invalid_grant', VERIFIER_RULE)
+    if (!isCredential('ac', code)) failOAuth('invalid_grant', WRONG_CODE)
     const hash = hashToken(code)
     return settle(await transaction(app.db, async (db) => {
       const found = await lockCode(db, hash)
@@ -61,13 +66,13 @@ export const token: Domain = async (app) => {
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
       await useCode(db, hash)
       return issue(db, found.grant, found.grant.scopes)
-    }, request))
+    }, request), WRONG_CODE)
   }
 
   // RFC 6749, 6, with rotation and reuse detection (RFC 9700, 4.14.2).
   async function refresh (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
-    const sent = parameters.get('refresh_token') ?? failOAuth('invalid_request')
-    if (!isCredential('rt', sent)) failOAuth('invalid_grant')
+    const sent = required(parameters, 'refresh_token')
+    if (!isCredential('rt', sent)) failOAuth('invalid_grant', WRONG_REFRESH_TOKEN)
     return settle(await transaction(app.db, async (db) => {
       const found = await lockPair(db, hashToken(sent))
       if (found === undefined || found.grant.client_id !== client.id) return 'invalid_grant'
@@ -79,7 +84,7 @@ export const token: Domain = async (app) => {
       if (!asked.every((one) => found.grant.scopes.includes(one))) return 'invalid_scope'
       await retirePair(db, found.id)
       return issue(db, found.grant, asked)
-    }, request))
+    }, request), WRONG_REFRESH_TOKEN)
   }
 
   async function reuse (
@@ -102,10 +107,13 @@ async function issue (db: Db, grant: LiveGrant, scopes: string[]): Promise<Token
   return { access_token, token_type: 'Bearer', expires_in: LIFETIMES.access, refresh_token, scope: scopes.join(' ') }
 }
 
-function settle (outcome: TokenAnswer | OAuthErrorCode): TokenAnswer {
-  if (typeof outcome === 'string') throw new OAuthError(outcome)
+function settle (outcome: TokenAnswer | OAuthErrorCode, wrongGrant: string): TokenAnswer {
+  if (typeof outcome === 'string') failOAuth(outcome, outcome === 'invalid_grant' ? wrongGrant : undefined)
   return outcome
 }
+
+const required = (parameters: Parameters, name: string): string =>
+  parameters.get(name) ?? failOAuth('invalid_request', `${name} is missing`)
 
 /** Response schemas of OAuth errors, for the OpenAPI document. */
 export function errorAnswers (...statuses: number[]) {

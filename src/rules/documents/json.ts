@@ -79,8 +79,11 @@ const BLANKS = /[ \t\r\n]*/y
 const STRING = /"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[\da-fA-F]{4})[^"\\\x00-\x1f]*)*/y // eslint-disable-line no-control-regex
 const PRIMITIVE = /(?:true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\w.+-])/y
 
-/** Where a text stops being JSON. The message of `JSON.parse` has a position in some versions of Node.js only. */
-function jsonErrorOffset (text: string): number {
+/**
+ * Where a text stops being JSON; the end of the text if it is JSON or the beginning of JSON. The message of
+ * `JSON.parse` has a position in some versions of Node.js only.
+ */
+export function jsonErrorOffset (text: string): number {
   const open: string[] = []
   let expected: 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing' = 'value'
   for (let at = 0; ;) {

@@ -47,11 +47,16 @@ export function documentError (format: DocumentFormat, text: string): Position |
 /** Converts an error of a reader to a line and a column. */
 export function errorPosition (text: string, error: unknown): Position {
   // A stack overflow has no position.
-  const offset = error instanceof UnreadableDocument ? error.offset : 0
-  const before = withoutMark(text).slice(0, offset)
-  const lines = before.match(/\r\n?|\n/g)?.length ?? 0
-  const lineStart = Math.max(before.lastIndexOf('\n'), before.lastIndexOf('\r')) + 1
-  return { line: lines + 1, column: Array.from(before.slice(lineStart)).length + 1 }
+  return positionAfter(withoutMark(text).slice(0, error instanceof UnreadableDocument ? error.offset : 0))
+}
+
+/** The position after a text that begins at `from`. */
+export function positionAfter (text: string, from: Position = { line: 1, column: 1 }): Position {
+  const lines = text.match(/\r\n?|\n/g)?.length ?? 0
+  const lineStart = Math.max(text.lastIndexOf('\n'), text.lastIndexOf('\r')) + 1
+  const pairs = text.slice(lineStart).match(/[\u{10000}-\u{10ffff}]/gu)?.length ?? 0
+  const characters = text.length - lineStart - pairs
+  return { line: from.line + lines, column: (lines === 0 ? from.column : 1) + characters }
 }
 
 /** A document without its byte order mark. */

@@ -1,0 +1,35 @@
+import type { TSchema } from '@sinclair/typebox'
+import { ValueErrorType, type ValueError } from '@sinclair/typebox/compiler'
+import { ACTOR_PATTERN } from '../../../schemas/audit.ts'
+import { ruleOf } from '../../../schemas/shapes.ts'
+import { didYouMean, mustBeOneOf } from '../../rules/formats/choices.ts'
+import { TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
+
+/** The message for an invalid value: says which values are valid, and never contains the value. */
+export function messageOf ({ type, schema, value, message, errors }: ValueError): string {
+  if (type === ValueErrorType.ObjectAdditionalProperties) return 'Unknown field'
+  if (type === ValueErrorType.ObjectRequiredProperty) return message
+  const choices = choicesOf(schema)
+  if (choices !== undefined) return mustBeOneOf(choices, value)
+  const rule = ruleOf(schema)
+  if (rule !== undefined) return `must be ${rule}${schema.pattern === ACTOR_PATTERN ? suggestActor(value) : ''}`
+  if (schema.format === 'date-time') return TIMESTAMP_RULE
+  if (type !== ValueErrorType.Union) return message
+  // Nullable values are unions.
+  const alternatives = schema.anyOf as TSchema[]
+  const [problem] = errors.flatMap((one) => [...one]).filter((one) => one.schema.type !== 'null')
+  if (problem === undefined) return message
+  return messageOf(problem) + (alternatives.some((one) => one.type === 'null') ? ', or null' : '')
+}
+
+/** The values of an enumeration, as the OpenAPI document lists them. */
+function choicesOf (schema: TSchema): unknown[] | undefined {
+  const { anyOf = [schema] } = (schema['x-published'] ?? schema) as { anyOf?: TSchema[] }
+  return anyOf.every((one) => 'const' in one) ? anyOf.map((one) => one.const as unknown) : undefined
+}
+
+// Suggests the form of an actor without its id, because no message repeats a part of the value.
+function suggestActor (value: unknown): string {
+  const form = typeof value === 'string' ? value.replace(/:\d{1,16}$/, ':ID') : value
+  return didYouMean(['operator', 'system', 'api_token:ID', 'user:ID'], form)
+}

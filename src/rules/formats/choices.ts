@@ -1,0 +1,24 @@
+import { distance } from 'fastest-levenshtein'
+
+// Edits between a misspelt value and the value that the message suggests.
+const MAX_EDITS = 2
+
+/** The message for a value that is none of the choices. Never contains the value, which may be a secret. */
+export function mustBeOneOf (choices: readonly unknown[], value: unknown): string {
+  const listed = choices.map(String)
+  return `must be ${listed.length === 1 ? '' : 'one of '}${listed.join(', ')}${didYouMean(listed, value)}`
+}
+
+/** ` (did you mean secret:read?)`, with the nearest choice within two edits; empty if no choice is that near. */
+export function didYouMean (choices: readonly string[], value: unknown): string {
+  if (typeof value !== 'string') return ''
+  let nearest: string | undefined
+  let fewest = MAX_EDITS + 1
+  for (const choice of choices) {
+    if (Math.abs(choice.length - value.length) > MAX_EDITS) continue
+    // A choice that shares nothing with the value is no suggestion.
+    const edits = distance(choice.toLowerCase(), value.toLowerCase())
+    if (edits < fewest && edits < choice.length) [nearest, fewest] = [choice, edits]
+  }
+  return nearest === undefined ? '' : ` (did you mean ${nearest}?)`
+}
