@@ -148,7 +148,7 @@ t.test('a merge patch is an object of strings and nulls: the error names what is
   for (const value of [1, true, {}, { B: '1' }, ['1']]) {
     const answer = await change(at, { OK: '1', A: value }, { 'content-type': MERGE })
     is(t, answer, 422, 'validation_failed')
-    t.strictSame(answer.body.errors, { A: ['Expected string or null'] }, JSON.stringify(value))
+    t.strictSame(answer.body.errors, { A: ['Expected string, or null'] }, JSON.stringify(value))
   }
   const long = await change(at, { A: 'x'.repeat(256 * 1024 + 1) }, { 'content-type': MERGE })
   t.match(long.body.errors, { A: [/less or equal to 262144/] })
