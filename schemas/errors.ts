@@ -257,19 +257,32 @@ function exampleOf (code: ErrorCode) {
  * get them.
  */
 export function ErrorBodies (status: number): TSchema {
+  return unionOf(bodiesOf(status), `Errors_${status}`)
+}
+
+/** Statuses whose errors mean the same in every operation: the document lists them once, as `default`. */
+export const COMMON_STATUSES = [400, 401, 413, 415, 500, 503]
+
+/** The schema of all errors of `COMMON_STATUSES`. */
+export const CommonErrors = (): TSchema => unionOf(COMMON_STATUSES.flatMap(bodiesOf), 'Errors_common')
+
+function bodiesOf (status: number) {
   const shapes = new Map<string, ErrorCode[]>()
   for (const code of Object.keys(ERRORS) as ErrorCode[]) {
     if (ERRORS[code].status !== status) continue
     const shape = JSON.stringify(requiredOf(code))
     shapes.set(shape, [...shapes.get(shape) ?? [], code])
   }
-  const bodies = [...shapes.values()].map((codes) => {
+  return [...shapes.values()].map((codes) => {
     const more = Object.assign({}, ...codes.map(moreOf)) as TProperties
     const title = Object.keys(requiredOf(codes[0]!)).length === 0 ? `Error_${status}` : `Error_${codes[0]!}`
     const schema = Type.Object({ error: OneOf(codes.map(codeOf)), message: Type.String(), ...more }, { title })
     return { codes, schema }
   })
+}
+
+function unionOf (bodies: ReturnType<typeof bodiesOf>, title: string): TSchema {
   const examples = [exampleOf(bodies[0]!.codes[0]!)]
   if (bodies.length === 1) return { ...bodies[0]!.schema, examples }
-  return ToldApart('error', bodies.map(({ schema }) => schema), { title: `Errors_${status}`, examples })
+  return ToldApart('error', bodies.map(({ schema }) => schema), { title, examples })
 }

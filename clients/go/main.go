@@ -264,7 +264,7 @@ func main() {
 
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
-		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySecretRead},
+		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySECRETREAD},
 	}))
 	token := good(created.JSON201, created)
 	reader := clientOf(token.Token)
@@ -287,7 +287,7 @@ func main() {
 	step("read with the value that it had: 401")
 	unknown := read(reader, nil)
 	refused(unknown, 401)
-	code(unknown.JSON401.Error, "unauthenticated")
+	code(must(unknown.JSONDefault.Discriminator()), "unauthenticated")
 
 	step("delete the token")
 	empty(must(client.DeleteApiTokenWithResponse(ctx, organization, token.ApiKey.Id)))
@@ -340,7 +340,7 @@ func main() {
 	step("purge its history")
 	purged := must(client.PurgeVersionsWithResponse(ctx, organization, nil, strongroom.PurgeBody{
 		Project: project, Target: new(target), Environment: new(environment),
-		Confirmed: strongroom.PurgeBodyConfirmedTrue,
+		Confirmed: true,
 	}))
 	expect(good(purged.JSON200, purged).Data.PurgedCount > 0)
 

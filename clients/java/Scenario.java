@@ -305,7 +305,7 @@ public class Scenario {
 
     step("purge its history");
     PurgeBody all = new PurgeBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT)
-        .confirmed(PurgeBody.ConfirmedEnum.TRUE);
+        .confirmed(true);
     PurgeAnswer purged = versions.purgeVersions(ORGANIZATION, all, null);
     expect(purged.getData().getPurgedCount() > 0, purged);
 

@@ -348,7 +348,7 @@ created = good(
     create_api_token.sync_detailed(
         ORGANIZATION,
         client=client,
-        body=CreateTokenBody(name="Reader", abilities=[Ability.SECRETREAD]),
+        body=CreateTokenBody(name="Reader", abilities=[Ability.SECRET_READ]),
     ),
     CreatedToken,
 )

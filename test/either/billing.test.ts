@@ -675,8 +675,8 @@ t.test('each action has ten a minute of its own, whichever path; a replay and wh
   const caller = await limited.organization()
   const published = Object.entries(limited.app.swagger().paths ?? {}).flatMap(([path, item]) =>
     Object.entries(item as Record<string, Record<string, unknown>>)
-      .filter(([, operation]) => (operation.security as Record<string, string[]>[] | undefined)?.[0]?.apiToken?.[0] ===
-        'billing:write')
+      .filter(([, operation]) =>
+        (operation.security as Record<string, string[]>[] | undefined)?.[0]?.bearerToken?.[0] === 'billing:write')
       .map(([method, operation]) => [`${method} ${path}`, operation['x-limit-of-effect']]))
   t.ok(published.length >= 14)
   t.same(published.filter(([, group]) => group !== 'billing'), [], 'every operation that writes is limited')

@@ -119,6 +119,8 @@ const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
     const { code } = await authorize(address, first, { code_challenge: challengeOf(code_verifier) })
     return { code }
   },
+  // Optional parameters of a query have no example in the document. The example shows an event of the operator.
+  listAuditEvents: () => ({ actor: 'operator' }),
   restoreProject: () => ({ at: answers.listVersions.data[0].attributes.created_at }),
   revokeToken: () => ({ token: answers.getAccessToken.refresh_token }),
   refundCharge: () => ({ charge: answers.createCharge.data.id }),
@@ -276,7 +278,8 @@ async function send ({ id, method, path, operation, type, body }: Example, token
   const url = parameters.filter((parameter) => parameter.in === 'path').reduce(
     (url, parameter) => url.replace(`{${parameter.name}}`, valueOf(parameter)), path
   )
-  const query = parameters.filter((parameter) => parameter.in === 'query' && parameter.example !== undefined)
+  const query = parameters
+    .filter((parameter) => parameter.in === 'query' && (made[parameter.name] ?? parameter.example) !== undefined)
     .map((parameter) => `${parameter.name}=${valueOf(parameter)}`).join('&')
   const sent = body && { ...body, ...Object.fromEntries(Object.entries(made).filter(([name]) => name in body)) }
   return service.inject({

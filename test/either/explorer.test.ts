@@ -1,10 +1,12 @@
 import { readFileSync } from 'node:fs'
 import { runInNewContext } from 'node:vm'
+import { gunzipSync } from 'node:zlib'
 import t from 'tap'
 import { parse } from 'yaml'
 import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
-import { SCOPES, type Scope } from '../../schemas/scopes.ts'
+import type { Scope } from '../../schemas/scopes.ts'
+import { FOLDED } from '../../src/http/contract/explorer.ts'
 import { startApp } from '../helpers/app.ts'
 
 // Swagger UI as it is served; what a browser makes of it is in `browser`.
@@ -18,11 +20,12 @@ interface Operation {
   responses: Record<string, unknown>
   'x-error-codes'?: string[]
 }
+interface Parameter { in: string, name: string, required?: boolean, example?: string, schema?: object }
 interface Published {
   info: { title: string, description: string }
   tags: { name: string, description: string }[]
   paths: Record<string, Record<string, Operation>>
-  components: { parameters: Record<string, { in: string, name: string, example?: string }> }
+  components: { parameters: Record<string, Parameter> }
 }
 
 const service = await startApp(t)
@@ -58,12 +61,13 @@ t.test('the document and its edition in OpenAPI 3.0 name the same addresses, bel
   }
 })
 
-t.test('operations come in the order of their groups, the deprecated ones last, in a group of their own', async (t) => {
+t.test('operations come in the order of their groups; billing and the deprecated operations are the last groups', async (t) => {
   const groups = published.tags.map(({ name }) => name)
   // A duplicate shares its path with the operation that it repeats.
   const current = operationsOf(published).filter(({ deprecated = false }) => !deprecated)
   t.strictSame([...new Set(current.flatMap(({ tags }) => tags))], groups.slice(0, -1))
-  t.equal(groups.at(-1), 'deprecated')
+  t.strictSame(groups.slice(-2), ['billing', 'deprecated'])
+  t.strictSame(FOLDED, ['billing', 'deprecated'])
   for (const { operationId, tags, deprecated = false } of operationsOf(published)) {
     t.equal(tags.includes('deprecated'), deprecated, operationId)
   }
@@ -72,31 +76,78 @@ t.test('operations come in the order of their groups, the deprecated ones last, 
   t.ok(created < one && one < ids.indexOf('createProject'), 'what is about more comes first')
 })
 
-t.test('Swagger UI says at each operation what its scope is for, and what can go wrong there alone', async (t) => {
-  const { body } = await service.inject({ url: '/docs/json' })
-  const shown = body as Published
+t.test('Swagger UI shows the edition in OpenAPI 3.0, which it reads fast, with the message of each error', async (t) => {
+  const [shown, older] = await Promise.all(['/docs/json', '/openapi-3.0.json'].map(async (url) =>
+    (await service.inject({ url })).body as Published & { openapi: string }))
+  t.equal(shown!.openapi, '3.0.3')
   t.strictSame(
-    operationsOf(shown).map(({ description, ...rest }) => rest),
-    operationsOf(published).map(({ description, ...rest }) => rest),
-    'otherwise the document is the published one'
+    operationsOf(shown!).map(({ description, ...rest }) => rest),
+    operationsOf(older!).map(({ description, ...rest }) => rest),
+    'otherwise the document is that edition'
   )
-  t.match(shown.info.description, FIRST_ORGANIZATION.slug)
-  for (const { operationId, description = '', security, 'x-error-codes': codes = [] } of operationsOf(shown)) {
-    const scopes = new Set(security.flatMap((way) => Object.values(way).flat()))
-    for (const scope of scopes) {
-      t.match(description.toLowerCase(), `\`${scope}\` to ${SCOPES[scope].toLowerCase()}`, operationId)
-    }
-    if (security.length === 0) t.match(description, /^Needs no token\./, operationId)
-    else if (scopes.size === 0) t.match(description, /^Any token is accepted\./, operationId)
+  const described = new Map(operationsOf(published).map(({ operationId, description }) => [operationId, description]))
+  for (const { operationId, description = '', 'x-error-codes': codes = [] } of operationsOf(shown!)) {
+    const [purpose, errors] = description.split('Errors of its own:')
+    t.equal(described.get(operationId)!.split('Errors of its own:')[0]!.trim(), purpose!.trim(), operationId)
+    t.equal(errors === undefined, codes.length === 0, operationId)
     const lines = [...description.matchAll(/^- (\d{3}) `(\w+)`: (.+)$/gm)]
-    t.strictSame([...new Set(lines.map(([, , code]) => code))], codes, operationId)
-    t.equal(new Set(lines.map(String)).size, lines.length, `${operationId} says each once`)
+    t.strictSame(new Set(lines.map(([, , code]) => code)), new Set(codes), operationId)
+    t.equal(new Set(lines.map(String)).size, lines.length, `${operationId} lists each error once`)
     for (const [, status, code, message] of lines) {
       const row = Object.entries(ERRORS).find(([name, error]) =>
         codeOf(name as ErrorCode) === code && error.message === message)
       t.equal(String(row?.[1].status), status, `${operationId} ${code}`)
     }
   }
+})
+
+t.test('the introduction has at most 120 words, and names the organization of the first start', async (t) => {
+  for (const [{ inject }, base] of [[service, ''], [below, '/base']] as const) {
+    const { info: { description } } = (await inject({ url: '/docs/json' })).body as Published
+    const words = description.replace(/\]\([^)]*\)/g, ']').split(/\s+/)
+    t.ok(words.length <= 120, `${words.length} words`)
+    t.match(description, FIRST_ORGANIZATION.slug)
+    t.match(description, `(${base}/openapi-3.0.json)`)
+  }
+})
+
+t.test('no filter of the audit log is filled in: only required parameters of a query have examples', async (t) => {
+  const { body } = await service.inject({ url: '/docs/json' })
+  const parameters = Object.values((body as Published).components.parameters)
+  const optional = parameters.filter((parameter) => parameter.in === 'query' && parameter.required !== true)
+  t.ok(optional.length > 10)
+  t.strictSame(optional.filter(({ example }) => example !== undefined).map(({ name }) => name), [])
+  for (const name of ['actor', 'action', 'resource', 'from', 'to', 'before']) {
+    const filter = optional.find((parameter) => parameter.name === name)
+    t.notOk('default' in (filter!.schema ?? {}), name)
+  }
+})
+
+t.test('the documentation is compressed for clients that accept gzip, with an ETag of its own, and is cached', async (t) => {
+  const urls = ['/docs/json', '/docs/static/swagger-ui-bundle.js', '/openapi.json', '/openapi.yaml', '/openapi-3.0.json']
+  const app = service.app
+  for (const url of urls) {
+    const plain = await app.inject({ url })
+    t.equal(plain.headers['content-encoding'], undefined, url)
+    t.match(plain.headers.vary, /Accept-Encoding/, url)
+    for (const accepted of ['gzip', 'deflate, gzip;q=0.5, br', 'GZIP']) {
+      const compressed = await app.inject({ url, headers: { 'accept-encoding': accepted } })
+      t.equal(compressed.headers['content-encoding'], 'gzip', `${url} ${accepted}`)
+      t.ok(gunzipSync(compressed.rawPayload).equals(plain.rawPayload), `${url} ${accepted}`)
+      t.equal(Number(compressed.headers['content-length']), compressed.rawPayload.length)
+      t.not(compressed.headers.etag, plain.headers.etag)
+      const etag = String(compressed.headers.etag)
+      const again = await app.inject({ url, headers: { 'accept-encoding': accepted, 'if-none-match': etag } })
+      t.strictSame([again.statusCode, again.headers.etag, again.rawPayload.length], [304, etag, 0])
+    }
+    for (const refused of ['identity', 'gzip;q=0', 'br', 'x-gzip-like']) {
+      const { headers } = await app.inject({ url, headers: { 'accept-encoding': refused } })
+      t.equal(headers['content-encoding'], undefined, `${url} ${refused}`)
+    }
+  }
+  const whole = await Promise.all(['swagger-ui-bundle.js', 'swagger-ui.css', 'swagger-ui-standalone-preset.js'].map(async (file) =>
+    (await app.inject({ url: `/docs/static/${file}`, headers: { 'accept-encoding': 'gzip' } })).rawPayload.length))
+  t.ok(whole.reduce((sum, bytes) => sum + bytes, 0) < 700_000, 'the files together')
 })
 
 t.test('Swagger UI has the name and the look of the service, and asks nobody else for anything', async (t) => {
@@ -110,19 +161,28 @@ t.test('Swagger UI has the name and the look of the service, and asks nobody els
   }
 })
 
-t.test('a group is open, the deprecated one closed, until somebody opens it', async (t) => {
+// The functions of the plugin, as the browser gets them: Swagger UI calls them.
+const sourceOf = async (name: string, end: RegExp) => {
   const { text } = await service.inject({ url: '/docs/static/swagger-initializer.js' })
-  const [, source] = /"isShown":(.+?)\}\}\}\}\]/s.exec(text)!
-  // Swagger UI calls it so: with its own selector, then with the state, the thing and what holds by default.
-  const wrap = runInNewContext(source!) as
+  const [, source] = new RegExp(`"${name}":(.+?)${end.source}`, 's').exec(text)!
+  return runInNewContext(`(${source!})`)
+}
+
+t.test('the last groups are folded until somebody opens them or filters; the others are open', async (t) => {
+  const wrap = await sourceOf('isShown', /\}\}\}\}\]/) as
     (original: (thing: string[], byDefault: boolean) => boolean) =>
-    (state: unknown, thing: string[], byDefault: boolean) => boolean
+    (state: { get (name: string): unknown }, thing: string[], byDefault: boolean) => boolean
   const opened = new Set<string>()
   const isShown = wrap((thing, byDefault) => opened.has(thing.join()) || byDefault)
-  t.equal(isShown({}, ['operations-tag', 'projects'], true), true)
-  t.equal(isShown({}, ['operations-tag', 'deprecated'], true), false)
+  for (const filter of [true, '']) {
+    const state = { get: () => filter }
+    for (const { name } of published.tags) {
+      t.equal(isShown(state, ['operations-tag', name], true), !FOLDED.includes(name), name)
+    }
+  }
+  t.equal(isShown({ get: () => 'coupon' }, ['operations-tag', 'billing'], true), true, 'a filter opens it')
   opened.add('operations-tag,deprecated')
-  t.equal(isShown({}, ['operations-tag', 'deprecated'], true), true)
+  t.equal(isShown({ get: () => true }, ['operations-tag', 'deprecated'], true), true)
 })
 
 t.test('the examples of paths are the organization of the first start and what those of bodies make there', async (t) => {

@@ -1,6 +1,6 @@
 import { Ajv2020, type AnySchema, type ValidateFunction } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
-import { codeOf, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
+import { codeOf, COMMON_STATUSES, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 
 // The statuses, error codes and schemas in the OpenAPI document, for tests that compare responses with the document.
 
@@ -19,11 +19,12 @@ export const statusesOf = (code: string) => new Set(
 
 export interface Documented { 'x-error-codes'?: string[], responses: Record<string, unknown> }
 
-/** The documented statuses of an operation, each with its error codes. */
+/** The documented statuses of an operation, each with its error codes. `default` documents the common statuses. */
 export function answersOf (operation: Documented): Map<number, Set<string>> {
   const codes = [...OF_ALL, ...operation['x-error-codes'] ?? []]
-  return new Map(Object.keys(operation.responses).map((status) =>
-    [Number(status), new Set(codes.filter((code) => statusesOf(code).has(Number(status))))]))
+  const statuses = Object.keys(operation.responses)
+    .flatMap((status) => status === 'default' ? COMMON_STATUSES : [Number(status)])
+  return new Map(statuses.map((status) => [status, new Set(codes.filter((code) => statusesOf(code).has(status)))]))
 }
 
 /** Returns a function that validates a value against a schema of the document. Fields not in the schema are errors. */

@@ -78,7 +78,8 @@ export function outsideContract (method: string, path: string, { status, body, h
   if (isBeside) wrong.push(...validate(ERROR, body))
   else if (answers?.has(status) !== true) wrong.push('no such status is documented')
   else {
-    const { $ref, ...own } = operation!.responses[status]!
+    const { responses } = operation!
+    const { $ref, ...own } = (responses[status] ?? responses.default)!
     const { content } = $ref === undefined ? own : document.components.responses[$ref.split('/').at(-1)!]!
     if (content === undefined || method === 'HEAD') {
       if (body !== undefined) wrong.push('there is a body')

@@ -1,8 +1,9 @@
 import { STATUS_CODES } from 'node:http'
 import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
+import { COMMON_STATUSES, CommonErrors } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
-import { mayBeLeftOut } from '../bodies/body.ts'
 import { oneOfWords } from '../responses/serialization.ts'
+import { DEPRECATED } from '../routes/aliases.ts'
 
 // @fastify/swagger repeats every schema inline. This module moves repeated parts to named components.
 
@@ -11,6 +12,7 @@ type Named<T = Json> = Record<string, T>
 
 export interface Operation extends Json {
   tags?: string[]
+  deprecated?: boolean
   operationId?: string
   description?: string
   security?: Named<Scope[]>[]
@@ -22,7 +24,7 @@ export interface Operation extends Json {
 type Paths = Named<Named<Operation>>
 
 export interface Document extends Json {
-  info: { description: string }
+  info: { title: string, version: string, description?: string }
   tags: { name: string }[]
   paths: Paths
   components: Json
@@ -121,10 +123,24 @@ function hoistTitled (value: unknown): { value: unknown, schemas: Named } {
 function simplify (schema: Json): Json {
   const { anyOf, ...rest } = schema
   const words = oneOfWords(schema)
-  if (words !== undefined) return { ...rest, ...words }
+  if (words !== undefined) return { ...rest, ...words, ...namesOf(words.enum) }
+  if (typeof rest.const === 'string') {
+    const { const: word, ...text } = rest
+    return { ...text, enum: [word] }
+  }
+  // The message of the validator says which value is accepted. Generators have no enums of booleans.
+  if (rest.type === 'boolean') {
+    const { const: _const, enum: _enum, ...boolean } = rest
+    return boolean
+  }
   const [first, second, third] = Array.isArray(anyOf) ? anyOf as Json[] : []
   if (second?.type !== 'null' || third !== undefined || typeof first?.type !== 'string') return schema
   return { ...first, ...rest, type: [first.type, 'null'] }
+}
+
+// `*` has no character that a name in a program may have.
+const namesOf = (words: readonly string[]) => words.includes('*') && {
+  'x-enum-varnames': words.map((word) => word === '*' ? 'ALL' : word.toUpperCase().replace(/\W/g, '_'))
 }
 
 const MAX_INT32 = 2 ** 31 - 1
@@ -142,6 +158,11 @@ const withExamples = (value: unknown): unknown => replaceObjects(value, (object)
   if (published !== undefined) return withExamples(published)
   const copy = mapMembers(rest, withExamples)
   if (schema === undefined) return copy
+  if (rest.in === 'query' && rest.required !== true) {
+    // Swagger UI would send the example as a filter, although the user chose none.
+    const { example: _example, ...optional } = copy
+    return { ...optional, schema: withExamples(schema) }
+  }
   const [example] = schema.examples as unknown[] | undefined ?? []
   return { ...(example !== undefined && { example }), ...copy, schema: withExamples(schema) }
 })
@@ -168,33 +189,63 @@ const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 
 const isGood = (status: string) => Number(status) < 400
 
-// Adds response headers, response descriptions, and whether a body is optional. X-Request-Id and the rate-limit headers
+// Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag
+// of their own. X-Request-Id and the rate-limit headers
 // are only listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
     delete operation['x-etag']
+    if (operation.deprecated) operation.tags = [DEPRECATED]
     const limits = '429' in operation.responses ? LIMITS : []
+    operation.responses = withCommon(operation.responses, operation['x-own-statuses'] as number[] | undefined ?? [])
+    delete operation['x-own-statuses']
     for (const [status, response] of Object.entries(operation.responses)) {
       const names: (keyof typeof HEADERS)[] = isGood(status) || status === '429' ? ['X-Request-Id', ...limits] : []
       if (status === '429') names.push('Retry-After')
-      if (status === '401' || status === '403') names.push('WWW-Authenticate')
+      if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (names.length > 0) {
         response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
       }
       if (response.description === 'Default Response' && isGood(status)) response.description = 'Done'
-      if (!isGood(status)) response.description = STATUS_CODES[status]
+      if (!isGood(status)) response.description = STATUS_CODES[status] ?? response.description
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
-    if (operation.requestBody !== undefined && mayBeLeftOut(media?.schema ?? {})) operation.requestBody.required = false
+    // Generators leave out the body parameter, or make it optional in one of several ways, unless a body with fields is
+    // required. The service also accepts requests without the body, if no field is required.
+    if (operation.requestBody !== undefined) operation.requestBody.required = hasFields(media?.schema ?? {})
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
+    for (const parameter of operation.parameters ?? []) sayDefaultOfWords(parameter as Json & { schema: Json })
     const ways = (operation.security ?? []).map((way) => Object.values(way).join(' '))
     // The scope that every request needs. If the scope depends on the request, only `security` lists the alternatives.
     if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
     return operation
   })
 }
+
+const hasFields = ({ properties = {}, anyOf, oneOf }: Json) =>
+  anyOf !== undefined || oneOf !== undefined || Object.keys(properties as Json).length > 0
+
+// Replaces the errors that every operation can have by one response. A status with an error of this operation stays.
+function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
+  const isCommon = (status: string, { content }: Json) => COMMON_STATUSES.includes(Number(status)) &&
+    !ownStatuses.includes(Number(status)) && /^Errors?_/.test(titleIn(content))
+  const rest = Object.entries(responses).filter(([status, response]) => !isCommon(status, response))
+  if (rest.length === Object.keys(responses).length) return responses
+  const schema = CommonErrors()
+  return {
+    ...Object.fromEntries(rest),
+    [COMMON]: withExamples({
+      description: 'An error that every operation can have', content: { 'application/json': { schema } }
+    }) as Json
+  }
+}
+
+// The key of that response until it is a component: `default`, its name in the document, is a keyword of schemas.
+const COMMON = 'common'
+const titleIn = (content: unknown) =>
+  String((content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title)
 
 // Moves defaults of request bodies into the descriptions, because code generators make fields with defaults required.
 // `x-here` is the description for one use of a named schema.
@@ -206,6 +257,14 @@ const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ defaul
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 })
 
+// The same for a parameter that is one of several words: the Kotlin generator writes a default that does not compile.
+function sayDefaultOfWords (parameter: Json & { schema: Json }) {
+  const { default: word, ...schema } = parameter.schema
+  if (typeof word !== 'string' || oneOfWords(schema) === undefined) return
+  parameter.schema = schema
+  parameter.description = [parameter.description, `default: \`${word}\``].filter(Boolean).join('; ')
+}
+
 // Replaces responses and parameters by references to components.
 function share (paths: Paths): { paths: Paths, parameters: Named, responses: Named } {
   const responses = collect('responses')
@@ -216,8 +275,8 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
       parameters: operation.parameters.map(namedParameter).sort(byPlace).map(({ component, parameter }) =>
         parameters.refer(component, parameter))
     }),
-    responses: mapValues(operation.responses, (response, status) =>
-      responses.refer(nameOf(status, response), response))
+    responses: Object.fromEntries(Object.entries(operation.responses).map(([status, response]) =>
+      [status === COMMON ? 'default' : status, responses.refer(nameOf(status, response), response)]))
   }))
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
@@ -237,6 +296,7 @@ const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)
+  if (status === COMMON) return 'ErrCommon'
   if (!isGood(status)) return schema?.startsWith('OAuth') ? `OAuthErr${status}` : `Err${status}`
   return schema === undefined ? `Answer${status}` : `${schema}Response`
 }

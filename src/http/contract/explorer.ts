@@ -2,22 +2,22 @@ import type { FastifyInstance, RouteOptions } from 'fastify'
 import type { FastifySwaggerUiOptions } from '@fastify/swagger-ui'
 import { codeOf, ERRORS, type ErrorCode } from '../../../schemas/errors.ts'
 import { FIRST_ORGANIZATION } from '../../../schemas/organizations.ts'
-import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
+import { OWN_ERRORS } from '../guard/access-document.ts'
+import { DEPRECATED } from '../routes/aliases.ts'
 import { mapOperations, type Document, type Operation } from './document.ts'
 
-// Additional texts of operations in Swagger UI, which code generators do not need.
+// What Swagger UI shows beyond the document: how to begin, the messages of errors, and a filter.
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
 
-const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in as its owner. The examples use the
-organization of the first start, \`${FIRST_ORGANIZATION.slug}\`. Create a project, a target and an environment, in this order; then the
-other examples work. Generated ids are in the responses of the operations that create resources.
+const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in. The examples use the organization of
+the first start, \`${FIRST_ORGANIZATION.slug}\`; create a project, a target and an environment first.
 
-Generate clients from [openapi.yaml](${base}/openapi.yaml) or [openapi.json](${base}/openapi.json). Generators that
-support only OpenAPI 3.0 can use [openapi-3.0.json](${base}/openapi-3.0.json).`
+Generate clients from [openapi.yaml](${base}/openapi.yaml), [openapi.json](${base}/openapi.json), or, for older
+generators, [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * Returns a function that adds the scopes and the errors of each operation to its description, for Swagger UI. Call
+ * Returns a function that adds the messages of the errors of each operation to its description, for Swagger UI. Call
  * this before the routes are registered, because an `onRoute` hook collects their declarations.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
@@ -27,47 +27,78 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
     if (operationId !== undefined) routes.set(operationId, route)
   })
   const explain = (operation: Operation) => {
-    const { operationId = '', 'x-error-codes': own = [] } = operation
+    const { operationId = '', description = '', 'x-error-codes': own = [] } = operation
+    if (own.length === 0) return operation
     // Other `onRoute` hooks add errors, so the config is complete only now.
     const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
-    const said = [needsOf(operation), withPurpose(operation.description), failuresOf([...errors])]
-    return { ...operation, description: said.filter(Boolean).join('\n\n') }
+    const [purpose = ''] = description.split(OWN_ERRORS)
+    return { ...operation, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
   }
   return (document) => ({
     ...document,
-    info: { ...document.info, description: `${begin(base)}\n\n${document.info.description}` },
+    info: { ...document.info, description: `${document.info.description}\n\n${begin(base)}` },
     paths: mapOperations(document.paths, explain)
   })
 }
 
-function needsOf ({ security = [] }: Operation): string {
-  if (security.length === 0) return 'Needs no token.'
-  const ways = [...new Set(security.map((way) =>
-    Object.values(way).flat().map((scope) => `\`${scope}\``).join(', and ')))]
-  if (ways[0] === '') return 'Any token is accepted.'
-  return withPurpose(`Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join('; or ')}.`)
-}
+const messagesOf = (errors: readonly ErrorCode[]) =>
+  errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`).join('\n')
 
-// Adds the description of each scope to a text.
-const withPurpose = (text = '') => text.replace(/`(\w[\w-]*:\w+)`/g, (named, scope: Scope) =>
-  SCOPES[scope] === undefined ? named : `${named} to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`)
+/** The groups that are at the end and folded. */
+export const FOLDED = ['billing', DEPRECATED]
 
-function failuresOf (errors: readonly ErrorCode[]): string {
-  const lines = errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`)
-  return lines.length === 0 ? '' : `Errors of this operation:\n\n${lines.join('\n')}`
+interface Immutable<T> {
+  get (name: string): any
+  filter (test: (one: T) => boolean): Immutable<T>
+  map (change: (one: T) => unknown): Immutable<T>
+  update (name: string, change: (value: any) => unknown): T
 }
+type Group = Immutable<any>
 
 /**
- * Swagger UI plugin: collapses the group of deprecated operations by default. The functions are sent to the browser as
- * source text, so they cannot use variables of this module.
+ * Swagger UI plugin: folds the last groups, and filters by words in the path, name, summary or group of an operation. A
+ * filter also opens the groups. The functions are sent to the browser as source text, so they cannot use variables of
+ * this module.
  */
-export const CLOSED = {
+export const EXPLORER = {
+  fn: {
+    opsFilter: (groups: Immutable<Group>, phrase: string) => {
+      const words = phrase.toLowerCase().split(/\s+/)
+      const isFound = (one: Immutable<any>) => {
+        const operation = one.get('operation')
+        const text = [
+          one.get('method'), one.get('path'), operation.get('operationId'), operation.get('summary'),
+          ...operation.get('tags')
+        ].join(' ').toLowerCase()
+        return words.every((word) => text.includes(word))
+      }
+      return groups.map((group) => group.update('operations', (operations) => operations.filter(isFound)))
+        .filter((group) => group.get('operations').size > 0)
+    }
+  },
+  wrapComponents: {
+    FilterContainer: (_original: unknown, { React }: any) => ({ layoutSelectors, layoutActions }: any) => {
+      const phrase = layoutSelectors.currentFilter()
+      return React.createElement('div', { className: 'filter wrapper' }, React.createElement('input', {
+        className: 'operation-filter-input',
+        type: 'search',
+        placeholder: 'Filter operations: secrets, rotate, PATCH …',
+        'aria-label': 'Filter operations',
+        value: typeof phrase === 'string' ? phrase : '',
+        onChange: ({ target }: any) => layoutActions.updateFilter(target.value)
+      }))
+    }
+  },
   statePlugins: {
     layout: {
       wrapSelectors: {
         isShown: (original: (thing: string[], byDefault: boolean) => boolean) =>
-          (_state: unknown, thing: string[], byDefault: boolean) =>
-            original(thing, byDefault && thing.join(' ') !== 'operations-tag deprecated')
+          (state: Immutable<any>, thing: string[], byDefault: boolean) => {
+            const isFolded = ['operations-tag billing', 'operations-tag deprecated'].includes(thing.join(' '))
+            // The filter is `true` before the first input.
+            const isFiltered = !['', true].includes(state.get('filter'))
+            return original(thing, byDefault && (isFiltered || !isFolded))
+          }
       }
     }
   }

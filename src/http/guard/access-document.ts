@@ -1,7 +1,7 @@
 import type { FastifyContextConfig, RouteOptions } from 'fastify'
 import type { TSchema } from '@sinclair/typebox'
 import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
-import type { Scope } from '../../../schemas/scopes.ts'
+import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
 import { replacedBy } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
@@ -37,7 +37,7 @@ export function documentAccess (route: RouteOptions): void {
   if (route.url.includes(':organization')) codes.push('not_found')
   // The look-up of the level verifies MACs.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
-  const own = new Set(errors.filter((code) => !OF_ALL.has(code)).map(codeOf))
+  const own = new Set<ErrorCode>(errors.filter((code) => !OF_ALL.has(code)))
   const { body, querystring, response } = route.schema ?? {}
   if (body || querystring) codes.push('validation_failed')
   if (body) codes.push('malformed_json', 'unsupported_media_type')
@@ -53,16 +53,44 @@ export function documentAccess (route: RouteOptions): void {
     ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
     ...(replaced !== undefined && { 'x-limit-instead-of': replaced }),
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
-    ...(own.size > 0 && { 'x-error-codes': [...own] }),
-    ...(extra.length > 0 &&
-      { description: `Depending on the request, also needs ${extra.map((scope) => `\`${scope}\``).join(', ')}.` }),
+    ...(own.size > 0 && { 'x-error-codes': [...new Set([...own].map(codeOf))] }),
+    ...(own.size > 0 && { 'x-own-statuses': [...own].map((code) => ERRORS[code].status) }),
+    description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, own),
     security: access === 'public' ? [] : alternatives.flatMap(securityOf),
     response: route.config?.responseFormat === undefined ? { ...(response as object), ...errorsOf(codes) } : response
   }
 }
 
+// The description that the route declares, its scopes and its own errors, in plain words.
+function descriptionOf (
+  { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
+  own: ReadonlySet<ErrorCode>
+): string {
+  const { description } = (schema ?? {}) as { description?: string }
+  const parts = [description, needsOf(alternatives), ...extra.length > 0
+    ? [`Depending on the request, also needs ${extra.map(purposeOf).join(', and ')}.`]
+    : []]
+  const byStatus = [...new Set([...own].map((code) => ERRORS[code].status))].sort().map((status) =>
+    `${status} ${[...own].filter((code) => ERRORS[code].status === status).map((code) => `\`${codeOf(code)}\``).join(', ')}`)
+  if (byStatus.length > 0) parts.push(`${OWN_ERRORS} ${byStatus.join('; ')}.`)
+  return parts.filter(Boolean).join(' ')
+}
+
+/** The beginning of the last sentence of a description, if the operation has errors of its own. */
+export const OWN_ERRORS = 'Errors of its own:'
+
+function needsOf (alternatives: readonly (readonly Scope[])[]): string {
+  if (alternatives.length === 0) return 'Needs no token.'
+  if (alternatives.flat().length === 0) return 'Any token is accepted.'
+  const ways = alternatives.map((scopes) => scopes.map(purposeOf).join(', and '))
+  return `Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join('; or ')}.`
+}
+
+const purposeOf = (scope: Scope) =>
+  `\`${scope}\` to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`
+
 const securityOf = (scopes: readonly Scope[]): Record<string, Scope[]>[] =>
-  [{ apiToken: [...scopes] }, { oauth: [...scopes] }]
+  [{ bearerToken: [...scopes] }, { oauth: [...scopes] }]
 
 /** The scopes that a route always needs. */
 export function scopesOf (access: FastifyContextConfig['access']): readonly Scope[] {
