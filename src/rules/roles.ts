@@ -42,6 +42,9 @@ export function grantableScopes (
   ])
 }
 
+/** Whether a scope changes nothing, and shows neither plaintext nor keys: the choice "Read only" of a consent page. */
+export const readsOnly = (scope: Scope): boolean => scope.endsWith(':read') || scope === 'secret:history'
+
 /** Whether a scope was granted; does not check the role. */
 export const grants = (granted: readonly Ability[], scope: Scope): boolean =>
   granted.includes('*') || granted.includes(scope)

@@ -456,6 +456,12 @@ t.test('a second factor is set up, asked for, and turned off by recovery code, n
     await look('recovery codes')
     const codes = await page.locator('ol.codes code').allInnerTexts()
     t.equal(codes.length, 10)
+    const broken = await page.evaluate(`[...document.querySelectorAll('ol.codes code')].filter((code) =>
+      code.offsetHeight > 1.5 * parseFloat(getComputedStyle(code).lineHeight)).length`)
+    t.equal(broken, 0, 'no code breaks')
+    await page.locator('ol.codes code').first().click()
+    const selected = await page.evaluate('String(getSelection())') as string
+    for (const code of codes) t.match(selected, code, 'a click selects all codes')
     await page.getByRole('link', { name: 'Continue to your account' }).click()
     await look('the account')
 

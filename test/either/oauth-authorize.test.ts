@@ -417,6 +417,37 @@ t.test('OA-14: granted is what was asked for, was left ticked and the role has, 
   t.strictSame(offered(await ask({}, browser)), ['organization:create', 'member:delete'], 'and begin one')
 })
 
+t.test('OA-15: "Read only" and "Deselect all" change the ticks, and decide nothing', async (t) => {
+  const owner = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const browser = await signedIn(owner)
+  const ticked = ({ text }: Seen) => [...text.matchAll(/name="scope" value="([^"]+)" checked/g)].map(([, scope]) => scope!)
+  const listed = ({ text }: Seen) => [...text.matchAll(/name="scope" value="([^"]+)"/g)].map(([, scope]) => scope!)
+  const page = await ask({ scope: SCOPE_NAMES.join(' ') }, browser)
+  t.strictSame(ticked(page), listed(page))
+  t.strictSame(listed(page).sort(), [...SCOPE_NAMES].sort(), 'all permissions are requested')
+  const select = async (from: Seen, choice: string) => {
+    const before = await codes()
+    const next = await browser.send(formIn(from), { select: choice })
+    t.equal(next.status, 200, next.text)
+    t.strictSame(listed(next), listed(page), 'all permissions can still be ticked')
+    t.equal(await codes(), before)
+    return next
+  }
+  const reads = await select(page, 'reads')
+  const read = ticked(reads)
+  t.ok(read.includes('secret:read') && read.includes('billing:read') && read.includes('secret:history'))
+  t.strictSame(read.filter((scope) => !/:(read|history)$/.test(scope)), [], 'nothing that changes, decrypts or gives a key')
+  t.strictSame(ticked(await select(reads, 'none')), [])
+  const again = await select(page, 'reads')
+  const back = await browser.decide(again, 'allow')
+  const { body } = await exchange(back.searchParams.get('code'))
+  t.strictSame((body as { scope: string }).scope.split(' ').sort(), [...read].sort())
+
+  t.notMatch((await ask({ scope: 'secret:read project:read' }, browser)).text, /name="select"/, 'where there is a choice')
+  const stale = await browser.send(formIn(page), { select: 'reads' })
+  t.equal(stale.status, 400, 'a decided request is not shown again')
+})
+
 t.test('the consent page says what an application can do about invitations, and what it sees without any scope', async (t) => {
   const browser = await signedIn(await makePerson(service))
   const { text } = await ask({ scope: 'organization:create member:delete' }, browser)

@@ -37,7 +37,9 @@ button.main { border-color: var(--strong); background: var(--strong); color: var
 a { display: inline-block; padding: .625rem 0; color: var(--strong); }
 :focus-visible { outline: .2rem solid var(--strong); outline-offset: .15rem; }
 .qr { display: block; width: 100%; max-width: 16rem; height: auto; margin: 1rem 0; border-radius: .5rem; }
-ol.codes { columns: 2; padding-left: 1.5rem; } ol.codes code, dd code { color: var(--ink); }
+ol.codes { columns: 2 12rem; padding-left: 1.5rem; user-select: all; -webkit-user-select: all; }
+ol.codes li { break-inside: avoid; } ol.codes code { white-space: nowrap; }
+ol.codes code, dd code { color: var(--ink); }
 li.held { display: flex; flex-wrap: wrap; gap: .25rem 1rem; align-items: center; justify-content: space-between; padding: .5rem 0; border-top: 1px solid var(--line); }
 ul.held { margin: .5rem 0 0; padding: 0; list-style: none; } .held button { flex: none; min-width: 5rem; }
 dl { margin: 0 0 1rem; } dt { margin-top: .75rem; color: var(--soft); } dd { margin: 0; }

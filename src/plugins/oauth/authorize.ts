@@ -15,11 +15,11 @@ import {
   judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
-import { grantableScopes, grantsEverything } from '../../rules/roles.ts'
+import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
 import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
 import { pagesOf } from './page-routes.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
-import { consentPage, problemPage, signInPage, type SignedIn } from './views.ts'
+import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
 export const authorize: Domain = async (app) => {
@@ -61,25 +61,34 @@ export const authorize: Domain = async (app) => {
     const code = mintCredential('ac')
     const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
     if (shown === undefined) return STALE
+    const select = form.get('select')
+    if (select === 'reads' || select === 'none') {
+      return consent((shown.scopes as Scope[]).filter((scope) => select === 'reads' && readsOnly(scope)))
+    }
     const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
     const decided = needsFactor
       ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), decide)
       : { done: await inSession(app, request, session, decide) }
     if (typeof decided !== 'object') {
-      const client = await findClient(app.db, shown.client_id)
-      return client === undefined
-        ? STALE
-        : consentPage({
-          ...consentOf(session, pending, client, shown.redirect_uri),
-          memberships: await listMemberships(app.db, session.user.id),
-          scopes: shown.scopes as Scope[],
-          chosen: allowedOf(shown, chosen),
-          problem: refusal(reply, decided, WRONG_CODE)
-        })
+      return consent(allowedOf(shown, chosen), { problem: refusal(reply, decided, WRONG_CODE) })
     }
     if (decided.done === undefined) return STALE
     const { to, issued } = decided.done
     return returnUrl(to, app.issuer(), issued === undefined ? errorOf('access_denied') : { code: issued })
+
+    /** The page of the same request again: nothing is decided. */
+    async function consent (ticked: readonly Scope[], more: { problem?: Problem } = {}) {
+      const client = await findClient(app.db, shown!.client_id)
+      return client === undefined
+        ? STALE
+        : consentPage({
+          ...consentOf(session, pending, client, shown!.redirect_uri),
+          memberships: await listMemberships(app.db, session.user.id),
+          scopes: shown!.scopes as Scope[],
+          chosen: ticked,
+          ...more
+        })
+    }
 
     async function decide (db: Db): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
       const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)

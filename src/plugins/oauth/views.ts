@@ -13,7 +13,7 @@ import type { Membership, User } from '../../repositories/people/users.ts'
 import { html, type Html } from '../../rules/formats/html.ts'
 import { inviterOf } from '../../rules/inviters.ts'
 import type { HeldPage } from '../../rules/pagination.ts'
-import { grantsEverything } from '../../rules/roles.ts'
+import { grantsEverything, readsOnly } from '../../rules/roles.ts'
 
 // Each function renders a page; the routes check access.
 
@@ -122,7 +122,13 @@ ${scopes.length === 0
     ? html`<p>It requests no permissions. It can see only your account, your organizations and the invitations to you.</p>`
     : html`<h2>It requests permission to</h2>
 <p class="soft">Deselect permissions that it does not need. Without permissions it can see only your account, your organizations and the invitations to you. It never gets more permissions than your role in an organization, or your team's role in a project, has.</p>
-${Object.entries(SCOPE_RESOURCES).map(([resource, { heading }]) => choicesOf(heading, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
+${scopes.some(readsOnly) && !scopes.every(readsOnly)
+    ? html`<div class="actions">
+<button type="submit" name="select" value="reads">Read only</button>
+<button type="submit" name="select" value="none">Deselect all</button>
+</div>
+`
+    : ''}${Object.entries(SCOPE_RESOURCES).map(([resource, { heading }]) => choicesOf(heading, scopes.filter((scope) => scope.startsWith(`${resource}:`)), chosen))}`}
 ${user.second_factor_id !== null && grantsEverything(scopes)
     ? html`<p>To allow all permissions, enter a code, too.</p>
 ${codeField(problem?.problem, { isOptional: true })}`
@@ -416,7 +422,7 @@ export function recoveryCodesPage (codes: readonly string[]): Page {
   return {
     title: 'Recovery codes',
     body: html`<h1>Save these recovery codes</h1>
-<p>With each code you can sign in once without your phone. They are not shown again.</p>
+<p>With each code you can sign in once without your phone. They are not shown again. Print this page, or copy the codes: a click on the list selects all of them.</p>
 <ol class="codes">
 ${codes.map((code) => html`<li><code>${code}</code></li>
 `)}</ol>
