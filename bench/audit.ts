@@ -60,7 +60,7 @@ export async function measureAudit ({ dir, env, tenants, rounds, lines, wanted }
 }
 
 async function fill (env: Record<string, string>, { id }: Tenant, file: string): Promise<void> {
-  const opened = await open(loadConfig(env))
+  const opened = await open(loadConfig(env), { creates: true })
   const { db } = opened.database
   try {
     for (let made = 0; made < EVENTS; made += AT_ONCE) {

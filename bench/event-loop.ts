@@ -17,7 +17,7 @@ export async function withServiceHere (
   env: Record<string, string>, work: (url: string) => Promise<void>
 ): Promise<void> {
   const config = loadConfig({ ...env, ...UNLIMITED })
-  const opened = await open(config)
+  const opened = await open(config, { creates: true })
   const app = await buildApp({ ...opened, config, logStream: { write: () => {} } })
   try {
     await work(await app.listen({ port: 0, host: '127.0.0.1' }))

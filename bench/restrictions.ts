@@ -143,7 +143,7 @@ function rowsOf ({ id, token }: Tenant, callers: Callers): Pair[] {
  * members.
  */
 async function fill (env: Record<string, string>, sql: Sql, { id }: Tenant): Promise<Callers> {
-  const opened = await open(loadConfig(env))
+  const opened = await open(loadConfig(env), { creates: true })
   const { database } = opened
   const { db } = database
   try {

@@ -73,7 +73,7 @@ async function hasOrganizations (url: string): Promise<boolean> {
 
 /** Creates projects, interleaved over the organizations, and then updates the planner's statistics. */
 async function fill (env: Record<string, string>, projects: { id: string, shape: Shape }[]): Promise<string> {
-  const opened = await open(loadConfig(env))
+  const opened = await open(loadConfig(env), { creates: true })
   const sql = postgres(env.DATABASE_URL!, { max: 1, onnotice: () => {} })
   const begun = performance.now()
   try {

@@ -19,7 +19,7 @@ export const DOCUMENT = Array.from({ length: 64 }, (_, i) =>
 
 /** Migrates the database and creates organizations, numbered from `first`, each with a token with all abilities. */
 export async function makeTenants (env: Record<string, string>, count: number, first = 1): Promise<Tenant[]> {
-  const { database, keyring } = await open(loadConfig(env))
+  const { database, keyring } = await open(loadConfig(env), { creates: true })
   const tenants: Tenant[] = []
   for (let i = first; i < first + count; i++) {
     const id = ulid()

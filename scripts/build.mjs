@@ -1,5 +1,6 @@
 // Compiles into dist/ and adds bundled packages, the migrations and the template of the embedded database. Patches the
 // database driver here and not in an install hook, so that `npm ci --ignore-scripts` and the container have the patch.
+import '../src/node-version.mjs'
 import { spawnSync } from 'node:child_process'
 import { cpSync, existsSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

@@ -1,5 +1,6 @@
 // Builds (which checks the types), then runs the tests with the arguments of this script. Lints at the same time,
 // because the build and the linter use one core each. Fails if the build, the tests or the linter fail.
+import '../src/node-version.mjs'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 

@@ -2,6 +2,7 @@ import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs
 import { isIP } from 'node:net'
 import { Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { distance } from 'fastest-levenshtein'
 import { ADDRESS_LENGTH, NOTE_LENGTH, TAX_ID_LENGTH } from '../schemas/billing.ts'
 import { PLANS } from '../schemas/organizations.ts'
 import { NAME_LENGTH } from '../schemas/shapes.ts'
@@ -79,9 +80,23 @@ export function loadKeyCommands (env: NodeJS.ProcessEnv): Config['keyCommands'] 
   return readVariables(env).keyCommands
 }
 
-function readVariables (env: NodeJS.ProcessEnv) {
-  const own = new Set<string>()
+const MAX_EDITS = 2
+// Shorter names have too many neighbours.
+const LETTERS_PER_EDIT = 4
 
+/** A line for each set variable without an effect whose name resembles one of ours. Never contains a value. */
+export function unknownVariables (env: NodeJS.ProcessEnv): string[] {
+  const own = new Set<string>()
+  readVariables({}, own)
+  return Object.entries(env).filter(([name, value]) => value && !own.has(name)).flatMap(([name]) => {
+    const nearest = [...own].find((known) =>
+      distance(name.toUpperCase(), known) <= Math.min(MAX_EDITS, known.length / LETTERS_PER_EDIT))
+    return nearest === undefined ? [] : [`${quote(name)} is not a variable of Strongroom: did you mean ${nearest}?`]
+  })
+}
+
+/** @param own receives the names of all variables */
+function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
   function read<T> (name: string, variable: Variable<T>): T | undefined {
     own.add(name)
     const text = env[name]
@@ -227,7 +242,9 @@ export function readSecretFile (path: string, name: string): string {
     file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException
-    return refuseFile(name, path, `cannot be read (${code})`, 'a file that this user can read')
+    return code === 'ENOENT'
+      ? refuse(`${name}: ${quote(path)} does not exist. Correct the path, or restore the file from where you keep it`)
+      : refuseFile(name, path, `cannot be read (${code})`, 'a file that this user can read')
   }
   try {
     // Check the open file, because the file at this path could be replaced after a check of the path.
@@ -262,8 +279,9 @@ function checkPublicUrl (url: string | undefined) {
     'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }
 
-function isLoopback (hostname: string): boolean {
-  return hostname === 'localhost' || hostname === '[::1]' || /^127(?:\.\d{1,3}){3}$/.test(hostname)
+/** Whether a host name or an IP address, with or without brackets, is this machine. */
+export function isLoopback (hostname: string): boolean {
+  return /^(?:localhost|\[::1\]|::1|127(?:\.\d{1,3}){3})$/.test(hostname)
 }
 
 function checkMasterKeys (

@@ -20,6 +20,7 @@ export {
 } from './postgres/errors.ts'
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
+export { makeDirectory } from './embedded/directory.ts'
 export { requestCopy, sendToOwner } from './embedded/copies.ts'
 export { hasCluster, DiskFull } from './embedded/embedded.ts'
 export { DirectoryLocked, lockDirectory, removeUnlocked } from './embedded/lock.ts'

@@ -148,7 +148,7 @@ t.test('a backup restores with the same rows, on either database, and the servic
 
 /** The service on a restored database reads what there was and writes behind it, with an audit that holds. */
 async function goesOn (t: Test, env: Env) {
-  const { database, keyring } = await open(loadConfig(env))
+  const { database, keyring } = await open(loadConfig(env), { creates: true })
   const config = loadConfig({ RATE_LIMIT_API: '0', LOG_LEVEL: 'silent' })
   const app = await buildApp({ config, database, keyring, costs: QUICK })
   t.teardown(async () => {
@@ -259,8 +259,8 @@ t.test('what no organization is in is not backed up, nothing is made to look, an
   const file = nextFile()
   const typo = { MASTER_KEY, DATA_DIR: join(folder, 'never-made') }
   refused(t, await command(['backup', file], typo),
-    /^No database in \/\S+\/never-made \(DATA_DIR\): set DATA_DIR or DATABASE_URL\n/)
-  refused(t, await command(['backup', file], { DATA_DIR: typo.DATA_DIR }), /^No database in /)
+    /^There is no folder \/\S+\/never-made \(DATA_DIR\): set DATA_DIR or DATABASE_URL as for the service\n/)
+  refused(t, await command(['backup', file], { DATA_DIR: typo.DATA_DIR }), /^There is no folder /)
   t.notOk(existsSync(typo.DATA_DIR))
   for (const place of [await emptyPlace(t, 'embedded'), ...ON_POSTGRES ? [await emptyPlace(t)] : []].map(withKey)) {
     const { host, pathname } = new URL(place.DATABASE_URL ?? `file://${place.DATA_DIR}/postgres`)
@@ -591,7 +591,7 @@ t.test('the database knows when it was backed up last, and a restored one that i
   }
   const { file } = await backUp()
   t.equal((await command(['restore', file], place)).code, 0)
-  const { database } = await open(loadConfig(place))
+  const { database } = await open(loadConfig(place), { creates: true })
   t.teardown(() => database.close())
   t.strictSame(await known(database), [])
   for (const out of [nextFile(), nextFile()]) {

@@ -349,7 +349,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
       opened: Awaited<ReturnType<typeof open>>, query: (text: string) => Promise<Record<string, unknown>[]>
     ) => Promise<T>
   ): Promise<T> => {
-    const opened = await open(loadConfig(env))
+    const opened = await open(loadConfig(env), { creates: true })
     const query = (text: string) =>
       beside(async () => await opened.database.db.execute(sql.raw(text)) as unknown as Record<string, unknown>[])
     return work(opened, query).finally(() => opened.database.close())

@@ -172,7 +172,7 @@ t.test('a repeat takes effect once after a change of the master key, and after a
   const place = { DATA_DIR: scratchDirectory(t), MASTER_KEY: text }
   const restored = await command(['restore', file], place)
   t.equal(restored.code, 0, restored.stderr)
-  const elsewhere = await open(loadConfig(place))
+  const elsewhere = await open(loadConfig(place), { creates: true })
   t.teardown(() => elsewhere.database.close())
   await repeats(elsewhere.database, elsewhere.keyring, 'after a restore')
 })

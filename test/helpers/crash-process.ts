@@ -83,7 +83,7 @@ if (process.argv[1] === import.meta.filename) await runAndKill(JSON.parse(readFi
 
 async function runAndKill ({ work, at }: Command) {
   const config = loadConfig(process.env)
-  const opened = await open(config)
+  const opened = await open(config, { creates: true })
   let points = 0
   watchPoints(work, (name, then) => {
     // Written synchronously, because SIGKILL discards buffered output.

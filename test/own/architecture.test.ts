@@ -18,7 +18,9 @@ const ALL = [...UP_TO_HTTP, 'src/plugins', 'src/app.ts', 'src/commands']
 /** Who may import whom, from the ground up. What is in none of these places has no place. */
 const FLOORS: Record<string, Floor> = {
   schemas: { house: [], packages: ['@sinclair/typebox'] },
-  'src/config.ts': { house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'node:'] },
+  'src/config.ts': {
+    house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'fastest-levenshtein', 'node:']
+  },
   'src/telemetry': { house: [], packages: ['@opentelemetry', 'prom-client', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'fastest-levenshtein', 'node:url', 'yaml'] },
   'src/crypto': {
@@ -41,7 +43,7 @@ const FLOORS: Record<string, Floor> = {
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts', 'src/rules'], packages: ['lru-cache', 'nodemailer'] },
   'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['@sinclair/typebox', 'ulidx', 'type fastify', 'node:'] },
-  'src/cli.ts': { house: ALL, packages: ['node:'] }
+  'src/cli.ts': { house: [...ALL, 'src/node-version.mjs'], packages: ['node:'] }
 }
 
 /** Floors whose files do not import each other, or only types of each other. */

@@ -49,6 +49,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     const server = await startServer(t, { ...env, LOG_LEVEL: 'info' })
     t.match(notLogged(server.stdout()), [
       /^Strongroom serves on http:\/\/127\.0\.0\.1:\d+$/,
+      ` Database        embedded, in ${dir}`,
       /^ {2}Documentation +http:\/\/127\.0\.0\.1:\d+\/docs$/,
       /^ {2}Organization +\S+$/,
       /^ {2}Token \(\*\) +\S+$/,
@@ -59,7 +60,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       /^ {2}curl/,
       /^ {2}STRONGROOM_URL=/
     ])
-    t.equal(notLogged(server.stdout()).length, 10, 'nothing else but log lines, which are JSON')
+    t.equal(notLogged(server.stdout()).length, 11, 'nothing else but log lines, which are JSON')
     for (const line of server.stdout().split('\n')) if (line.startsWith('{')) t.doesNotThrow(() => JSON.parse(line))
     t.equal(server.stderr(), '')
     ;({ organization, token } = server.first!)
@@ -105,7 +106,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     const right = readFileSync(keyFile, 'utf8').trim()
     const other = generateMasterKey().text
     const sameId = `${right.split(':')[0]}:${other.split(':')[1]}`
-    refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong/)
+    refused(t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: sameId }), /^Master key \S+ is wrong: .* Set the key that/)
     refused(
       t, await command(['serve'], { ...env, PORT: port, MASTER_KEY: other.replace(/^[^:]+/, 'another') }),
       new RegExp(`^Master key ${right.split(':')[0]} is missing`)
@@ -123,7 +124,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     rmSync(`${keyFile}.away`)
     refused(
       t, await command(['serve'], { ...env, PORT: port }),
-      new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port}: EADDRINUSE$`, 'm')
+      new RegExp(`^Cannot listen on 127\\.0\\.0\\.1:${port} \\(EADDRINUSE\\): another program .* set PORT`)
     )
   })
 
@@ -147,7 +148,13 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
         '--require-second-factor', 'yes'], env
     ), { code: 0, stdout: 'Changed.\n', stderr: '' })
     const server = await startServer(t, env)
-    t.same(notLogged(server.stdout()), [`Strongroom serves on ${server.address}`])
+    t.same(notLogged(server.stdout()), [
+      `Strongroom serves on ${server.address}`,
+      `  Database        embedded, in ${dir}`,
+      `  Documentation   ${server.address}/docs`,
+      `  Lost token      node ${CLI} token add --organization ID-OR-SLUG --name NAME`,
+      `  Lost password   node ${CLI} user password --email ADDRESS`
+    ])
     const send = client(server.address, { organization, token })
     const { body } = await send('GET', '//api/v1/organization')
     t.match(body.data.attributes, { plan_name: 'free', status: 'suspended', require_second_factor: true })

@@ -619,7 +619,7 @@ interface Databases {
 /** Seeds a database and kills every operation on copies of it, at the points that `choose` takes. */
 async function killEverywhere (t: Test, databases: Databases, choose: (points: string[]) => number[]) {
   const { seeded, copy, documents, wayTo } = databases
-  await (await open(loadConfig({ ...WITH_OLD, ...seeded.env }))).database.close()
+  await (await open(loadConfig({ ...WITH_OLD, ...seeded.env }), { creates: true })).database.close()
   const first = await seeded.connect()
   const { token, organization, operations } = await seed(first, documents)
   const before = await stateOf(first)
@@ -669,7 +669,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
     const points = new Map<Operation, string[]>()
     let state = seen
     for (const named of new Set(operations.map(({ env }) => env))) {
-      const opened = await open(loadConfig({ ...named, ...env }))
+      const opened = await open(loadConfig({ ...named, ...env }), { creates: true })
       for (const operation of operations.filter(({ env }) => env === named)) {
         points.set(operation, await perform(operation, opened))
         const after = view(await stateOf(opened.database), since)

@@ -181,13 +181,25 @@ function parsed (format: NamedFormat, source: string): Map<string, unknown> {
     const safe = parseEnv(text.replaceAll('__proto__', '__PROTO__'))
     return new Map(Object.entries(safe).map(([name, value]) => [name.replace('__PROTO__', '__proto__'), value]))
   }
-  if (format === 'json') return new Map(Object.entries(JSON.parse(text) as object))
+  if (format === 'json') return parsedJson(text)
   const document = parseDocument(text, { schema: 'core', merge: false, uniqueKeys: false })
   if (document.errors.length > 0) throw new Error('not valid YAML')
   const items = isMap(document.contents) ? document.contents.items as { key: Scalar, value: Node | null }[] : []
   // The names 7 and 007 are the same number.
   return new Map(items.map(({ key, value }) =>
     [typeof key.value === 'number' ? key.source! : String(key.value), value?.toJS(document) ?? null]))
+}
+
+// JSON.parse of Node.js 24 confuses names that end in an escape, such as `\"` and `\\`, so reads objects as arrays of
+// their names and values.
+const AS_ARRAY: Record<string, string> = { '{': '["{}",', '}': ']', ':': ',' }
+
+function parsedJson (text: string): Map<string, unknown> {
+  const arrays = text.replace(/"(?:[^"\\]|\\.)*"|\{\s*\}|[{}:]/g, (token) =>
+    AS_ARRAY[token] ?? (token.startsWith('{') ? '["{}"]' : token))
+  const [, ...members] = JSON.parse(arrays) as unknown[]
+  const names = members.filter((_, i) => i % 2 === 0) as string[]
+  return new Map(names.map((name, i) => [name, members[2 * i + 1]]))
 }
 
 /**

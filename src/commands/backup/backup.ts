@@ -150,7 +150,7 @@ export async function restore (config: Config, source: Source): Promise<Summary>
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
   const keyring = await openKeyring(config)
   const read = await openBackup(keyring, source)
-  const database = await openDatabase(config)
+  const database = await openDatabase(config, { creates: true })
   try {
     const restored = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
     await database.migrate()

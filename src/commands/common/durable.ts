@@ -1,9 +1,10 @@
 import {
-  closeSync, constants, fchmodSync, fsyncSync, linkSync, mkdirSync, openSync, unlinkSync, writeFileSync
+  closeSync, constants, fchmodSync, fsyncSync, linkSync, openSync, unlinkSync, writeFileSync
 } from 'node:fs'
 import { open } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { ulid } from 'ulidx'
+import { makeDirectory } from '../../db/database.ts'
 import { makeScratch } from './scratch.ts'
 
 /**
@@ -63,8 +64,7 @@ export function syncWithName (path: string): void {
 
 /** Creates a directory with its missing parents and syncs their directory entries. */
 export function makeDirectoryDurably (directory: string, mode: number): void {
-  // The first created directory; undefined if all existed.
-  const first = mkdirSync(directory, { recursive: true, mode })
+  const first = makeDirectory(directory, mode)
   if (first === undefined) return
   const top = dirname(resolve(first))
   for (let made = dirname(resolve(directory)); made.length >= top.length; made = dirname(made)) {

@@ -2,7 +2,7 @@ import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
 import { UsageError } from './errors.ts'
-import { open, type Opened } from './open.ts'
+import { open, type Opened, type Opening } from './open.ts'
 import { write } from './stdio.ts'
 import { fail } from './words.ts'
 
@@ -51,10 +51,11 @@ export function verbs (noun: string, commands: Record<string, Command>): Command
 
 /** Opens the database and the keys, runs `act`, and closes the database. Returns the exit status, by default 0. */
 export async function withOpened (
-  env: Environment, act: (opened: Opened, config: Config) => Promise<number | void>
+  env: Environment, act: (opened: Opened, config: Config) => Promise<number | void>,
+  options: Pick<Opening, 'creates'> = {}
 ): Promise<number> {
   const config = loadConfig(env)
-  const opened = await open(config)
+  const opened = await open(config, options)
   try {
     return await act(opened, config) ?? 0
   } finally {

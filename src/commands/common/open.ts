@@ -1,19 +1,20 @@
-import { chmodSync, existsSync, mkdirSync, mkdtempSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import { ConfigError, readKeyFile, type Config } from '../../config.ts'
 import {
   createKeyring, generateMasterKey, MasterKeyMissing, openCanary, type Keyring, type MasterKey
 } from '../../crypto/keyring.ts'
 import {
-  requestCopy, connect, DatabaseUnavailable, DirectoryLocked, hasCluster, lockDirectory, removeUnlocked, sendToOwner,
-  type Database
+  codeOf, requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, lockDirectory,
+  removeUnlocked, sendToOwner, type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backups.ts'
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
-import { makeDirectoryDurably, syncWithName, writeDurably } from './durable.ts'
-import { lineOf, refuse, StartEnded } from './errors.ts'
+import { directoryOf, explainFiles, makeDataDir, requireDatabase } from './data-dir.ts'
+import { syncWithName, writeDurably } from './durable.ts'
+import { refuse, StartEnded, StartError } from './errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
 import { retry } from './retry.ts'
 import { makeScratch } from './scratch.ts'
@@ -23,6 +24,8 @@ export interface Opened { database: Database, keyring: Keyring }
 
 /** Options for `serve`; other commands use the defaults. */
 export interface Opening {
+  /** Creates the data directory and the embedded database if they are missing. By default, this is a StartError. */
+  creates?: boolean | undefined
   /** Called when the database has failed and the process has to restart. */
   onFatal?: (error: Error) => void
   /** Unwraps master keys. By default, this runs the configured command. */
@@ -45,11 +48,12 @@ const LONGEST_PAUSE = 1_000
  * @throws StartEnded when `waits` is aborted
  */
 export async function open (
-  config: Config, { onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
+  config: Config, { creates = false, onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
 ): Promise<Opened> {
+  if (!creates) requireDatabase(config)
   // Read the keys first, so that the database is not opened without them.
   const given = await readKeyring(config, provider)
-  const database = await openDatabase(config, { onFatal, waits })
+  const database = await openDatabase(config, { creates, onFatal, waits })
   return orClose(database, async () => {
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
@@ -74,7 +78,7 @@ async function untilThere (database: Database, seconds: number, waits: AbortSign
   await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
     const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
     if (!isAway || performance.now() >= until) throw error
-    if (attempt === 1) warn(`Waiting up to ${seconds} s for the database: ${lineOf(error)}`)
+    if (attempt === 1) warn(`Waiting up to ${seconds} s for the database at ${database.where}: ${error.message}`)
     return Math.min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
   }, waits)
 }
@@ -91,9 +95,7 @@ export interface OpenedToRead extends Opened { note (backup: Backup): Promise<vo
  * the embedded database open, opens a copy, which `close` deletes.
  */
 export async function openToRead (config: Config): Promise<OpenedToRead> {
-  if (config.databaseUrl === undefined && !hasCluster(directoryOf(config))) {
-    refuse(`No database in ${resolve(config.dataDir)} (DATA_DIR): set DATA_DIR or DATABASE_URL`)
-  }
+  requireDatabase(config)
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
   const database = await openDatabase(config).catch((error: unknown) => {
@@ -137,23 +139,43 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
  * @throws StartEnded when `waits` is aborted
  */
 export async function openDatabase (
-  config: Config, { onFatal, waits }: Pick<Opening, 'onFatal' | 'waits'> = {}
+  config: Config, { creates = false, onFatal, waits }: Pick<Opening, 'creates' | 'onFatal' | 'waits'> = {}
 ): Promise<Database> {
+  if (!creates) requireDatabase(config)
   const database = await connectTo(config, onFatal)
   return orClose(database, async () => {
-    if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
-    await refuseUnreleased(database.db)
+    try {
+      if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
+      await refuseUnreleased(database.db)
+    } catch (error) {
+      throw database.kind === 'postgres' ? explainConnection(database.where, error) : error
+    }
     return database
   })
+}
+
+/** What an operator can do, by the SQLSTATE or the code of the driver. */
+const ADVICE: [codes: RegExp, advice: string][] = [
+  [/^ECONNREFUSED$/, 'start PostgreSQL there, or correct the host and port in DATABASE_URL'],
+  [/^E(NOTFOUND|AI_AGAIN)$/, 'correct the host in DATABASE_URL, or wait until the name resolves'],
+  [/^(CONNECT_TIMEOUT|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH)$/, 'check the host and port in DATABASE_URL, and the firewall'],
+  [/^28/, 'correct the user and password in DATABASE_URL'],
+  [/^3D000$/, 'create this database, or correct its name in DATABASE_URL']
+]
+
+// Names the server, because the error of the driver does not.
+function explainConnection (where: string, error: unknown): unknown {
+  const known = databaseError(error)
+  if (!(known instanceof DatabaseUnavailable || known instanceof DatabaseError)) return error
+  const advice = ADVICE.find(([codes]) => codes.test(codeOf(error) ?? ''))?.[1]
+  const [reason = ''] = known.message.split('\n', 1)
+  return new StartError(`The database at ${where} cannot be used: ${reason}${advice === undefined ? '' : `; ${advice}`}`)
 }
 
 async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<Database> {
   const { databaseUrl: url, dataDir, databasePool } = config
   if (url !== undefined) return connect({ url, pool: databasePool, onFatal, onWait: warn })
-  if (!existsSync(dataDir)) {
-    makeDirectoryDurably(dataDir, 0o700)
-    chmodSync(dataDir, 0o700)
-  }
+  makeDataDir(config)
   await removeUnlocked(dataDir, COPY, COPIED)
   const database: Database = await connect({
     dir: directoryOf(config),
@@ -161,7 +183,7 @@ async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<
     onFatal,
     onWait: warn,
     onMessage: (message) => noteBackup(database.db, JSON.parse(message) as Backup)
-  })
+  }).catch((error: unknown) => explainFiles(dataDir, error))
   return database
 }
 
@@ -215,8 +237,6 @@ async function makeMasterKey (config: Config, { db }: Database): Promise<string>
 
 const keyFileOf = ({ dataDir }: Config) => join(dataDir, 'master.key')
 
-const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
-
 /** Throws a StartError if a master key that wraps keys in the database is missing or wrong. */
 export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring): Promise<void> {
   for (const { key_id, canary } of await listCanaries(db)) {
@@ -225,7 +245,8 @@ export async function checkKeys ({ db }: Pick<Database, 'db'>, keyring: Keyring)
     } catch (error) {
       refuse(error instanceof MasterKeyMissing
         ? `Master key ${key_id} is missing: it wraps keys in the database. Set it in MASTER_KEY or MASTER_KEYS_PREVIOUS`
-        : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id`)
+        : `Master key ${key_id} is wrong: it cannot unwrap keys stored under this id. ` +
+          'Set the key that this database was used with: MASTER_KEY, MASTER_KEY_FILE or the file in DATA_DIR')
     }
   }
 }

@@ -1,5 +1,6 @@
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { isEmail } from '../../rules/formats/emails.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
 import { UsageError } from './errors.ts'
 
@@ -19,6 +20,14 @@ export const isName = (text: string | undefined): text is string =>
 /** Returns the trimmed name; throws a UsageError if the name is missing or invalid. */
 export const nameOf = (option: string, text: string | undefined): string =>
   isName(text) ? text.trim() : fail(`${option} NAME (at most ${NAME_LENGTH} characters)`)
+
+/** Returns the e-mail address; throws a UsageError if the address is missing or invalid. */
+export function emailOf (option: string, text: string | undefined): string {
+  if (isEmail(text)) return text
+  return fail(text === undefined || text === ''
+    ? `${option} ADDRESS`
+    : `${option} ADDRESS, an e-mail address as in rosa@example.com; the given one is not valid`)
+}
 
 /** A whole number from 1 to `most`; null when the option is absent. */
 export function numberOf (option: string, text: string | undefined, most: number): number | null {

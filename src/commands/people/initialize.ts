@@ -7,13 +7,12 @@ import { chooseSlug } from '../../http/routes/slugs.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
 import { countOrganizations, lockOrganizations } from '../../repositories/levels/organizations.ts'
 import { createUser } from '../../repositories/people/users.ts'
-import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
-import { fail, FLAG, nameOf, TEXT } from '../common/words.ts'
+import { emailOf, fail, FLAG, nameOf, TEXT } from '../common/words.ts'
 import { mintToken } from './tokens.ts'
 
 export const noun: Noun = {
@@ -23,8 +22,8 @@ export const noun: Noun = {
 
   run: command({ organization: TEXT, email: TEXT, 'password-stdin': FLAG, json: FLAG }, async (given, env) => {
     const organization = nameOf('init needs --organization', given.organization)
-    const { email, json } = given
-    if (!isEmail(email)) fail('init needs --email ADDRESS')
+    const { json } = given
+    const email = emailOf('init needs --email', given.email)
     const password = given['password-stdin'] ? readFileSync(0, 'utf8').replace(/\r?\n$/, '') : undefined
     if (password !== undefined &&
       ([...password].length < PASSWORD.minCharacters || Buffer.byteLength(password) > PASSWORD.maxBytes)) {
@@ -38,7 +37,7 @@ export const noun: Noun = {
         ? `${JSON.stringify(made)}\n`
         : `Organization ${id} (${slug})\nOwner ${user.email}\n` +
           (user.password === undefined ? '' : `Password ${user.password}\n`) + `Token ${token}\n`)
-    })
+    }, { creates: true })
   })
 }
 

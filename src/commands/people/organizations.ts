@@ -7,13 +7,12 @@ import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit
 import { findOrganization, findPlan, releaseSlug, updateOrganization } from '../../repositories/levels/organizations.ts'
 import { restartPeriods } from '../../repositories/billing/subscriptions.ts'
 import { findUserByEmail } from '../../repositories/people/users.ts'
-import { isEmail } from '../../rules/formats/emails.ts'
 import { foundOrganization } from '../../vault/organizations.ts'
 import { change, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
-import { fail, nameOf, TEXT } from '../common/words.ts'
+import { emailOf, fail, nameOf, TEXT } from '../common/words.ts'
 import { everyOrganization } from './tokens.ts'
 
 export const noun: Noun = {
@@ -28,7 +27,7 @@ export const noun: Noun = {
   run: verbs('organization', {
     add: command({ name: TEXT, owner: TEXT, plan: TEXT }, async ({ name: text, owner, plan }, env) => {
       const name = nameOf('organization add needs --name', text)
-      if (owner !== undefined && !isEmail(owner)) fail('--owner must be an e-mail address')
+      if (owner !== undefined) emailOf('organization add: --owner needs', owner)
       return withOpened(env, async (opened, config) => {
         const made = await addOrganization(opened, { name, owner, plan: plan ?? config.defaultPlan })
         await write(`Organization ${made.id} (${made.slug})\n`)

@@ -19,13 +19,12 @@ import {
   setDisabled,
   type User
 } from '../../repositories/people/users.ts'
-import { isEmail } from '../../rules/formats/emails.ts'
 import { canonicalRole } from '../../rules/roles.ts'
 import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { warn, write } from '../common/stdio.ts'
-import { fail, FLAG, isName, TEXT } from '../common/words.ts'
+import { emailOf, fail, FLAG, isName, TEXT } from '../common/words.ts'
 import { lineOfToken } from './tokens.ts'
 
 export const noun: Noun = {
@@ -42,7 +41,7 @@ export const noun: Noun = {
 
   run: verbs('user', {
     add: command({ email: TEXT, name: TEXT, organization: TEXT, role: TEXT, json: FLAG }, async (given, env) => {
-      const email = emailOf('user add', given.email)
+      const email = emailOf('user add needs --email', given.email)
       if (given.name !== undefined && !isName(given.name)) {
         fail(`--name must have 1 to ${NAME_LENGTH} characters, without control characters`)
       }
@@ -59,7 +58,7 @@ export const noun: Noun = {
     }),
 
     password: command({ email: TEXT, json: FLAG }, async ({ email: text, json }, env) => {
-      const email = emailOf('user password', text)
+      const email = emailOf('user password needs --email', text)
       return printLink(env, json, (database, service) => renewLink(database, service, email))
     }),
 
@@ -67,21 +66,18 @@ export const noun: Noun = {
     enable: switching('enable'),
 
     'reset-second-factor': command({ email: TEXT }, async ({ email: text }, env) => {
-      const email = emailOf('user reset-second-factor', text)
+      const email = emailOf('user reset-second-factor needs --email', text)
       return change(env, (database) => resetSecondFactor(database, email))
     }),
 
     tokens: command({ email: TEXT }, async ({ email: text }, env) => {
-      const email = emailOf('user tokens', text)
+      const email = emailOf('user tokens needs --email', text)
       return print(env, (database) => describeTokens(database, email))
     }),
 
     list: listing(describeUsers)
   })
 }
-
-const emailOf = (command: string, text: string | undefined) =>
-  isEmail(text) ? text : fail(`${command} needs --email ADDRESS`)
 
 // Prints the link before sending the e-mail, so that the operator gets the link even if the mail server fails.
 async function printLink (
@@ -101,7 +97,7 @@ async function printLink (
 
 function switching (verb: 'disable' | 'enable') {
   return command({ email: TEXT }, async ({ email: text }, env) => {
-    const email = emailOf(`user ${verb}`, text)
+    const email = emailOf(`user ${verb} needs --email`, text)
     return change(env, async (database) => {
       const ownerless = await switchUser(database, email, verb === 'disable')
       return ['Changed.', ...ownerless.map((slug) =>

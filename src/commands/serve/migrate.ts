@@ -10,7 +10,7 @@ export const noun: Noun = {
 
   run: command({}, async (_values, env) => {
     // A migration needs no master key.
-    const database = await openDatabase(loadConfig(env))
+    const database = await openDatabase(loadConfig(env), { creates: true })
     const placed = await database.migrate(undefined, { isThorough: true }).finally(() => database.close())
     await write(`The schema is up to date.${placed === undefined ? '' : ` ${describePlaced(placed)}`}\n`)
   })

@@ -2,7 +2,7 @@ import cluster, { type Worker } from 'node:cluster'
 import type { FastifyInstance } from 'fastify'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
-import { loadConfig, type Config } from '../../config.ts'
+import { isLoopback, loadConfig, type Config } from '../../config.ts'
 import { databaseError, tlsOf } from '../../db/database.ts'
 import { joinCommonCounters, measureAlone, type OwnCounters } from '../../http/limits/counters.ts'
 import { standardLog } from '../../http/observability/log.ts'
@@ -15,6 +15,7 @@ import type { KeyProvider } from '../common/key-provider.ts'
 import { command, type Noun } from '../common/noun.ts'
 import { lineOf, StartEnded, StartError } from '../common/errors.ts'
 import { open, type Opened } from '../common/open.ts'
+import { warn } from '../common/stdio.ts'
 import { exitOnUncaughtErrors, PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const IDLE_SWEEP_MS = 200
@@ -30,6 +31,10 @@ export const noun: Noun = {
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status after the shutdown. */
 async function serve (config: Config): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
+  if (config.publicUrl === undefined && !isLoopback(config.host)) {
+    warn(`HOST is ${config.host}, but PUBLIC_URL is not set: other machines send tokens and secrets unencrypted. ` +
+      'Set PUBLIC_URL to the https address of a proxy with TLS')
+  }
   try {
     return await (config.workers > 1 ? supervise(config) : serveAlone(config))
   } catch (error) {
@@ -131,7 +136,7 @@ async function run (
   // Import the application while the database is opened.
   const service = import('../../app.ts')
   const onFatal = (error: Error) => die('database failed; restart required', error)
-  const opened = await open(config, { onFatal, provider, waits })
+  const opened = await open(config, { creates: true, onFatal, provider, waits })
   try {
     const { buildApp } = await service
     app = await buildApp({
@@ -169,14 +174,23 @@ async function run (
   }
 }
 
+/** What an operator can do, by the code of the error. */
+const LISTEN_ADVICE: Record<string, string> = {
+  EADDRINUSE: 'another program uses the port; stop that program, or set PORT to another port (0 picks a free one)',
+  EADDRNOTAVAIL: 'this machine does not have the address; set HOST to an address of this machine, or to 0.0.0.0 for all',
+  ENOTFOUND: 'the name has no address; set HOST to an address of this machine',
+  EAI_AGAIN: 'the name cannot be resolved now; set HOST to an address of this machine',
+  EAFNOSUPPORT: 'this machine has no addresses of this kind; set HOST to another address',
+  EACCES: 'this user may not open the port; set PORT to 1024 or higher'
+}
+
 async function listen (app: FastifyInstance, { host, port }: Config): Promise<number> {
   try {
     await app.listen({ host, port })
   } catch (error) {
     await app.close()
-    throw new StartError(
-      `Cannot listen on ${host}:${port}: ${(error as NodeJS.ErrnoException).code ?? 'unknown error'}`
-    )
+    const { code = 'unknown error' } = error as NodeJS.ErrnoException
+    throw new StartError(`Cannot listen on ${host}:${port} (${code}): ${LISTEN_ADVICE[code] ?? 'check HOST and PORT'}`)
   }
   return (app.server.address() as AddressInfo).port
 }

@@ -61,7 +61,7 @@ export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
   const { interrupted, signal } = untilSignal()
   const provider = rememberingProvider(execProvider(config.keyCommands, interrupted))
-  const opened = await open({ ...config, databasePool: 2 }, { provider, waits: interrupted })
+  const opened = await open({ ...config, databasePool: 2 }, { creates: true, provider, waits: interrupted })
   const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
   if (metrics !== undefined) measureProcess(metrics)
   const pool = createWorkers(config, log, metrics, provider)

@@ -7,6 +7,7 @@ import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { PGliteOptions } from '@electric-sql/pglite'
 import { serveCopies } from './copies.ts'
+import { makeDirectory } from './directory.ts'
 import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
@@ -250,7 +251,7 @@ function waitForMessage (
 
 async function claim (dir: string) {
   // PGlite creates world-readable files, so the directory must deny access.
-  fs.mkdirSync(dir, { recursive: true, mode: 0o700 })
+  makeDirectory(dir, 0o700)
   const { mode, uid } = fs.statSync(dir)
   if (process.getuid && uid !== process.getuid()) throw new Error(`${path.resolve(dir)} belongs to another user`)
   if (process.platform !== 'win32' && (mode & 0o077) !== 0) {

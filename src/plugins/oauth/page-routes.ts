@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { isLoopback } from '../../config.ts'
 import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../http/pages/pages.ts'
 import { formCookie, SessionEnded, signedIn } from './browser.ts'
 import { problemPage, type SignedIn } from './views.ts'
@@ -16,13 +17,27 @@ const NOT_OWN_FORM = problemPage(
   403, 'This form is not valid', 'It is too old, or it was not sent by this site in this browser. Reload the page and try again.'
 )
 
+const INSECURE = problemPage(
+  403, 'Sign in over https, or from this machine',
+  'Your browser uses this address without encryption, so others on the network could read your password. ' +
+  'Use the https address of this service. On the machine that runs the service, http://127.0.0.1 or localhost works too.'
+)
+
+// Whether a person of another machine would send the password unencrypted. Browsers send `Sec-Fetch-Site` only to https
+// and to their own machine; without the header, the forms would be refused after the password was sent.
+function isInsecure (app: FastifyInstance, { headers, protocol, hostname }: FastifyRequest): boolean {
+  const issuer = new URL(app.issuer())
+  const isServedInsecurely = issuer.protocol === 'http:' && !isLoopback(issuer.hostname)
+  return isServedInsecurely && headers['sec-fetch-site'] === undefined && protocol === 'http' && !isLoopback(hostname)
+}
+
 /** Functions that add pages and forms. Those of signed-in users respond with `signedOut` if there is no session. */
 export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
   function showPage (url: string, show: Show<[]>) {
     app.get(url, {
       schema: { hide: true },
       config: CONFIG,
-      handler: async (request, reply) => answer(reply, await show(request, reply))
+      handler: async (request, reply) => answer(reply, isInsecure(app, request) ? INSECURE : await show(request, reply))
     })
   }
 
@@ -36,6 +51,7 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
       validatorCompiler: () => () => true,
       config: { ...CONFIG, ...config },
       handler: async (request, reply) => {
+        if (isInsecure(app, request)) return answer(reply, INSECURE)
         const cookie = name === 'either' ? formCookie(app, request, reply) : readCookie(app, request, name)
         const form = formOf(request)
         const isOwn = cookie !== undefined && isOwnForm(app, request, form, cookie)

@@ -1,0 +1,55 @@
+import cluster from 'node:cluster'
+import { unknownVariables } from '../config.ts'
+import type { Environment, Noun } from './common/noun.ts'
+import { lineOf, UsageError } from './common/errors.ts'
+import { warn, write } from './common/stdio.ts'
+
+/** Commands by their first word, in the order of the help text. Modules are imported on demand. */
+const NOUNS: Record<string, () => Promise<Noun>> = {
+  serve: async () => (await import('./serve/serve.ts')).noun,
+  init: async () => (await import('./people/initialize.ts')).noun,
+  migrate: async () => (await import('./serve/migrate.ts')).noun,
+  backup: async () => (await import('./backup/backup.ts')).backupNoun,
+  restore: async () => (await import('./backup/backup.ts')).restoreNoun,
+  drill: async () => (await import('./backup/drill.ts')).noun,
+  rewrap: async () => (await import('./keys/rewrap.ts')).noun,
+  key: async () => (await import('./keys/key.ts')).noun,
+  organization: async () => (await import('./people/organizations.ts')).noun,
+  user: async () => (await import('./people/users.ts')).noun,
+  token: async () => (await import('./people/tokens.ts')).noun,
+  client: async () => (await import('./people/clients.ts')).noun,
+  audit: async () => (await import('./audit/audit.ts')).noun,
+  coupon: async () => (await import('./billing/billing.ts')).coupon,
+  invoice: async () => (await import('./billing/billing.ts')).invoice,
+  refund: async () => (await import('./billing/billing.ts')).refund,
+  plan: async () => (await import('./billing/billing.ts')).plan,
+  openapi: async () => (await import('./serve/openapi-command.ts')).noun
+}
+
+const HELP = ['help', '--help', '-h']
+
+async function usage (): Promise<string> {
+  const nouns = await Promise.all(Object.values(NOUNS).map((load) => load()))
+  return `Usage: strongroom COMMAND\n\n${nouns.map(({ help }) => help).join('')}`
+}
+
+/** Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. */
+export async function run (argv: string[], env: Environment): Promise<number> {
+  const [name = '', ...args] = argv
+  const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
+  if (load === undefined && !HELP.includes(name)) {
+    process.stderr.write(`${name === '' ? '' : `Unknown command ${name}\n`}${await usage()}`)
+    return 2
+  }
+  // The supervisor warns once for all workers.
+  if (load !== undefined && cluster.isPrimary) for (const line of unknownVariables(env)) warn(line)
+  try {
+    if (load !== undefined) return await (await load()).run(args, env)
+    await write(await usage())
+    return 0
+  } catch (error) {
+    const isUsage = error instanceof UsageError
+    warn(isUsage ? error.message : lineOf(error))
+    return isUsage ? 2 : 1
+  }
+}
