@@ -177,7 +177,7 @@ export async function buildApp (
   // Node.js silently drops headers above its limit. Accept one more header, to detect that there are too many.
   app.server.maxHeadersCount = MAX_HEADERS + 1
   const { db, reads, lists, pages, longTransactions } = database
-  decorate(app, { db, reads, lists, pages, longTransactions, databaseKind: database.kind, keyring, costs, config })
+  decorate(app, { db, reads, lists, pages, longTransactions, keyring, costs, config })
   // With `off`, the embedded database would not write its log until the next synchronous commit.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   decorate(app, {

@@ -1,8 +1,10 @@
 import cluster from 'node:cluster'
 import { unknownVariables } from '../config.ts'
-import type { Environment, Noun } from './common/noun.ts'
-import { lineOf, UsageError } from './common/errors.ts'
+import { DirectoryLocked } from '../db/database.ts'
+import { sendCommand } from './common/in-service.ts'
+import { untilExit, type Environment, type Noun } from './common/noun.ts'
 import { warn, write } from './common/stdio.ts'
+import { OPERATOR_NOUNS } from './operator-nouns.ts'
 
 /** Commands by their first word, in the order of the help text. Modules are imported on demand. */
 const NOUNS: Record<string, () => Promise<Noun>> = {
@@ -14,15 +16,8 @@ const NOUNS: Record<string, () => Promise<Noun>> = {
   drill: async () => (await import('./backup/drill.ts')).noun,
   rewrap: async () => (await import('./keys/rewrap.ts')).noun,
   key: async () => (await import('./keys/key.ts')).noun,
-  organization: async () => (await import('./people/organizations.ts')).noun,
-  user: async () => (await import('./people/users.ts')).noun,
-  token: async () => (await import('./people/tokens.ts')).noun,
-  client: async () => (await import('./people/clients.ts')).noun,
   audit: async () => (await import('./audit/audit.ts')).noun,
-  coupon: async () => (await import('./billing/billing.ts')).coupon,
-  invoice: async () => (await import('./billing/billing.ts')).invoice,
-  refund: async () => (await import('./billing/billing.ts')).refund,
-  plan: async () => (await import('./billing/billing.ts')).plan,
+  ...OPERATOR_NOUNS,
   openapi: async () => (await import('./serve/openapi-command.ts')).noun
 }
 
@@ -43,13 +38,14 @@ export async function run (argv: string[], env: Environment): Promise<number> {
   }
   // The supervisor warns once for all workers.
   if (load !== undefined && cluster.isPrimary) for (const line of unknownVariables(env)) warn(line)
-  try {
-    if (load !== undefined) return await (await load()).run(args, env)
-    await write(await usage())
-    return 0
-  } catch (error) {
-    const isUsage = error instanceof UsageError
-    warn(isUsage ? error.message : lineOf(error))
-    return isUsage ? 2 : 1
-  }
+  return untilExit(async () => {
+    if (load === undefined) {
+      await write(await usage())
+      return 0
+    }
+    return (await load()).run(args, env).catch((error: unknown) => {
+      if (error instanceof DirectoryLocked && Object.hasOwn(OPERATOR_NOUNS, name)) return sendCommand(error, argv)
+      throw error
+    })
+  })
 }

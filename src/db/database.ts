@@ -21,7 +21,7 @@ export {
 export type { Pool } from './postgres/guard.ts'
 export type { Db } from './postgres/handle.ts'
 export { makeDirectory } from './embedded/directory.ts'
-export { requestCopy, sendToOwner } from './embedded/copies.ts'
+export { requestCopy, sendRequest, type Client } from './embedded/requests.ts'
 export { hasCluster, DiskFull } from './embedded/embedded.ts'
 export { DirectoryLocked, lockDirectory, removeUnlocked } from './embedded/lock.ts'
 export {
@@ -201,12 +201,12 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
 }
 
 async function connectEmbedded (
-  { dir, durable, onFatal = () => {}, onWait, onMessage }: ConnectOptions
+  { dir, durable, onFatal = () => {}, onWait, onRequest }: ConnectOptions
 ): Promise<Database> {
   if (!dir) throw new Error('A database URL or a directory is needed')
   let opened = false
   const embedded = await openEmbedded({
-    dir, durable, onWait, onMessage, onFatal: error => { if (opened) onFatal(error) }
+    dir, durable, onWait, onRequest, onFatal: error => { if (opened) onFatal(error) }
   })
   const client = postgres({
     ...COMMON,

@@ -126,10 +126,16 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
       const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
       refuseReserved(kind, body.slug)
       const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
-        const { organization_id, level_id: id, project, environment } = level
+        const { organization_id, level_id: id, project, target, environment } = level
         // The status decides about access, so a caller that is restricted to a part of the project cannot change it.
         if (body.status !== undefined && body.status !== environment?.status) {
           requireInside(request, { project_id: project.id })
+        }
+        // A refused slug names a sibling, which only a caller with access to the parent may learn.
+        if (body.slug !== undefined) {
+          requireInside(request, kind === 'target'
+            ? { project_id: project.id }
+            : { project_id: project.id, target_id: target!.id })
         }
         await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
         await recordEvent(db, actorOf(request), {

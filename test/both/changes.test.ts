@@ -60,6 +60,8 @@ t.test('a name whose value has an alias is not changed, because the alias would 
   const answer = await change(at, { set: { A: '2' } })
   is(t, answer, 422, 'validation_failed')
   t.match(answer.body.errors['set.A'], [/alias/])
+  const { body } = await owner.call('GET', `/${owner.organization}/audit-events?per_page=1`)
+  t.match(body.data[0].attributes, { action: 'secret.decrypt' }, 'a refusal that depends on the value is a read')
   t.equal((await change(at, { set: { B: '2' } })).status, 200)
   t.equal(await textOf(at), "# top\nA: &a one\nB: '2'\n")
 })

@@ -575,8 +575,7 @@ t.test('without a mail server the inviter is told how an invitation is accepted,
   }
   t.equal(texts[0], texts[1])
   t.equal(texts[0].replace(/http\S+\/account/, 'PAGE'), 'This service sends no e-mail. Tell the person to accept the invitation on PAGE. ' +
-    'If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS' +
-    (silent.database.kind === 'embedded' ? ' (with the embedded database, stop the service first)' : ''))
+    'If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS')
 })
 
 t.test('a mail that the mail server refuses does not count: the invitation can be sent again at once', async (t) => {

@@ -259,6 +259,20 @@ t.test('a restricted role shows shared documents only inside of its part, in eve
   t.ok(ids)
 })
 
+t.test('a restricted role learns nothing about hidden levels from the audit log or a refused slug', async (t) => {
+  const { ids } = await project('quiet')
+  const { call } = await member('quiet', 'administrator', [{ target: 'backend', environment: 'stage' }])
+  t.match((await call('GET', `/${o}/audit-events`)).body, { data: [], meta: { total: 0 } })
+  const rename = async (slug: string) => (await call('PATCH', `/${o}/quiet/backend/stage`, { slug })).text
+  t.equal(await rename('live'), await rename('none'), 'a slug that is taken, and one that is free')
+  t.match(await rename('none'), 'not_found')
+  t.equal((await call('PATCH', `/${o}/quiet/backend/stage`, { name: 'Other' })).status, 200)
+  const ofTarget = await member('quiet', 'administrator', [{ target: 'backend' }])
+  const taken = await ofTarget.call('PATCH', `/${o}/quiet/backend/stage`, { slug: 'live' })
+  t.equal(taken.body.error, 'slug_taken', 'with access to the target')
+  t.ok(ids)
+})
+
 t.test('the access of a person is the union of the roles, for each scope', async (t) => {
   const { versions } = await project('union')
   const { person, call } = await member('union', 'api_user')

@@ -21,7 +21,7 @@ import { encryptTo } from '../../src/crypto/recipients.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { sha256 } from '../../src/crypto/primitives.ts'
 import { connect, type Database } from '../../src/db/database.ts'
-import { serveCopies } from '../../src/db/embedded/copies.ts'
+import { serveRequests } from '../../src/db/embedded/requests.ts'
 import { lockDirectory } from '../../src/db/embedded/lock.ts'
 import { listMigrations, makeSchema } from '../../src/db/migrate.ts'
 import { listStoredKeys } from '../../src/repositories/secrets/sealed.ts'
@@ -686,7 +686,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   mkdirSync(mine, { recursive: true })
   writeFileSync(join(mine, '..', 'lock.1'), '')
   const asked = new EventEmitter()
-  const endCopies = await serveCopies(place, async (to, whileWanted) => {
+  const endCopies = await serveRequests(place, async (to, whileWanted) => {
     asked.emit('copy', to)
     await once(whileWanted, 'abort')
   }, async () => {})

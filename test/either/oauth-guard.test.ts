@@ -187,7 +187,7 @@ t.test('OA-83: a token comes in one Authorization header, and from nowhere else'
     t.strictSame([status, headers['www-authenticate']], [401, PLAIN], 'as if nothing was sent')
   }
   t.equal(
-    (await get(`${url}?access_token=${mintCredential('at')}`, as(access))).status, 200,
+    (await get(`${url}?access_token=${mintCredential('at')}`, as(access))).status, 422,
     'what the query says counts for nothing beside the header either'
   )
   t.notMatch(service.logs.join(''), access, 'nothing of it is in the log')

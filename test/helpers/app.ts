@@ -18,7 +18,7 @@ import { unpackCluster } from '../../src/db/embedded/cluster.ts'
 import { TEMPLATE } from '../../src/db/embedded/embedded.ts'
 import { copyOnCitus, createOnCitus, dropOnCitus, makeTemplateOnCitus, urlOf } from './citus.ts'
 import { authenticateTable } from './macs.ts'
-import { noteBackup } from '../../src/repositories/operations/backups.ts'
+import { noteBackup, type Backup } from '../../src/repositories/operations/backups.ts'
 import { createOrganization } from '../../src/repositories/levels/organizations.ts'
 import { findPrincipal } from '../../src/repositories/people/principals.ts'
 import { createToken, lockToken, rotateToken } from '../../src/repositories/people/tokens.ts'
@@ -227,7 +227,7 @@ export async function freshDatabase (
       dir: join(dir, 'postgres'),
       pool: 1,
       durable: false,
-      onMessage: (told) => noteBackup(database.db, JSON.parse(told))
+      onRequest: ({ backup }) => noteBackup(database.db, backup as Backup).then(() => true)
     })
     return {
       database,

@@ -64,7 +64,7 @@ const PROCESS: Record<string, string[]> = {
 /** The files that wait in real time. Every other wait for the database stands still during a long operation. */
 const REAL_TIMERS = [
   'src/db/postgres/wait-clock.ts', 'src/db/postgres/guard.ts', 'src/db/database.ts', 'src/db/embedded/lock.ts',
-  'src/db/embedded/embedded.ts', 'src/db/embedded/copies.ts', 'src/db/migrate.ts', 'src/vault/jobs/background.ts', 'src/vault/jobs/round-robin.ts'
+  'src/db/embedded/embedded.ts', 'src/db/embedded/requests.ts', 'src/db/migrate.ts', 'src/vault/jobs/background.ts', 'src/vault/jobs/round-robin.ts'
 ]
 
 interface Import { from: string, typeOnly: boolean }

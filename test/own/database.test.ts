@@ -17,7 +17,7 @@ import {
   isUniqueViolation, prepared, preparedSql, transaction
 } from '../../src/db/database.ts'
 import { unpackCluster } from '../../src/db/embedded/cluster.ts'
-import { serveCopies } from '../../src/db/embedded/copies.ts'
+import { serveRequests } from '../../src/db/embedded/requests.ts'
 import { copyCluster, type Copying } from '../../src/db/embedded/copy-cluster.ts'
 import { TEMPLATE } from '../../src/db/embedded/embedded.ts'
 import { DEADLINE, inTime, MAX_WAIT, MAX_WAITING } from '../../src/db/postgres/guard.ts'
@@ -589,7 +589,7 @@ t.test('a copy that nobody waits for any more is ended, and the next one is made
   fs.mkdirSync(dir)
   const asked: string[] = []
   const begun = new EventEmitter()
-  const end = await serveCopies(dir, async (to, whileWanted) => {
+  const end = await serveRequests(dir, async (to, whileWanted) => {
     asked.push(path.basename(to))
     if (asked.length > 1) return
     begun.emit('begun')
@@ -597,8 +597,8 @@ t.test('a copy that nobody waits for any more is ended, and the next one is made
     throw new Error('the client has disconnected')
   }, async () => {})
   const leaves = (name: string) => {
-    const socket = net.connect({ path: path.join(dir, 'copies'), allowHalfOpen: true })
-    socket.end(name)
+    const socket = net.connect({ path: path.join(dir, 'requests'), allowHalfOpen: true })
+    socket.end(JSON.stringify({ copy: name }))
     return socket
   }
   const [first, second] = [leaves('/first'), leaves('/second')]

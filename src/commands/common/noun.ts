@@ -1,9 +1,10 @@
 import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
-import { UsageError } from './errors.ts'
+import { lineOf, UsageError } from './errors.ts'
+import { openedByService } from './in-service.ts'
 import { open, type Opened, type Opening } from './open.ts'
-import { write } from './stdio.ts'
+import { warn, write } from './stdio.ts'
 import { fail } from './words.ts'
 
 /** The environment variables with the configuration. */
@@ -19,6 +20,17 @@ type Options = Record<string, { type: 'string', multiple?: boolean } | { type: '
 type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
 type Parsed<O extends Options> = ReturnType<typeof parseArgs<Parsing<O>>>
 type Values<O extends Options> = Parsed<O>['values']
+
+/** Runs a command. Returns its exit status; prints an error, with status 1 for failure and 2 for wrong usage. */
+export async function untilExit (run: () => Promise<number>): Promise<number> {
+  try {
+    return await run()
+  } catch (error) {
+    const isUsage = error instanceof UsageError
+    warn(isUsage ? error.message : lineOf(error))
+    return isUsage ? 2 : 1
+  }
+}
 
 /** Creates a command that accepts only these options. The default exit status is 0. */
 export const command = <const O extends Options>(
@@ -49,12 +61,17 @@ export function verbs (noun: string, commands: Record<string, Command>): Command
   }
 }
 
-/** Opens the database and the keys, runs `act`, and closes the database. Returns the exit status, by default 0. */
+/**
+ * Opens the database and the keys, runs `act`, and closes the database. Inside the service, uses what the service has
+ * open. Returns the exit status, by default 0.
+ */
 export async function withOpened (
   env: Environment, act: (opened: Opened, config: Config) => Promise<number | void>,
   options: Pick<Opening, 'creates'> = {}
 ): Promise<number> {
   const config = loadConfig(env)
+  const service = openedByService()
+  if (service !== undefined) return await act(service, config) ?? 0
   const opened = await open(config, options)
   try {
     return await act(opened, config) ?? 0

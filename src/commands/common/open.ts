@@ -6,7 +6,7 @@ import {
 } from '../../crypto/keyring.ts'
 import {
   codeOf, requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, lockDirectory,
-  removeUnlocked, sendToOwner, type Database
+  removeUnlocked, sendRequest, type Client, type Database
 } from '../../db/database.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backups.ts'
@@ -35,6 +35,8 @@ export interface Opening {
    * and the migration lock.
    */
   waits?: AbortSignal
+  /** Handles requests of other processes, while this process has the embedded database open (`sendRequest`). */
+  onRequest?: ((request: Record<string, unknown>, client: Client) => Promise<unknown>) | undefined
 }
 
 // Milliseconds between connection attempts.
@@ -48,12 +50,13 @@ const LONGEST_PAUSE = 1_000
  * @throws StartEnded when `waits` is aborted
  */
 export async function open (
-  config: Config, { creates = false, onFatal, waits, provider = execProvider(config.keyCommands, waits) }: Opening = {}
+  config: Config,
+  { creates = false, onFatal, waits, onRequest, provider = execProvider(config.keyCommands, waits) }: Opening = {}
 ): Promise<Opened> {
   if (!creates) requireDatabase(config)
   // Read the keys first, so that the database is not opened without them.
   const given = await readKeyring(config, provider)
-  const database = await openDatabase(config, { creates, onFatal, waits })
+  const database = await openDatabase(config, { creates, onFatal, waits, onRequest })
   return orClose(database, async () => {
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
@@ -101,7 +104,10 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
   const database = await openDatabase(config).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
     // The copy will be deleted, so the process that has the database open records the backup.
-    note = (backup) => sendToOwner(directoryOf(config), backup)
+    note = async (backup) => {
+      const answer = await sendRequest(directoryOf(config), { backup })
+      if (answer?.result !== true) refuse('the process that had the embedded database open did not record it')
+    }
     return openCopy(config, error)
   })
   return orClose(database, async () => {
@@ -139,10 +145,10 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
  * @throws StartEnded when `waits` is aborted
  */
 export async function openDatabase (
-  config: Config, { creates = false, onFatal, waits }: Pick<Opening, 'creates' | 'onFatal' | 'waits'> = {}
+  config: Config, { creates = false, onFatal, waits, onRequest }: Omit<Opening, 'provider'> = {}
 ): Promise<Database> {
   if (!creates) requireDatabase(config)
-  const database = await connectTo(config, onFatal)
+  const database = await connectTo(config, { onFatal, onRequest })
   return orClose(database, async () => {
     try {
       if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
@@ -172,7 +178,7 @@ function explainConnection (where: string, error: unknown): unknown {
   return new StartError(`The database at ${where} cannot be used: ${reason}${advice === undefined ? '' : `; ${advice}`}`)
 }
 
-async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<Database> {
+async function connectTo (config: Config, { onFatal, onRequest }: Pick<Opening, 'onFatal' | 'onRequest'>): Promise<Database> {
   const { databaseUrl: url, dataDir, databasePool } = config
   if (url !== undefined) return connect({ url, pool: databasePool, onFatal, onWait: warn })
   makeDataDir(config)
@@ -182,10 +188,16 @@ async function connectTo (config: Config, onFatal: Opening['onFatal']): Promise<
     pool: 1,
     onFatal,
     onWait: warn,
-    onMessage: (message) => noteBackup(database.db, JSON.parse(message) as Backup)
+    onRequest: async (request, client) => {
+      const backup = backupIn(request)
+      return backup === undefined ? onRequest?.(request, client) : noteBackup(database.db, backup).then(() => true)
+    }
   }).catch((error: unknown) => explainFiles(dataDir, error))
   return database
 }
+
+const backupIn = ({ backup }: Record<string, unknown>): Backup | undefined =>
+  typeof backup === 'object' && backup !== null ? backup as Backup : undefined
 
 /** Opens the master keys without a database. */
 export const openKeyring = async (config: Config): Promise<Keyring> =>

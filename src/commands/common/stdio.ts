@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
 import { createReadStream } from 'node:fs'
 import { refuse } from './errors.ts'
 
@@ -16,6 +17,17 @@ export async function * readChunks (file: string): AsyncGenerator<Buffer> {
   }
 }
 
+/** The terminal of a command that runs inside the service. */
+export interface Terminal {
+  write (chunk: string | Uint8Array): Promise<void>
+  warn (line: string): void
+}
+
+const terminal = new AsyncLocalStorage<Terminal>()
+
+/** Runs `act`, whose `write` and `warn` use this terminal instead of the standard streams of this process. */
+export const withTerminal = <T>(own: Terminal, act: () => Promise<T>): Promise<T> => terminal.run(own, act)
+
 let hasListener = false
 
 /**
@@ -23,6 +35,8 @@ let hasListener = false
  * exit. Throws a StartError on a write error, such as a closed pipe or a full disk.
  */
 export async function write (chunk: string | Uint8Array): Promise<void> {
+  const own = terminal.getStore()
+  if (own !== undefined) return own.write(chunk)
   const { stdout } = process
   // The write callback reports errors. An unhandled `error` event would end the process before its cleanup.
   if (!hasListener) stdout.on('error', () => {})
@@ -35,5 +49,7 @@ export async function write (chunk: string | Uint8Array): Promise<void> {
 
 /** Writes a line to standard error. */
 export function warn (line: string): void {
+  const own = terminal.getStore()
+  if (own !== undefined) return own.warn(line)
   process.stderr.write(`${line}\n`)
 }

@@ -1,6 +1,6 @@
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { ROLES, type Role } from '../../../schemas/users.ts'
-import { httpAddress, loadConfig, type Config } from '../../config.ts'
+import { httpAddress, type Config } from '../../config.ts'
 import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
@@ -83,9 +83,8 @@ export const noun: Noun = {
 async function printLink (
   env: Environment, json: boolean | undefined, make: (database: Database, service: string) => Promise<Linked>
 ): Promise<number> {
-  const service = serviceAddress(loadConfig(env))
   return withOpened(env, async ({ database }, config) => {
-    const made = await make(database, service)
+    const made = await make(database, serviceAddress(config))
     const { user: { id, email }, link } = made
     await write(json
       ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`

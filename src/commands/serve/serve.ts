@@ -12,10 +12,11 @@ import { createMetrics, type Metrics } from '../../telemetry/metrics.ts'
 import { greet } from './greeting.ts'
 import { remoteProvider } from '../common/key-provider-ipc.ts'
 import type { KeyProvider } from '../common/key-provider.ts'
-import { command, type Noun } from '../common/noun.ts'
+import { command, type Environment, type Noun } from '../common/noun.ts'
 import { lineOf, StartEnded, StartError } from '../common/errors.ts'
 import { open, type Opened } from '../common/open.ts'
 import { warn } from '../common/stdio.ts'
+import { createOperator } from './operator.ts'
 import { exitOnUncaughtErrors, PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const IDLE_SWEEP_MS = 200
@@ -25,30 +26,36 @@ export const noun: Noun = {
   help: `  serve                                   migrate the schema and serve (variables: docs/operations/variables.md)
 `,
 
-  run: command({}, (_values, env) => serve(loadConfig(env)))
+  run: command({}, (_values, env) => serve(loadConfig(env), env))
 }
 
 /** Serves until SIGTERM or SIGINT. Resolves with the exit status after the shutdown. */
-async function serve (config: Config): Promise<number> {
+async function serve (config: Config, env: Environment): Promise<number> {
   if (cluster.worker !== undefined) return serveAsWorker(config, cluster.worker)
   if (config.publicUrl === undefined && !isLoopback(config.host)) {
     warn(`HOST is ${config.host}, but PUBLIC_URL is not set: other machines send tokens and secrets unencrypted. ` +
       'Set PUBLIC_URL to the https address of a proxy with TLS')
   }
   try {
-    return await (config.workers > 1 ? supervise(config) : serveAlone(config))
+    return await (config.workers > 1 ? supervise(config) : serveAlone(config, env))
   } catch (error) {
     if (error instanceof StartEnded) return 0
     throw error
   }
 }
 
-async function serveAlone (config: Config): Promise<number> {
+async function serveAlone (config: Config, env: Environment): Promise<number> {
   // Registered before the start, so that a signal during the start also stops the service gracefully.
   const { interrupted, signal } = untilSignal()
+  const operator = createOperator()
   return run(config, {
     interrupted,
-    async ready (opened, port) { process.stdout.write(await greet(opened, config, port)) },
+    operator,
+    async ready (opened, port) {
+      process.stdout.write(await greet(opened, config, port))
+      // Links need the port that the system chose for PORT=0.
+      operator.start(opened, { ...env, PORT: String(port) })
+    },
     async end (app) {
       app.log.info({ signal: await signal }, 'stopping')
       for (const name of SIGNALS) process.once(name, () => process.exit(1))
@@ -120,6 +127,8 @@ interface ServeOptions {
   provider?: KeyProvider
   /** Aborts the wait for keys and for the database. Workers have no signal: the supervisor kills starting workers. */
   interrupted?: AbortSignal
+  /** Runs commands of operators. Workers have none: the embedded database has one process. */
+  operator?: ReturnType<typeof createOperator>
   /** Called when the port is open. */
   ready (opened: Opened, port: number): Promise<void>
   /** Resolves when the service has to stop. */
@@ -128,7 +137,7 @@ interface ServeOptions {
 
 async function run (
   config: Config,
-  { provider, interrupted: waits = new AbortController().signal, ready, end, ...metering }: ServeOptions
+  { provider, interrupted: waits = new AbortController().signal, operator, ready, end, ...metering }: ServeOptions
 ): Promise<number> {
   let leaving = false
   let stopping = false
@@ -136,7 +145,7 @@ async function run (
   // Import the application while the database is opened.
   const service = import('../../app.ts')
   const onFatal = (error: Error) => die('database failed; restart required', error)
-  const opened = await open(config, { creates: true, onFatal, provider, waits })
+  const opened = await open(config, { creates: true, onFatal, provider, waits, onRequest: operator?.onRequest })
   try {
     const { buildApp } = await service
     app = await buildApp({
@@ -162,7 +171,7 @@ async function run (
     stopping = true
     // An unresponsive database must not block the shutdown.
     setTimeout(() => process.exit(0), PATIENCE).unref()
-    await close(app)
+    await Promise.all([close(app), operator?.stop()])
     return 0
   } finally {
     await opened.database.close()

@@ -6,8 +6,8 @@ import { fileURLToPath } from 'node:url'
 import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { PGliteOptions } from '@electric-sql/pglite'
-import { serveCopies } from './copies.ts'
 import { makeDirectory } from './directory.ts'
+import { serveRequests, type OnRequest } from './requests.ts'
 import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
@@ -32,8 +32,8 @@ export interface EmbeddedOptions {
   onFatal?: ((error: Error) => void) | undefined
   /** Called with progress messages while opening or migrating takes long. */
   onWait?: ((line: string) => void) | undefined
-  /** Called with JSON from another process of this machine (`sendToOwner`). */
-  onMessage?: ((told: string) => Promise<void>) | undefined
+  /** Handles requests of other processes of this user (`sendRequest`). */
+  onRequest?: OnRequest | undefined
 }
 
 export interface WorkerInput {
@@ -57,7 +57,7 @@ export class DiskFull extends Error {}
 /** Opens the embedded database in a directory, which stays locked until `close`. Never runs two workers at once. */
 export async function openEmbedded ({
   dir, durable = true, onFatal = () => {}, onWait = () => {},
-  onMessage = async () => { throw new Error('this process accepts no messages') }
+  onRequest = async () => undefined
 }: EmbeddedOptions) {
   const unlock = await claim(dir)
   const threadOf = (name: string) => new URL(import.meta.url.replace(/embedded(\.\w+)$/, `${name}$1`))
@@ -75,7 +75,7 @@ export async function openEmbedded ({
   let worker: Worker | undefined
   let ended: Promise<unknown> = Promise.resolve()
   let closed = false
-  const endCopies = await serveCopies(dir, copy, onMessage).catch((error: unknown) => {
+  const endRequests = await serveRequests(dir, copy, onRequest).catch((error: unknown) => {
     unlock()
     throw error
   })
@@ -140,7 +140,7 @@ export async function openEmbedded ({
     }
   }
 
-  // Copies run one at a time (`serveCopies`).
+  // Copies run one at a time (`serveRequests`).
   async function copy (to: string, signal: AbortSignal) {
     const one = worker
     if (closed || one === undefined || one.threadId === -1) throw new Error('it is not open')
@@ -159,7 +159,7 @@ export async function openEmbedded ({
 
   async function close () {
     closed = true
-    endCopies()
+    endRequests()
     if (worker) await shut(worker)
     await ended
     unlock()

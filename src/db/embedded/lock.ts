@@ -2,7 +2,15 @@ import fs from 'node:fs'
 import net from 'node:net'
 import path from 'node:path'
 
-export class DirectoryLocked extends Error {}
+/** Another process has locked the directory. */
+export class DirectoryLocked extends Error {
+  readonly dir: string
+
+  constructor (dir: string, reason: string) {
+    super(`${path.resolve(dir)} ${reason}`)
+    this.dir = dir
+  }
+}
 
 /**
  * Locks a directory for the life of this process; throws DirectoryLocked. The lock is a listening Unix socket in the
@@ -33,7 +41,7 @@ export async function lockDirectory (dir: string): Promise<() => void> {
     try {
       fs.linkSync(starting, `${base}/${mine}`)
     } catch {
-      throw new DirectoryLocked(`${path.resolve(dir)} is being opened by another process`)
+      throw new DirectoryLocked(dir, 'is being opened by another process')
     } finally {
       fs.rmSync(starting, { force: true })
     }
@@ -98,7 +106,7 @@ const locks = (dir: string) => fs.readdirSync(dir).filter(name => /^lock\.\d+$/.
 async function refuseLiving (base: string, dir: string, mine?: string) {
   for (const name of locks(base).filter(name => name !== mine)) {
     const pid = await holder(`${base}/${name}`)
-    if (pid) throw new DirectoryLocked(`${path.resolve(dir)} is in use by process ${pid}: stop the service first, because one process at a time can use the directory`)
+    if (pid) throw new DirectoryLocked(dir, `is in use by process ${pid}: stop the service first, because one process at a time can use the directory`)
   }
 }
 

@@ -45,9 +45,11 @@ export function installErrors (app: FastifyInstance) {
     if (ERRORS[answer.code].status >= 500) {
       request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
     }
-    const isUnnamed = answer.code === 'not_found' && answer.details === undefined && !(answer instanceof HiddenResource)
+    const isUnnamed = answer.code === 'not_found' && answer.details === undefined
     const resource = isUnnamed ? await missingPart(app, request) : undefined
-    return sendError(request, reply, resource === undefined ? answer : new ApiError('not_found', { resource }))
+    // Also looked up for a hidden resource, so that the duration does not tell a hidden resource from a missing one.
+    const isNamed = resource !== undefined && !(answer instanceof HiddenResource)
+    return sendError(request, reply, isNamed ? new ApiError('not_found', { resource }) : answer)
   })
 }
 

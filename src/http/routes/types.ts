@@ -6,7 +6,7 @@ import type { Scope } from '../../../schemas/scopes.ts'
 import type { Config } from '../../config.ts'
 import type { Costs } from '../../crypto/costs.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import type { Database, Db } from '../../db/database.ts'
+import type { Db } from '../../db/database.ts'
 import type { Outbox } from '../../mail/outbox.ts'
 import type { Actor, AuditEvent, RecordRead } from '../../repositories/audit/audit.ts'
 import type { UserCall } from '../../repositories/people/oauth.ts'
@@ -75,7 +75,6 @@ declare module 'fastify' {
     pages: Db
     /** For transactions whose duration grows with a project, such as rotations. */
     longTransactions: Db
-    databaseKind: Database['kind']
     /** Records the audit event of a read. Wait for the result before the response is sent. */
     recordRead: RecordRead
     /** Records a failed sign-in, for the user and for each actor. True if an event is not numbered yet. */

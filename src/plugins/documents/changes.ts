@@ -2,6 +2,7 @@ import type { FastifyRequest } from 'fastify'
 import {
   CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, type ChangeBody, type MergePatch
 } from '../../../schemas/changes.ts'
+import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
 import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
@@ -9,7 +10,7 @@ import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
-import { refuse } from '../../rules/errors.ts'
+import { ApiError, refuse } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
@@ -52,6 +53,7 @@ export const changes: Domain = async (app) => {
         const requested = changesIn(request)
         let before: { state: LevelState, secret: SecretRow | undefined } | undefined
         let edited: Edited | undefined
+        let refused: ApiError | undefined
         const written = await writeLevel(app.db, organization, actorOf(request), {
           storageKey,
           target: { names: namesOf(namesIn(request)), include: 'readable' },
@@ -61,13 +63,20 @@ export const changes: Domain = async (app) => {
             const own = ownSecret(state)
             const secret = own?.is_stored ? own : undefined
             requirePrecondition(request.headers, secret && etagOf(storageKey, [secret]))
-            edited = editDocument(app.keyring, storageKey, state, requested)
             before = { state, secret }
+            try {
+              edited = editDocument(app.keyring, storageKey, state, requested)
+            } catch (error) {
+              if (!(error instanceof ApiError) || !OF_CONTENT.includes(error.code) || secret === undefined) throw error
+              refused = error
+              return { read: eventOfRead(state, secret) }
+            }
             const { blob } = edited
-            if (blob === undefined) return { read: secret && eventOfUnchanged(state, secret) }
+            if (blob === undefined) return { read: secret && eventOfRead(state, secret) }
             return { blob, record: { action: secret ? 'update' as const : 'create' as const, blob }, event: 'secret.store' }
           }
         })
+        if (refused !== undefined) throw refused
         const { state } = before!
         const secret = written?.secret ?? before!.secret
         const { added, changed, removed } = edited!
@@ -94,8 +103,11 @@ export const changes: Domain = async (app) => {
   }
 }
 
-// The response tells whether the document has these names and values, so it counts as a read.
-function eventOfUnchanged ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
+/** Errors that depend on the content of the document. */
+const OF_CONTENT: ErrorCode[] = ['validation_failed', 'document_unreadable']
+
+// Without a change, the response tells whether the document has these names and values, so it counts as a read.
+function eventOfRead ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
   const details = { secrets: id, revisions: String(revision) }
   return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }
 }

@@ -50,6 +50,13 @@ export function errorPosition (text: string, error: unknown): Position {
   return positionAfter(withoutMark(text).slice(0, error instanceof UnreadableDocument ? error.offset : 0))
 }
 
+/** The position of the first bytes that are not UTF-8; undefined without such bytes. `text` is the decoded document. */
+export function encodingError (document: Buffer, text: string): Position | undefined {
+  return Buffer.from(text).equals(document)
+    ? undefined
+    : errorPosition(text, new UnreadableDocument(text.indexOf('\uFFFD')))
+}
+
 /** The position after a text that begins at `from`. */
 export function positionAfter (text: string, from: Position = { line: 1, column: 1 }): Position {
   const lines = text.match(/\r\n?|\n/g)?.length ?? 0

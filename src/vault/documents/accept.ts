@@ -6,7 +6,7 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { activeKeyOf, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
-import { documentError } from '../../rules/documents/read.ts'
+import { documentError, encodingError } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { planRestore } from '../../rules/restore.ts'
 import { openVersion } from './documents.ts'
@@ -40,7 +40,14 @@ export function acceptContent (vault: Vault, state: LevelState, sent: SentConten
 export function warningOf (
   { project }: { project: Pick<KeyState, 'secret_format'> }, { plain }: Accepted
 ): string | undefined {
-  const position = plain === undefined ? undefined : documentError(project.secret_format, plain.toString())
+  if (plain === undefined || project.secret_format === 'text') return undefined
+  const text = plain.toString()
+  const notUtf8 = encodingError(Buffer.from(plain), text)
+  if (notUtf8 !== undefined) {
+    return `The document is not valid UTF-8 at line ${notUtf8.line}, column ${notUtf8.column}. Its names cannot be ` +
+      'changed one by one.'
+  }
+  const position = documentError(project.secret_format, text)
   return position && `The document does not parse as ${project.secret_format} at line ${position.line}, column ` +
     `${position.column}. It cannot be merged with other levels.`
 }

@@ -3,8 +3,7 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
-import { UnreadableDocument } from '../../rules/documents/entries.ts'
-import { documentError, errorPosition, withoutMark } from '../../rules/documents/read.ts'
+import { documentError, encodingError, withoutMark } from '../../rules/documents/read.ts'
 import { changeNames, type ChangedDocument, type NameChanges } from '../../rules/editing/change.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { sealText } from './accept.ts'
@@ -42,9 +41,12 @@ export function editDocument (
   if (result.refused === 'unreadable') {
     return fail('document_unreadable', { level, line: result.line, column: result.column })
   }
-  return refuse(changes.memberOf(result.name), result.refused === 'anchored'
-    ? 'An alias in the document refers to the value of this name'
-    : `The document, as ${secret_format}, cannot hold this name with this value, or would exceed its limits`)
+  if (result.refused === 'anchored') {
+    return refuse(changes.memberOf(result.name), 'An alias in the document refers to the value of this name')
+  }
+  return refuse(changes.memberOf(result.name), changes.set.has(result.name)
+    ? `The document, as ${secret_format}, cannot hold this name with this value, or would exceed its limits`
+    : 'This name cannot be removed without a change of other lines: store the whole document instead')
 }
 
 function textOf (storageKey: KeyObject, state: LevelState, dataKey: KeyObject): string {
@@ -56,10 +58,6 @@ function textOf (storageKey: KeyObject, state: LevelState, dataKey: KeyObject): 
   if (plain === undefined) throw new IntegrityError()
   const text = plain.toString('utf8')
   // A client can store a blob that is not UTF-8. Storing the text would change these bytes.
-  if (!Buffer.from(text).equals(plain)) {
-    fail('document_unreadable', {
-      level: state.level, ...errorPosition(text, new UnreadableDocument(text.indexOf('\uFFFD')))
-    })
-  }
-  return text
+  const position = encodingError(plain, text)
+  return position === undefined ? text : fail('document_unreadable', { level: state.level, ...position })
 }

@@ -1,0 +1,33 @@
+import type { Client } from '../../db/database.ts'
+import { commandIn, runInService } from '../common/in-service.ts'
+import { untilExit, type Environment } from '../common/noun.ts'
+import type { Opened } from '../common/open.ts'
+import { OPERATOR_NOUNS } from '../operator-nouns.ts'
+
+/** Runs the commands of operators that arrive while the service has the embedded database open. */
+export function createOperator () {
+  let service: { opened: Opened, env: Environment } | undefined
+  const running = new Set<Promise<number>>()
+  return {
+    /** Accepts commands from now on. `env` configures them, as it configures the service. */
+    start (opened: Opened, env: Environment): void {
+      service = { opened, env }
+    },
+    /** Accepts no more commands, and waits for those that are running. */
+    async stop (): Promise<void> {
+      service = undefined
+      await Promise.allSettled(running)
+    },
+    /** Returns the exit status of a command; undefined for other requests. */
+    async onRequest (request: Record<string, unknown>, client: Client): Promise<number | undefined> {
+      const [name = '', ...args] = commandIn(request) ?? []
+      const load = Object.hasOwn(OPERATOR_NOUNS, name) ? OPERATOR_NOUNS[name] : undefined
+      if (load === undefined) return undefined
+      if (service === undefined) throw new Error('it is starting or stopping: run the command again')
+      const { opened, env } = service
+      const mine = runInService(opened, client, () => untilExit(async () => (await load()).run(args, env)))
+      running.add(mine)
+      return mine.finally(() => running.delete(mine))
+    }
+  }
+}
