@@ -91,7 +91,7 @@ public class Scenario {
   }
 
   private static ChangedNames change(ChangeBody body) throws ApiException {
-    return secrets.changeEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null, null, null, body).getData();
+    return secrets.changeEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, body, null, null, null).getData();
   }
 
   private static ProjectAnswer createProject() throws ApiException {
@@ -99,12 +99,12 @@ public class Scenario {
   }
 
   private static ProjectAnswer rename(String name, String tag) throws ApiException {
-    return projects.updateProject(ORGANIZATION, PROJECT, tag, null, new UpdateProjectBody().name(name));
+    return projects.updateProject(ORGANIZATION, PROJECT, new UpdateProjectBody().name(name), tag, null);
   }
 
   private static RotateAnswer rotate() throws ApiException {
     RotateBody body = new RotateBody().historyPolicy(HistoryPolicy.KEEP);
-    return keys.rotateEncryptionKey(ORGANIZATION, PROJECT, null, body);
+    return keys.rotateEncryptionKey(ORGANIZATION, PROJECT, body, null);
   }
 
   public static void main(String[] args) throws ApiException {
@@ -133,7 +133,7 @@ public class Scenario {
     expect(environment.getData().getAttributes().getSlug().equals(ENVIRONMENT), environment);
 
     step("list the environments of the target");
-    EnvironmentList list = environments.listEnvironments(ORGANIZATION, PROJECT, TARGET, null, null);
+    EnvironmentList list = environments.listEnvironments(ORGANIZATION, PROJECT, TARGET, null, null, null, null, null);
     expect(list.getData().size() == 1 && list.getMeta().getTotal() == 1, list);
 
     step("read the ETag of the project");
@@ -168,7 +168,7 @@ public class Scenario {
     expect(history.size() == 2 && history.get(1).getId().equals(first), history);
 
     step("restore the first version");
-    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, null, null, null, new RestoreBody());
+    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, new RestoreBody(), null, null, null);
     expect(restored.getData().getRestoredFrom().equals(first), restored);
 
     step("read it decrypted: the first document");
@@ -258,7 +258,7 @@ public class Scenario {
         () -> reader.storeSecrets(ORGANIZATION, document("A=third\n"), null, null, null));
 
     step("give it another value");
-    RotatedToken value = tokens.rotateApiToken(ORGANIZATION, id, null, new RotateTokenBody());
+    RotatedToken value = tokens.rotateApiToken(ORGANIZATION, id, new RotateTokenBody(), null);
     expect(!value.getToken().equals(created.getToken()), value.getApiKey());
 
     step("read with the value that it had: 401");
