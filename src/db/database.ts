@@ -9,7 +9,7 @@ import { createPool, guard, type Bounds, type Pool } from './postgres/guard.ts'
 import type { Db } from './postgres/handle.ts'
 import { mergePlaced, hasCitus, isCoordinator, placeTables, setDefaults, type Placed } from './citus/placement.ts'
 import { takeSnapshots } from './citus/snapshot.ts'
-import { migrateSchema } from './migrate.ts'
+import { migrateSchema, type MigrationSteps } from './migrate.ts'
 import { BY_INDEX, MEANING, WALKING } from './postgres/session.ts'
 import { tlsOf } from './postgres/tls.ts'
 import { areWaitsPaused } from './postgres/wait-clock.ts'
@@ -66,7 +66,9 @@ export interface Database {
    * With `isThorough`, checks these settings on the coordinator also if no table is new. Throws the reason of `signal`
    * if the signal ends a wait, and CitusError. Returns undefined without Citus.
    */
-  migrate (signal?: AbortSignal, options?: { isThorough?: boolean }): Promise<Migrated | undefined>
+  migrate (
+    signal?: AbortSignal, options?: { isThorough?: boolean, steps?: MigrationSteps }
+  ): Promise<Migrated | undefined>
   /** Resolves when the database responds; throws DatabaseUnavailable after about two seconds. */
   ping (): Promise<void>
   close (): Promise<void>
@@ -271,8 +273,8 @@ const withoutDeadline = (
     if (isCitus()) await alone(READING, 'is locked', async holder => takeSnapshots(tx, handle(holder)))
     return fn(tx)
   }, SNAPSHOT)),
-  migrate: (signal, { isThorough = false } = {}) => alone(CHANGING, 'changes the schema', async client => {
-    const migrated = await migrateSchema(client, { onWait, signal })
+  migrate: (signal, { isThorough = false, steps } = {}) => alone(CHANGING, 'changes the schema', async client => {
+    const migrated = await migrateSchema(client, { onWait, signal, steps })
     const db = handle(client)
     if (!await hasCitus(db)) return undefined
     // Also for an existing schema, to which the extension was added later.

@@ -42,7 +42,7 @@ const FLOORS: Record<string, Floor> = {
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts', 'src/rules'], packages: ['lru-cache', 'nodemailer'] },
-  'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['@sinclair/typebox', 'ulidx', 'type fastify', 'node:'] },
+  'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['@sinclair/typebox', 'cli-progress', 'ulidx', 'type fastify', 'node:'] },
   'src/cli.ts': { house: [...ALL, 'src/node-version.mjs'], packages: ['node:'] }
 }
 

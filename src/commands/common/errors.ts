@@ -13,6 +13,17 @@ export class StartEnded extends Error {
   override name = 'StartEnded'
 }
 
+/** SIGINT or SIGTERM ended a command. The message says what is left. */
+export class Interrupted extends Error {
+  override name = 'Interrupted'
+  readonly status: number
+
+  constructor (message: string, status: number) {
+    super(message)
+    this.status = status
+  }
+}
+
 /** Throws a StartError; usable as an expression. */
 export function refuse (line: string): never {
   throw new StartError(line)

@@ -1,7 +1,7 @@
 import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
 import type { Database } from '../../db/database.ts'
-import { lineOf, UsageError } from './errors.ts'
+import { Interrupted, lineOf, UsageError } from './errors.ts'
 import { openedByService } from './in-service.ts'
 import { open, type Opened, type Opening } from './open.ts'
 import { warn, write } from './stdio.ts'
@@ -26,6 +26,10 @@ export async function untilExit (run: () => Promise<number>): Promise<number> {
   try {
     return await run()
   } catch (error) {
+    if (error instanceof Interrupted) {
+      warn(error.message)
+      return error.status
+    }
     const isUsage = error instanceof UsageError
     warn(isUsage ? error.message : lineOf(error))
     return isUsage ? 2 : 1
@@ -72,7 +76,7 @@ export async function withOpened (
   const config = loadConfig(env)
   const service = openedByService()
   if (service !== undefined) return await act(service, config) ?? 0
-  const opened = await open(config, options)
+  const opened = await open(config)
   try {
     return await act(opened, config) ?? 0
   } finally {

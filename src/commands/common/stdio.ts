@@ -28,6 +28,13 @@ const terminal = new AsyncLocalStorage<Terminal>()
 /** Runs `act`, whose `write` and `warn` use this terminal instead of the standard streams of this process. */
 export const withTerminal = <T>(own: Terminal, act: () => Promise<T>): Promise<T> => terminal.run(own, act)
 
+let clearDisplay = () => {}
+
+/** Sets a function that clears the progress display before other output. */
+export function setDisplay (clear: () => void): void {
+  clearDisplay = clear
+}
+
 let hasListener = false
 
 /**
@@ -37,6 +44,7 @@ let hasListener = false
 export async function write (chunk: string | Uint8Array): Promise<void> {
   const own = terminal.getStore()
   if (own !== undefined) return own.write(chunk)
+  clearDisplay()
   const { stdout } = process
   // The write callback reports errors. An unhandled `error` event would end the process before its cleanup.
   if (!hasListener) stdout.on('error', () => {})
@@ -51,5 +59,6 @@ export async function write (chunk: string | Uint8Array): Promise<void> {
 export function warn (line: string): void {
   const own = terminal.getStore()
   if (own !== undefined) return own.warn(line)
+  clearDisplay()
   process.stderr.write(`${line}\n`)
 }
