@@ -25,12 +25,20 @@ const RETRY_TIMEOUT_MS = 60_000
 const SCHEMA_LOCK_POLL_MS = 100
 const WAIT_MESSAGES_PER_TIMEOUT = 6
 
+/** Observes a migration; numbers start at 1. */
+export interface MigrationSteps {
+  onMigration (number: number, total: number, statements: number): void
+  onStatement (): void
+}
+
 export interface MigrateOptions {
   folder?: string
   /** Called from time to time with a progress message while the migration waits. */
   onWait?: ((line: string) => void) | undefined
   /** Ends the wait for a lock. */
   signal?: AbortSignal | undefined
+  /** Observes migrations and their statements. An error that it throws rolls back the migration. */
+  steps?: MigrationSteps | undefined
   /** Maximum wait for a table lock in milliseconds. */
   timeout?: number
 }
@@ -56,8 +64,8 @@ export class UnreleasedDatabase extends Error {
  * @returns what was done on the nodes of a Citus cluster
  */
 export async function migrateSchema (client: Sql, options: MigrateOptions = {}): Promise<Placed> {
-  const { folder = FOLDER, onWait = () => {}, signal, timeout = RETRY_TIMEOUT_MS } = options
-  const how = { onWait, signal, timeout }
+  const { folder = FOLDER, onWait = () => {}, signal, steps, timeout = RETRY_TIMEOUT_MS } = options
+  const how = { onWait, signal, steps, timeout }
   const known = readMigrationFiles({ migrationsFolder: folder })
   await lock(client, how)
   try {
@@ -73,8 +81,10 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
     await requireCoordinator(db)
     for (const statement of JOURNAL) await client.unsafe(statement)
     let placed = NOTHING_PLACED
-    for (const migration of known) {
-      if (!applied.includes(migration.hash)) placed = mergePlaced(placed, await apply(db, migration, how))
+    const due = known.filter(({ hash }) => !applied.includes(hash))
+    for (const [i, migration] of due.entries()) {
+      steps?.onMigration(i + 1, due.length, migration.sql.length)
+      placed = mergePlaced(placed, await apply(db, migration, how))
     }
     return placed
   } finally {
@@ -82,7 +92,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
   }
 }
 
-type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal'>
+type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal' | 'steps'>
 
 // Polls, so that the signal can end the wait. Waits without a limit, because the lock's owner may have many migrations
 // to apply; `timeout` only sets how often `onWait` is called.
@@ -118,13 +128,13 @@ function createPacer (timeout: number): () => number | undefined {
   }
 }
 
-async function apply (db: Db, migration: MigrationMeta, { onWait, signal, timeout }: How): Promise<Placed> {
+async function apply (db: Db, migration: MigrationMeta, { onWait, signal, steps, timeout }: How): Promise<Placed> {
   const isMessageDue = createPacer(timeout)
   for (const began = performance.now(); ;) {
     try {
       return await db.transaction(async (tx) => {
         await tx.execute(sql`SELECT set_config('lock_timeout', ${String(TABLE_LOCK_TIMEOUT_MS)}, true)`)
-        const placed = await runStatements(tx, migration.sql)
+        const placed = await runStatements(tx, migration.sql, steps?.onStatement)
         await recordMigration(tx, migration)
         return placed
       })

@@ -7,6 +7,10 @@ import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { main } from '../../src/cli.ts'
 
+// Lines that a command writes every ten seconds, which only happens on a busy machine.
+const PROGRESS = /^(?:Backing up|Comparing|Exporting|Migration \d+ of \d+|Opening|Re-wrapping|Restoring|Verifying(?: the backup)?): \d[^\n]*\n/gm
+const withoutProgress = (stderr: string) => stderr.replace(PROGRESS, '')
+
 /** The path of the compiled command line. */
 export const CLI = fileURLToPath(new URL('../../src/cli.js', import.meta.url))
 
@@ -44,7 +48,8 @@ function program (file: string, args: string[], env: Env, input = '') {
   let stderr = ''
   child.stdout.setEncoding('utf8').on('data', (text: string) => { stdout += text })
   child.stderr.setEncoding('utf8').on('data', (text: string) => { stderr += text })
-  const ended = once(child, 'close').then(([code]) => ({ code: code as number | null, stdout, stderr }))
+  const ended = once(child, 'close').then(([code]) =>
+    ({ code: code as number | null, stdout, stderr: withoutProgress(stderr) }))
   return { child, ended, stdout: () => stdout, stderr: () => stderr }
 }
 
@@ -90,7 +95,7 @@ async function inProcess (args: string[], env: Env): Promise<Ended> {
     signals.forEach((name, i) =>
       process.listeners(name).filter((one) => !known[i]!.includes(one)).forEach((one) => process.off(name, one)))
   }
-  return ended
+  return { ...ended, stderr: withoutProgress(ended.stderr) }
 }
 
 /** A server process that is starting. */

@@ -1,10 +1,11 @@
+import { stat } from 'node:fs/promises'
 import { StringDecoder } from 'node:string_decoder'
 import { loadConfig, type Config } from '../../config.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { MasterKeyMissing, type Keyring } from '../../crypto/keyring.ts'
 import { DatabaseUnavailable, isLockTimeout, type Db } from '../../db/database.ts'
 import type { ChainKeyRow } from '../../db/events.ts'
-import { findBefore, findChain, listChains, readChain, type ChainRow } from '../../repositories/audit/chains.ts'
+import { countEvents, findBefore, findChain, listChains, readChain, type ChainRow } from '../../repositories/audit/chains.ts'
 import { findServiceKey, listCanaries } from '../../repositories/keys/master-keys.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { parseTimestamp } from '../../rules/formats/timestamps.ts'
@@ -13,8 +14,9 @@ import {
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
-import { lineOf, refuse } from '../common/errors.ts'
+import { Interrupted, lineOf, refuse } from '../common/errors.ts'
 import { open, openKeyring, type Opened } from '../common/open.ts'
+import { NO_PROGRESS, withProgress } from '../common/progress.ts'
 import { retryDatabase } from '../common/retry.ts'
 import { readChunks, warn, write } from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
@@ -47,13 +49,17 @@ export const noun: Noun = {
       }
       // Exit status 1 means a broken chain; errors that prevent the verification use 2.
       try {
-        let status = 0
-        for await (const verified of verifyAudit(loadConfig(env), { ...filter, since })) {
-          if (verified.broken !== null) status = 1
-          await write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`)
-        }
-        return status
+        const config = loadConfig(env)
+        return await withProgress({ json, left: 'The verification is incomplete. Nothing was changed.' }, async (progress) => {
+          let status = 0
+          for await (const verified of verifyAudit(config, { ...filter, since }, progress)) {
+            if (verified.broken !== null) status = 1
+            await write(`${json ? JSON.stringify(verified) : describeVerified(verified)}\n`)
+          }
+          return status
+        })
       } catch (error) {
+        if (error instanceof Interrupted) throw error
         warn(lineOf(error))
         return 2
       }
@@ -61,9 +67,10 @@ export const noun: Noun = {
 
     export: command({ organization: TEXT, since: TEXT }, async ({ organization, since: text }, env) => {
       const since = timeOf('--since', text)
-      return withOpened(env, async (opened) => {
-        for await (const lines of exportEvents(opened, { organization, since })) await write(lines)
-      })
+      const left = 'The export is incomplete: its last line is missing, so `audit verify --file` refuses it.'
+      return withProgress({ isData: true, left }, (progress) => withOpened(env, async (opened) => {
+        for await (const lines of exportEvents(opened, { organization, since }, progress)) await write(lines)
+      }))
     }),
 
     'rotate-key': command({ organization: TEXT, all: FLAG }, async ({ organization, all }, env) => {
@@ -91,16 +98,17 @@ interface Filter { organization?: string | undefined, since?: Date | undefined }
 /** Verifies the chains in the database, or in an export if `file` is set. `since` has no effect on an export. */
 export async function * verifyAudit (
   config: Config,
-  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined }
+  { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
+  progress = NO_PROGRESS
 ): AsyncGenerator<Verified> {
   const anchors = await readAnchors(log)
   if (file !== undefined) {
-    yield * verifyFile(await openKeyring(config), file, filter, anchors)
+    yield * verifyFile(await openKeyring(config), file, filter, anchors, progress)
     return
   }
   const opened = await open(config)
   try {
-    yield * verifyDatabase(opened, filter, anchors)
+    yield * verifyDatabase(opened, filter, anchors, progress)
   } finally {
     await opened.database.close()
   }
@@ -150,16 +158,20 @@ export function describeVerified ({ organization, after, events, last, broken }:
 
 /** Verifies the chains in the database. With `since`, starts at the first event at or after that time. */
 export async function * verifyDatabase (
-  { database: { db }, keyring }: Opened, filter: Filter, anchors: Anchors
+  { database: { db }, keyring }: Opened, filter: Filter, anchors: Anchors, progress = NO_PROGRESS
 ): AsyncGenerator<Verified> {
   const first = firstKey(keyring, await wrappedKey(db))
-  for (const organization of await organizationsOf(db, filter, anchors)) {
+  const organizations = await organizationsOf(db, filter, anchors)
+  progress.begin('Verifying', 'events', await countEvents(db, organizations))
+  for (const organization of organizations) {
     // Read the start before the end, because events may be appended in between.
     const after = filter.since && await findBefore(db, organization, filter.since)
+    progress.advance(after?.seq ?? 0)
     const { last, head, keys } = await findChain(db, organization)
     const chain = { organization_id: organization, ...head, after: after ?? null }
     const verifier = new ChainVerifier(chain, await keysIn(db, keyring, first, keys), anchors)
     for await (const events of readChain(db, organization, after?.seq ?? null, last)) {
+      progress.advance(events.length)
       if (!events.every((event) => verifier.add(event))) break
     }
     yield verifier.end()
@@ -168,7 +180,7 @@ export async function * verifyDatabase (
 
 /** Yields the lines of an export. With `since`, it omits earlier events, so they cannot be verified from it. */
 export async function * exportEvents (
-  { database: { db }, keyring }: Opened, { organization, since }: Filter
+  { database: { db }, keyring }: Opened, { organization, since }: Filter, progress = NO_PROGRESS
 ): AsyncGenerator<string> {
   const line = (value: object) => `${JSON.stringify(value)}\n`
   const organizations = await organizationsOf(db, { organization })
@@ -177,11 +189,13 @@ export async function * exportEvents (
   const wrapped = await wrappedKey(db)
   const first = firstKey(keyring, wrapped)
   yield line({ format: FORMAT, organization: only, since: from, key: wrapped.toString('base64') })
+  progress.begin('Exporting', 'events', await countEvents(db, organizations))
   let events = 0
   for (const id of organizations) {
     const after = since && await findBefore(db, id, since)
     const { last, head, keys } = await findChain(db, id)
     const begin = (after?.seq ?? 0) + 1
+    progress.advance(begin - 1)
     const its = await keysIn(db, keyring, first, keys)
     const needed = new Set(its.filter((_key, i) => (its[i + 1]?.from_seq ?? Infinity) > begin).map(({ kid }) => kid))
     for (const { kid, ...key } of keys) {
@@ -193,6 +207,7 @@ export async function * exportEvents (
     yield line({ organization: id, ...chain, event_head: hexOf(event_head), after: toAfter(after), mac: hexOf(mac) })
     for await (const rows of readChain(db, id, after?.seq ?? null, last)) {
       events += rows.length
+      progress.advance(rows.length)
       yield rows.map(({ mac, ...event }) => line({ ...event, mac: hexOf(mac) })).join('')
     }
   }
@@ -204,7 +219,7 @@ export async function * exportEvents (
  * given organization, or needs a missing master key.
  */
 export async function * verifyFile (
-  keyring: Keyring, file: string, filter: Filter, anchors: Anchors
+  keyring: Keyring, file: string, filter: Filter, anchors: Anchors, progress = NO_PROGRESS
 ): AsyncGenerator<Verified> {
   let first: ChainKey | undefined
   let rows: ChainKeyRow[] = []
@@ -221,7 +236,8 @@ export async function * verifyFile (
     isBroken ||= verified.some(({ broken }) => broken !== null)
     return verified
   }
-  for await (const text of linesOf(file)) {
+  progress.begin('Verifying', 'bytes', await stat(file).then((found) => found.isFile() ? found.size : undefined, () => undefined))
+  for await (const text of linesOf(file, progress)) {
     const value = readLine(text)
     if (stated !== undefined) refuse(`${file} has trailing data after its last line`)
     if (first === undefined) {
@@ -351,11 +367,12 @@ function opened (open: () => ChainKey['key'], isMasterKey: (id: string) => boole
 }
 
 /** Yields the lines of a file; replaces a line that is too long with an empty line. */
-async function * linesOf (file: string): AsyncGenerator<string> {
+async function * linesOf (file: string, progress = NO_PROGRESS): AsyncGenerator<string> {
   const decoder = new StringDecoder('utf8')
   let rest = ''
   let isTooLong = false
   for await (const piece of readChunks(file)) {
+    progress.advance(piece.length)
     const lines = (rest + decoder.write(piece)).split('\n')
     rest = lines.pop()!
     if (isTooLong && lines.length > 0) {

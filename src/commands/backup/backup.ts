@@ -11,8 +11,8 @@ import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
-  analyze, clearSeeds, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT, listNumbered,
-  listUnknownTables, restoreSequences, readRows, disableTimeouts, type Table
+  analyze, clearSeeds, countRows, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT,
+  listNumbered, listUnknownTables, restoreSequences, readRows, disableTimeouts, type Table
 } from '../../repositories/operations/dump.ts'
 import { beginChain, openChain } from '../../vault/audit/backups.ts'
 import {
@@ -21,7 +21,8 @@ import {
 import { writeStreamDurably } from '../common/durable.ts'
 import { fileCommand, type Noun } from '../common/noun.ts'
 import { lineOf, refuse, StartError } from '../common/errors.ts'
-import { checkKeys, openToRead, openDatabase, openKeyring } from '../common/open.ts'
+import { checkKeys, openToRead, openDatabase, openKeyring, type Opened } from '../common/open.ts'
+import { NO_PROGRESS, withProgress, type Progress } from '../common/progress.ts'
 import { readChunks, shownName, warn, write } from '../common/stdio.ts'
 import { TEXT, TEXTS } from '../common/words.ts'
 
@@ -33,7 +34,10 @@ export const backupNoun: Noun = {
 `,
 
   run: fileCommand('backup', { recipient: TEXTS }, async (file, { recipient = [] }, env) => {
-    const made = await backup(loadConfig(env), file, recipient)
+    const config = loadConfig(env)
+    const isData = file === '-'
+    const left = isData ? 'The backup on standard output is incomplete: delete it.' : 'No file was written.'
+    const made = await withProgress({ isData, left }, (progress) => backup(config, file, recipient, progress))
     const line = `Backed up ${describeSummary(made)}`
     // With `-`, the backup is written to standard output.
     if (file === '-') warn(line)
@@ -49,7 +53,10 @@ export const restoreNoun: Noun = {
 `,
 
   run: fileCommand('restore', { identity: TEXT }, async (file, { identity }, env) => {
-    await write(`Restored ${describeSummary(await restore(loadConfig(env), { file, identity }))}\n`)
+    const config = loadConfig(env)
+    const restored = await withProgress({ left: 'Nothing was restored, and the database was not changed.' }, (progress) =>
+      restore(config, { file, identity }, progress))
+    await write(`Restored ${describeSummary(restored)}\n`)
   })
 }
 
@@ -65,7 +72,9 @@ export interface Source { file: string, identity?: string | undefined }
  * Writes a snapshot of the database to a file, or to standard output (`-`), encrypted if there are recipients. The file
  * is created atomically. The database records the time of the backup for the metrics.
  */
-export async function backup (config: Config, file: string, recipients: readonly string[]): Promise<Made> {
+export async function backup (
+  config: Config, file: string, recipients: readonly string[], progress = NO_PROGRESS
+): Promise<Made> {
   if (file !== '-' && existsSync(file)) refuse(`${file} already exists`)
   const encrypt = recipients.length === 0
     ? undefined
@@ -74,7 +83,7 @@ export async function backup (config: Config, file: string, recipients: readonly
   try {
     const known = await describeTables(opened.database.db)
     const summary = await opened.database.snapshot(async (db) => {
-      const made = await makeBackup(opened.keyring, db, known, opened.database.where)
+      const made = await makeBackup(opened, db, known, progress)
       const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
       if (file === '-') {
         for await (const chunk of chunks.all) await write(chunk)
@@ -88,6 +97,7 @@ export async function backup (config: Config, file: string, recipients: readonly
       }
       return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
     })
+    progress.leaves('The backup is complete; it is not recorded in the metrics.')
     // The backup is complete, so only warn if it cannot be recorded, as in a read-only database or an older schema.
     const { made_at, bytes } = summary
     return await opened.note({ made_at, bytes }).then(() => summary,
@@ -99,7 +109,9 @@ export async function backup (config: Config, file: string, recipients: readonly
 
 // Locks the known tables first: the snapshot on PostgreSQL begins with the first query after the locks, so a concurrent
 // migration cannot change the tables. On Citus the snapshots of the nodes exist already.
-async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], where: string) {
+async function makeBackup (
+  { keyring, database: { where } }: Opened, db: Db, known: readonly Table[], progress: Progress
+) {
   await disableTimeouts(db)
   await lockTableSchemas(db, known)
   const migrations = await listMigrations(db)
@@ -128,14 +140,16 @@ async function makeBackup (keyring: Keyring, db: Db, known: readonly Table[], wh
   const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
   const counter = createCounter(tables)
   const { counts } = counter
-  return { header, chunks: encodeBackup(next, header, readAll(db, tables, counter), counts), counts }
+  progress.begin('Backing up', 'rows', await countRows(db, tables))
+  return { header, chunks: encodeBackup(next, header, readAll(db, tables, counter, progress), counts), counts }
 }
 
 async function * readAll (
-  db: Db, tables: readonly Table[], counter: ReturnType<typeof createCounter>
+  db: Db, tables: readonly Table[], counter: ReturnType<typeof createCounter>, progress: Progress
 ): AsyncGenerator<Rows> {
   for (const [table, shape] of tables.entries()) {
     for await (const rows of readRows(db, shape)) {
+      progress.advance(rows.length)
       counter.add({ table, rows })
       yield { table, rows }
     }
@@ -146,14 +160,15 @@ async function * readAll (
  * Restores a backup into an empty database in one transaction, then migrates the schema. Verifies a file completely
  * before the restore, but standard input (`-`) during the restore.
  */
-export async function restore (config: Config, source: Source): Promise<Summary> {
+export async function restore (config: Config, source: Source, progress = NO_PROGRESS): Promise<Summary> {
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
   const keyring = await openKeyring(config)
-  const read = await openBackup(keyring, source)
+  const read = await openBackup(keyring, source, progress)
   const database = await openDatabase(config, { creates: true })
   try {
-    const restored = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
-    await database.migrate()
+    const restored = await database.maintain((db) => restoreInto(db, keyring, read(), progress), 'takes in a backup')
+    progress.leaves('Everything was restored; the next start brings the schema up to date.')
+    await database.migrate(progress.signal)
     return restored
   } finally {
     await database.close()
@@ -178,7 +193,7 @@ export async function refuseWithoutRoom ({ file }: Source, directory: string): P
  * DamagedBackup, or a StartError if a key or the identity is missing or wrong.
  */
 export async function openBackup (
-  keyring: Keyring, { file, identity }: Source
+  keyring: Keyring, { file, identity }: Source, progress = NO_PROGRESS
 ): Promise<() => AsyncGenerator<Part>> {
   const decrypt = identity === undefined
     ? undefined
@@ -199,13 +214,20 @@ export async function openBackup (
       throw error
     }
   }
-  const read = () => decodeBackup(shownName(file), opened(file, decrypt), begin)
-  if (file !== '-') await drain(read())
-  return read
+  // Ignore an error of `stat`, because the read of the file reports the error.
+  const size = file === '-' ? undefined : await stat(file).then((found) => found.isFile() ? found.size : undefined, () => undefined)
+  const read = (step: string) => {
+    progress.begin(step, 'bytes', size)
+    return decodeBackup(shownName(file), opened(file, decrypt, progress), begin)
+  }
+  if (file !== '-') await drain(read('Verifying the backup'))
+  return () => read('Restoring')
 }
 
 /** Restores a backup into an empty database, in the caller's transaction, and compares the digests of the rows. */
-export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerator<Part>): Promise<Summary> {
+export async function restoreInto (
+  db: Db, keyring: Keyring, parts: AsyncGenerator<Part>, progress = NO_PROGRESS
+): Promise<Summary> {
   await disableTimeouts(db)
   await lockSchema(db)
   const content = await findContent(db)
@@ -224,7 +246,8 @@ export async function restoreInto (db: Db, keyring: Keyring, parts: AsyncGenerat
       await restoreSequences(db, header!.numbered)
       await checkKeys({ db }, keyring)
       const there = createCounter(tables)
-      await drain(readAll(db, tables, there))
+      progress.begin('Comparing', 'rows', counts.reduce((sum, { rows }) => sum + rows, 0))
+      await drain(readAll(db, tables, there, progress))
       if (digestOf(there.counts()) !== digestOf(counts)) {
         refuse('The restored rows differ from the backup')
       }
@@ -269,9 +292,9 @@ export function describeSummary (summary: Summary): string {
 }
 
 async function * opened (
-  file: string, decrypt: Cipher | undefined
+  file: string, decrypt: Cipher | undefined, progress: Progress
 ): AsyncGenerator<Uint8Array> {
-  const { first, all } = await peek(readChunks(file))
+  const { first, all } = await peek(advancing(readChunks(file), progress))
   if (!first.equals(AGE)) {
     yield * all
     return
@@ -283,6 +306,13 @@ async function * opened (
   } catch (error) {
     if (error instanceof StartError) throw error
     throw new DamagedBackup(`${shownName(file)} is damaged: decryption failed`)
+  }
+}
+
+async function * advancing (chunks: AsyncGenerator<Buffer>, progress: Progress): AsyncGenerator<Buffer> {
+  for await (const chunk of chunks) {
+    progress.advance(chunk.length)
+    yield chunk
   }
 }
 

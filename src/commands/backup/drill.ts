@@ -4,14 +4,15 @@ import { join } from 'node:path'
 import { loadConfig, type Config } from '../../config.ts'
 import { authorityOf, connect, DiskFull, setAuthority, type Database } from '../../db/database.ts'
 import { counted } from '../../rules/formats/words.ts'
-import { openEverything } from '../../vault/jobs/restore-drill.ts'
+import { openEverything, OPENED } from '../../vault/jobs/restore-drill.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
 import { describeVerified, readAnchors, verifyDatabase } from '../audit/audit.ts'
 import { DamagedBackup } from './backup-file.ts'
 import { describeSummary, openBackup, refuseWithoutRoom, restoreInto, rowsIn, type Source } from './backup.ts'
 import { fileCommand, type Noun } from '../common/noun.ts'
-import { lineOf, StartError } from '../common/errors.ts'
+import { Interrupted, lineOf, StartError } from '../common/errors.ts'
 import { checkKeys, openKeyring } from '../common/open.ts'
+import { withProgress, type Progress } from '../common/progress.ts'
 import { makeScratch } from '../common/scratch.ts'
 import { warn, write } from '../common/stdio.ts'
 import { TEXT } from '../common/words.ts'
@@ -24,8 +25,11 @@ export const noun: Noun = {
   run: fileCommand('drill', { identity: TEXT, anchors: TEXT }, async (file, { identity, anchors }, env) => {
     // Exit status 1 means a faulty backup; errors that prevent the drill use 2.
     try {
-      return await drill(loadConfig(env), { file, identity }, anchors)
+      const config = loadConfig(env)
+      return await withProgress({ left: 'The drill is incomplete. Its temporary database was removed.' }, (progress) =>
+        drill(config, { file, identity }, anchors, progress))
     } catch (error) {
+      if (error instanceof Interrupted) throw error
       warn(lineOf(error))
       return 2
     }
@@ -36,7 +40,9 @@ export const noun: Noun = {
  * Restores a backup into a temporary embedded database, decrypts everything and verifies the audit log. Returns the
  * exit status: 0 without faults, otherwise 1.
  */
-async function drill (config: Config, source: Source, anchorLog: string | undefined): Promise<number> {
+async function drill (
+  config: Config, source: Source, anchorLog: string | undefined, progress: Progress
+): Promise<number> {
   await refuseWithoutRoom(source, tmpdir())
   const keyring = await openKeyring(config)
   const anchors = await readAnchors(anchorLog)
@@ -46,22 +52,23 @@ async function drill (config: Config, source: Source, anchorLog: string | undefi
     warn(line)
   }
   try {
-    const read = await openBackup(keyring, source)
+    const read = await openBackup(keyring, source, progress)
     await withScratch(async (database) => {
-      const restored = await database.maintain((db) => restoreInto(db, keyring, read()), 'takes in a backup')
+      const restored = await database.maintain((db) => restoreInto(db, keyring, read(), progress), 'takes in a backup')
       await write(`Restored ${describeSummary(restored)}\n`)
       if (rowsIn(restored, 'organizations') === 0) fault('The backup contains no organization: check that it is from the right database')
       await database.migrate()
       await checkKeys(database, keyring)
       await openRows(database, keyring)
+      progress.begin('Opening', 'rows', OPENED.reduce((sum, table) => sum + rowsIn(restored, table), 0))
       const { versions, documents, of_clients, removed, keys, rows } = await database.maintain(async (db) => {
         setAuthority(db, authorityOf(database.db))
-        return openEverything(db, keyring, fault)
+        return openEverything(db, keyring, fault, () => progress.advance())
       }, 'is opened')
       await write(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
         `(${of_clients} values remain client-encrypted); ` +
         `${removed} versions are queued for removal; ${rows} rows are authentic\n`)
-      for await (const verified of verifyDatabase({ database, keyring }, {}, anchors)) {
+      for await (const verified of verifyDatabase({ database, keyring }, {}, anchors, progress)) {
         if (verified.broken === null) await write(`${describeVerified(verified)}\n`)
         else fault(describeVerified(verified))
       }

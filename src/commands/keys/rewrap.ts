@@ -10,18 +10,20 @@ import { counted } from '../../rules/formats/words.ts'
 import { command, withOpened, type Noun } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
 import { DATABASE_TIMEOUT_MS, retryDatabase } from '../common/retry.ts'
+import { NO_PROGRESS, withProgress } from '../common/progress.ts'
 import { warn, write } from '../common/stdio.ts'
 
 export const noun: Noun = {
   help: `  rewrap                                  re-wrap every stored key with the newest master key
 `,
 
-  run: command({}, (_values, env) => withOpened(env, async (opened) => {
-    const outcome = await rewrap(opened)
-    outcome.failures.forEach(warn)
-    await write(report(outcome, opened.keyring.currentId))
-    return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
-  }))
+  run: command({}, (_values, env) => withProgress({ left: 'No value was re-wrapped.' }, (progress) =>
+    withOpened(env, async (opened) => {
+      const outcome = await rewrap(opened, undefined, progress)
+      outcome.failures.forEach(warn)
+      await write(report(outcome, opened.keyring.currentId))
+      return outcome.failures.length > 0 || outcome.older.some(({ values }) => values > 0) ? 1 : 0
+    })))
 }
 
 const BATCH = 200
@@ -50,14 +52,25 @@ const TABLES = [
  *
  * @param timeoutMs how long to retry while a row is locked or the database is unavailable
  */
-export async function rewrap ({ database, keyring }: Opened, timeoutMs = DATABASE_TIMEOUT_MS): Promise<Outcome> {
+export async function rewrap (
+  { database, keyring }: Opened, timeoutMs = DATABASE_TIMEOUT_MS, progress = NO_PROGRESS
+): Promise<Outcome> {
   let rewrapped = 0
+  let total = 0
+  for (const id of keyring.ids) if (id !== keyring.currentId) total += await countWrapped(database.db, id)
+  progress.begin('Re-wrapping', 'values', total)
+  // Called after each commit.
+  const onMoved = (values: number) => {
+    rewrapped += values
+    progress.leaves(`${counted(rewrapped, 'value')} re-wrapped onto master key ${keyring.currentId} and stay so. ` +
+      'Run rewrap again for the others; keep MASTER_KEYS_PREVIOUS until then.')
+    progress.advance(values)
+  }
   let failures: string[] = []
   for (let pass = 1; pass <= PASSES; pass++) {
     failures = []
     let moved = 0
-    for (const pass of TABLES) moved += await pass(database.db, keyring, failures, timeoutMs)
-    rewrapped += moved
+    for (const pass of TABLES) moved += await pass(database.db, keyring, failures, timeoutMs, progress.signal, onMoved)
     if (moved === 0) break
   }
   const older: Outcome['older'] = []
@@ -85,11 +98,15 @@ export function report ({ rewrapped, failures, older }: Outcome, newest: string)
 function passOver<Row extends { id: string | number }> (
   table: WrappedTable<Row>, rewrapRow: (keyring: Keyring, row: Row) => Rewrapped<Row>
 ) {
-  return async (handle: Db, keyring: Keyring, failures: string[], timeoutMs: number): Promise<number> => {
+  return async (
+    handle: Db, keyring: Keyring, failures: string[], timeoutMs: number, signal: AbortSignal,
+    onMoved: (values: number) => void
+  ): Promise<number> => {
     let moved = 0
     for (let after: Row['id'] = table.first; ;) {
       let started = 0
       const { next, values, broken } = await retryDatabase(() => transaction(handle, async (db) => {
+        signal.throwIfAborted()
         started = performance.now()
         await lockCurrentCanary(db, keyring)
         const { rows, next } = await table.lock(db, keyring.currentId, after, BATCH)
@@ -106,6 +123,7 @@ function passOver<Row extends { id: string | number }> (
         return { next, values: done.reduce((sum, { values }) => sum + values, 0), broken }
       }), timeoutMs)
       moved += values
+      onMoved(values)
       failures.push(...broken)
       if (next === undefined) return moved
       after = next

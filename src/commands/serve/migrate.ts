@@ -1,7 +1,9 @@
 import { loadConfig } from '../../config.ts'
 import type { Migrated } from '../../db/database.ts'
+import { counted } from '../../rules/formats/words.ts'
 import { command, type Noun } from '../common/noun.ts'
 import { openDatabase } from '../common/open.ts'
+import { withProgress } from '../common/progress.ts'
 import { write } from '../common/stdio.ts'
 
 export const noun: Noun = {
@@ -10,11 +12,25 @@ export const noun: Noun = {
 
   run: command({}, async (_values, env) => {
     // A migration needs no master key.
-    const database = await openDatabase(loadConfig(env), { creates: true })
-    const placed = await database.migrate(undefined, { isThorough: true }).finally(() => database.close())
+    const config = loadConfig(env)
+    const placed = await withProgress({ left: describeLeft(0) }, async (progress) => {
+      const database = await openDatabase(config, { creates: true })
+      const steps = {
+        onMigration (number: number, total: number, statements: number) {
+          progress.leaves(describeLeft(number - 1))
+          progress.begin(`Migration ${number} of ${total}`, 'statements', statements)
+        },
+        onStatement: () => progress.advance()
+      }
+      return database.migrate(progress.signal, { isThorough: true, steps }).finally(() => database.close())
+    })
     await write(`The schema is up to date.${placed === undefined ? '' : ` ${describePlaced(placed)}`}\n`)
   })
 }
+
+// Each migration is one transaction.
+const describeLeft = (applied: number) =>
+  `${applied === 0 ? 'The schema was not changed.' : `${counted(applied, 'migration')} applied.`} Run migrate again.`
 
 function describePlaced ({ tables, nodes, isChecked }: Migrated): string {
   const set = !isChecked

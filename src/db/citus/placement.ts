@@ -221,12 +221,18 @@ const IS_FOREIGN_KEY = /^\s*ALTER TABLE\b[\s\S]*\bADD CONSTRAINT\b[\s\S]*\bFOREI
  * Runs the statements of a migration in the caller's transaction. On Citus, places the new tables before the statements
  * that add a foreign key to an existing table, because a table that is not placed yet cannot refer to a placed one.
  */
-export async function runStatements (db: Db, statements: readonly string[]): Promise<Placed> {
+export async function runStatements (
+  db: Db, statements: readonly string[], onStatement: () => void = () => {}
+): Promise<Placed> {
   const isCitus = await hasCitus(db)
   const isLate = (statement: string) => isCitus && IS_FOREIGN_KEY.test(statement)
-  for (const statement of statements.filter((one) => !isLate(one))) await db.execute(sql.raw(statement))
+  const run = async (statement: string) => {
+    await db.execute(sql.raw(statement))
+    onStatement()
+  }
+  for (const statement of statements.filter((one) => !isLate(one))) await run(statement)
   if (!isCitus) return NOTHING_PLACED
   const placed = await placeTables(db)
-  for (const statement of statements.filter(isLate)) await db.execute(sql.raw(statement))
+  for (const statement of statements.filter(isLate)) await run(statement)
   return placed
 }

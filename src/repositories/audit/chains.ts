@@ -58,6 +58,24 @@ export async function findDurableHeads (db: Db, ids: readonly string[]): Promise
   return new Map(rows.map((row) => [row.organization_id, headOf(row)]))
 }
 
+const eventCount = preparedSql<{ events: number }, OfOrganization & { ids: string }>('event_count', ($) => sql`
+  SELECT coalesce(sum(next_event - 1), 0)::float8 AS events FROM organization_counters
+  WHERE ${isKeyOf(
+    sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}${andOwn(sql`organization_id`)}`)
+
+/** The number of events of organizations, as their counters say. */
+export async function countEvents (db: Db, ids: readonly string[]): Promise<number> {
+  let events = 0
+  for (const part of byOrganization(db, ids.map((organization_id) => ({ organization_id })))) {
+    const [row] = await eventCount(db, {
+      organization_id: part[0]!.organization_id,
+      ids: JSON.stringify(part.map(({ organization_id }) => organization_id))
+    })
+    events += row!.events
+  }
+  return events
+}
+
 /** A consistent snapshot of a chain: its counter, its keys and its last number. */
 export async function findChain (
   db: Db, organizationId: string

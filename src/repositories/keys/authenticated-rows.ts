@@ -46,13 +46,17 @@ export async function authenticateSeeds (db: Db): Promise<boolean> {
   return true
 }
 
-/** Returns the number of rows whose MAC verifies. Calls `tell` with each row whose MAC does not verify. */
+/**
+ * Returns the number of rows whose MAC verifies. Calls `tell` with each row whose MAC does not verify, and
+ * `onRow` for each row.
+ */
 export async function verifyTable (
-  db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void
+  db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void, onRow: () => void
 ): Promise<number> {
   let authentic = 0
   for await (const rows of readAuthenticated(db, name)) {
     for (const row of rows) {
+      onRow()
       // Ended rows, such as revoked grants, have no MAC.
       if (row.mac === null) continue
       if (verifies(db, name, row as never)) authentic++

@@ -91,6 +91,16 @@ export async function lockTableSchemas (db: Db, tables: readonly Table[]): Promi
   if (tables.length > 0) await db.execute(sql`LOCK TABLE ${listed(tables.map(inPublic))} IN ACCESS SHARE MODE`)
 }
 
+/** The number of rows of all these tables. */
+export async function countRows (db: Db, tables: readonly Table[]): Promise<number> {
+  let all = 0
+  for (const table of tables) {
+    const [row] = await queryRows<{ rows: number }>(db, sql`SELECT count(*)::float8 AS rows FROM ${inPublic(table)}`)
+    all += row!.rows
+  }
+  return all
+}
+
 /** All rows of a table in key order, in pages. */
 export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]> {
   const { columns, key } = table

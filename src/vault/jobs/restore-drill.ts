@@ -25,22 +25,33 @@ interface Rehearsed {
   rows: number
 }
 
-/** Reports one line for each value that cannot be decrypted and for each row that is not authentic. */
-export async function openEverything (db: Db, keyring: Keyring, tell: (line: string) => void): Promise<Rehearsed> {
+/** The tables whose rows `openEverything` opens or verifies; a table occurs once for each time. */
+export const OPENED: readonly string[] = [
+  'second_factors', 'encryption_keys', 'secret_versions', 'secrets', ...Object.keys(AUTHENTICATED)
+]
+
+/**
+ * Reports one line for each value that cannot be decrypted and for each row that is not authentic. Calls `onRow` for
+ * each row.
+ */
+export async function openEverything (
+  db: Db, keyring: Keyring, tell: (line: string) => void, onRow: () => void
+): Promise<Rehearsed> {
   const found: Rehearsed = { versions: 0, documents: 0, of_clients: 0, removed: 0, keys: 0, rows: 0 }
   const opens = opening(tell)
   for await (const factor of all(0, (after: number) => listStoredFactors(db, after), ({ user_id }) => user_id)) {
+    onRow()
     if (opens(`second_factors ${factor.user_id}`, () => keyring.unwrap(factor.secret, secondFactorContext(factor)))) {
       found.keys++
     }
   }
   for await (const owner of all('', (after: string) => listOwners(db, after), ({ id }) => id)) {
-    await openOrganization(db, keyring, owner, found, opens)
+    await openOrganization(db, keyring, owner, found, opens, onRow)
   }
   for (const table of Object.keys(AUTHENTICATED) as AuthenticatedTable[]) {
     found.rows += await verifyTable(db, table, (row) => {
       tell(`${table} ${AUTHENTICATED[table].key.map((name) => shown(row[name])).join(' ')}: changed outside the service`)
-    })
+    }, onRow)
   }
   return found
 }
@@ -48,12 +59,13 @@ export async function openEverything (db: Db, keyring: Keyring, tell: (line: str
 type Opens = (what: string, open: () => unknown) => boolean
 
 async function openOrganization (
-  db: Db, keyring: Keyring, owner: Owner, found: Rehearsed, opens: Opens
+  db: Db, keyring: Keyring, owner: Owner, found: Rehearsed, opens: Opens, onRow: () => void
 ): Promise<void> {
   if (!opens(`organizations ${owner.id}`, () => storageKeyOf(keyring, owner))) return
   found.keys++
   const storageKey = storageKeyOf(keyring, owner)
   for await (const key of all(0, (after: number) => listStoredKeys(db, owner.id, after), ({ id }) => id)) {
+    onRow()
     const wrapped = () => [saltOf, keyStringOf, keyCheckOf, key.data_key === null ? () => undefined : dataKeyOf]
       .map((open) => open(keyring, key))
     if (opens(`encryption_keys ${key.id}`, wrapped)) found.keys++
@@ -61,6 +73,7 @@ async function openOrganization (
   const { id: organization_id } = owner
   const nextVersions = (after: number) => listStoredVersions(db, organization_id, after)
   for await (const { version, secret, isRemoved, key } of all(0, nextVersions, ({ version }) => version.id)) {
+    onRow()
     if (secret === null && isRemoved) found.removed++
     else if (opens(`secret_versions ${organization_id} ${version.id}`, () => {
       if (secret === null) throw new IntegrityError()
@@ -72,6 +85,7 @@ async function openOrganization (
   }
   const nextCurrents = (after: string) => listStoredCurrents(db, organization_id, after)
   for await (const current of all('', nextCurrents, ({ secret }) => secret.id)) {
+    onRow()
     const { secret, secret: { sealed }, key, recorded_revision, project_key_version } = current
     if (sealed !== null && opens(`secrets ${organization_id} ${secret.id}`, () => {
       const state = { organization_id, project: { key_version: project_key_version } }

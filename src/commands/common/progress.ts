@@ -1,0 +1,169 @@
+import { SingleBar } from 'cli-progress'
+import { Interrupted } from './errors.ts'
+import { endBy, interceptSignal, statusOf, type Signal } from './scratch.ts'
+import { setDisplay, warn } from './stdio.ts'
+
+/** Shows the progress of a long command, and ends the command at SIGINT and SIGTERM. */
+export interface Progress {
+  /** Aborted by SIGINT and SIGTERM; the reason is an Interrupted. */
+  signal: AbortSignal
+  /** Begins a step, such as `Restoring`. `unit` is a plural; the size of bytes is shown in MiB. */
+  begin (step: string, unit: string, total: number | undefined): void
+  /** Counts what is done of the step. Throws an Interrupted after SIGINT or SIGTERM. */
+  advance (by?: number): void
+  /** Sets what an interruption would leave, as a sentence. */
+  leaves (left: string): void
+}
+
+/** For callers that show nothing and cannot be interrupted. */
+export const NO_PROGRESS: Progress = {
+  signal: new AbortController().signal, begin () {}, advance () {}, leaves () {}
+}
+
+const LINE_INTERVAL_MS = 10_000
+// How long a command may take to its next step after a signal, and then to roll back and to close the database.
+const STEP_TIMEOUT_MS = 2_000
+const END_TIMEOUT_MS = 15_000
+
+interface Options {
+  /** Shows nothing, because standard output is for a program. */
+  json?: boolean | undefined
+  /** Standard output is data: shows nothing if it is the terminal. */
+  isData?: boolean
+  /** What an interruption leaves, until `leaves` is called. */
+  left: string
+}
+
+/**
+ * Runs a long command. Shows a progress bar if standard error is a terminal, otherwise a line every ten seconds.
+ *
+ * @throws Interrupted if SIGINT or SIGTERM ended the command
+ */
+export async function withProgress<T> (
+  { json = false, isData = false, left }: Options, run: (progress: Progress) => Promise<T>
+): Promise<T> {
+  const interruption = new AbortController()
+  let signalled: Signal | undefined
+  let timer: NodeJS.Timeout | undefined
+  const endAfter = (ms: number, signal: Signal) => {
+    clearTimeout(timer)
+    timer = setTimeout(() => {
+      display.end()
+      warn(sentence(left))
+      endBy(signal)
+    }, ms)
+  }
+  const restore = interceptSignal((signal) => {
+    signalled = signal
+    endAfter(STEP_TIMEOUT_MS, signal)
+    interruption.abort(new Interrupted(sentence(left), statusOf(signal)))
+    if (process.stderr.isTTY) warn('Stopping')
+  })
+  const display = displayFor(json || (isData && process.stdout.isTTY))
+  try {
+    return await run({
+      signal: interruption.signal,
+      begin: display.begin,
+      advance (by = 1) {
+        if (signalled !== undefined) endAfter(END_TIMEOUT_MS, signalled)
+        interruption.signal.throwIfAborted()
+        display.advance(by)
+      },
+      leaves (sentence) { left = sentence }
+    })
+  } catch (error) {
+    // The interruption may have caused another error, such as that of a closed database.
+    throw signalled === undefined ? error : new Interrupted(sentence(left), statusOf(signalled))
+  } finally {
+    clearTimeout(timer)
+    display.end()
+    restore()
+  }
+}
+
+const sentence = (left: string) => `Interrupted. ${left}`
+
+interface Display { begin: Progress['begin'], advance (by: number): void, end (): void }
+
+/** The current step of a display. */
+interface Step { name: string, unit: string, total: number | undefined, done: number, since: number }
+
+const beginStep = (name: string, unit: string, total: number | undefined): Step =>
+  // A total of 0 is not known, as of a deleted organization without a counter.
+  ({ name, unit, total: total === 0 ? undefined : total, done: 0, since: performance.now() })
+
+function displayFor (isSilent: boolean): Display {
+  if (isSilent) return { begin () {}, advance () {}, end () {} }
+  return process.stderr.isTTY ? bars() : lines(LINE_INTERVAL_MS)
+}
+
+/** Writes a line about the current step at each interval. */
+export function lines (intervalMs: number): Display {
+  let step: Step | undefined
+  const timer = setInterval(() => { if (step !== undefined) warn(describe(step)) }, intervalMs).unref()
+  return {
+    begin (...of) { step = beginStep(...of) },
+    advance (by) { if (step !== undefined) step.done += by },
+    end () { clearInterval(timer) }
+  }
+}
+
+// The bar disappears at the end of a step, and before other output.
+function bars (): Display {
+  let step: Step | undefined
+  let bar: SingleBar | undefined
+  const end = () => {
+    bar?.stop()
+    bar = undefined
+  }
+  setDisplay(() => { if (bar !== undefined) process.stderr.write('\r\x1b[K') })
+  return {
+    begin (...of) {
+      end()
+      step = beginStep(...of)
+      bar = new SingleBar({
+        format: step.total === undefined ? '{text}' : '{name} {bar} {text}',
+        stream: process.stderr,
+        barCompleteChar: '#',
+        barIncompleteChar: '-',
+        barsize: 24,
+        clearOnComplete: true,
+        // `withProgress` handles signals.
+        gracefulExit: false,
+        hideCursor: null
+      })
+      bar.start(step.total ?? 0, 0, { name: step.name, text: textOf(step) })
+    },
+    advance (by) {
+      if (step === undefined) return
+      step.done += by
+      const { done, total } = step
+      bar?.update(Math.min(done, total ?? 0), { text: textOf(step) })
+    },
+    end () {
+      end()
+      setDisplay(() => {})
+    }
+  }
+}
+
+// A bar shows the name in front of it.
+const textOf = (step: Step) => step.total === undefined ? describe(step) : amount(step)
+
+const describe = (step: Step) => `${step.name}: ${amount(step)}`
+
+function amount ({ unit, total, done, since }: Step): string {
+  const shown = (number: number) => unit === 'bytes' ? (number / 2 ** 20).toFixed(1) : String(number)
+  const name = unit === 'bytes' ? 'MiB' : unit
+  if (total === undefined) return `${shown(done)} ${name}`
+  // Rows that are written meanwhile can exceed the total.
+  const share = Math.min(1, done / total)
+  const left = share === 0 ? '' : `, ${duration((performance.now() - since) * (1 - share) / share)} left`
+  return `${shown(done)} of ${shown(Math.max(done, total))} ${name}, ${Math.floor(share * 100)} %${left}`
+}
+
+function duration (ms: number): string {
+  const seconds = Math.ceil(ms / 1000)
+  if (seconds < 100) return `${seconds} s`
+  return seconds < 6_000 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`
+}
