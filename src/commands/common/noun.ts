@@ -76,7 +76,7 @@ export async function withOpened (
   const config = loadConfig(env)
   const service = openedByService()
   if (service !== undefined) return await act(service, config) ?? 0
-  const opened = await open(config)
+  const opened = await open(config, options)
   try {
     return await act(opened, config) ?? 0
   } finally {
