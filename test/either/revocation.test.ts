@@ -391,7 +391,7 @@ t.test('tokens know who made them, and what a person made ends with the grant or
     const visit = visitor(address)
     const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)
     for (const name of [`Of ${how}`, `Second of ${how}`]) {
-      t.match(page.text, `${name} (Nimbus), created on`, 'and so is the person')
+      t.match(page.text, `${name} (Nimbus), ends in`, 'and so is the person')
     }
 
     t.strictSame(await alive(mine, second, elsewhere, byToken), [200, 200, 200, 200])
