@@ -845,6 +845,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
   await refused(2, /needs --percent, or --amount/, 'coupon', 'add', '--code', 'A')
   await refused(2, /--currency must be an ISO 4217 code/, 'coupon', 'add', '--code', 'A', '--amount', '5')
   await refused(2, /--code has/, 'coupon', 'add', '--code', 'A B', '--percent', '5')
+  await ok('migrate')
   t.equal(await ok('coupon', 'add', '--code', 'tenth', '--percent', '10', '--redemptions', '3'), 'Added.\n')
   await refused(1, /The coupon TENTH already exists/, 'coupon', 'add', '--code', 'TENTH', '--percent', '5')
   await ok('coupon', 'add', '--code', 'five', '--amount', '500', '--currency', 'eur', '--valid-until', '2036-01-01T00:00:00Z')

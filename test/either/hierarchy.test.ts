@@ -472,14 +472,9 @@ t.test('lists come back whole, or by page, in the order of slugs', async (t) => 
       await page('page=1000000000&per_page=100'),
       [[], { current_page: 1_000_000_000, per_page: 100, total: 27, last_page: 1, from: null, to: null }]
     )
-    t.strictSame(
-      await page('order=name&per_page=1'),
-      [slugs.slice(0, 1), { current_page: 1, per_page: 1, total: 27, last_page: 27, from: 1, to: 1 }],
-      'unknown parameters are ignored'
-    )
     for (const query of [
       'page=0', 'page=-1', 'page=1.5', 'page=x', 'page=9007199254740993', 'per_page=0', 'per_page=101', 'per_page=all',
-      'page=1&page=2'
+      'page=1&page=2', 'order=name&per_page=1'
     ]) {
       t.strictSame(
         failing(await caller.call('GET', `${path}?${query}`)), [422, 'validation_failed', [query.split('=')[0]]], query
