@@ -78,7 +78,7 @@ t.test('a name can have any character, and can be empty', async (t) => {
   ]) refused(t, await owner.call('GET', `/${org}${path}${query}`), 422, 'validation_failed')
   t.strictSame((await history(at, 'A', `&after=${'9'.repeat(16)}`)).status, 200)
   t.strictSame((await history(at, 'A', '&after=abc')).body.errors, {
-    after: ['Wrong format: only older versions than this one: `meta.next` of the previous response; for example `42`']
+    after: ['must be `meta.next` of the previous response, such as 42']
   })
 })
 
