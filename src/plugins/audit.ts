@@ -28,9 +28,9 @@ export const audit: Domain = async (app) => {
         ...(from !== undefined && { from: requireTimestamp('from', from) }),
         ...(to !== undefined && { to: requireTimestamp('to', to) })
       }
-      const { rows, total } = !seesEvents(principal)
-        ? { rows: [], total: 0 }
-        : await listEvents(app.lists, organization.id, filter, before, pageRequest)
+      const { rows, total } = seesEvents(principal)
+        ? await listEvents(app.lists, organization.id, filter, before, pageRequest)
+        : { rows: [], total: 0 }
       return { data: rows.map(toItem), meta: pageMeta(pageRequest, total, rows.length) }
     }
   })

@@ -7,8 +7,6 @@ import { Readable } from 'node:stream'
 import { buffer } from 'node:stream/consumers'
 import { generateX25519Identity, identityToRecipient } from 'age-encryption'
 import { sql } from 'drizzle-orm'
-import postgres from 'postgres'
-import { ulid } from 'ulidx'
 import t, { type Test } from 'tap'
 import { buildApp } from '../../src/app.ts'
 import { verifyDatabase } from '../../src/commands/audit/audit.ts'
@@ -36,7 +34,7 @@ import { QUICK } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { giveSecondFactor, makePerson } from '../helpers/people.ts'
-import { CLI, command, run, scratchDirectory, type Ended } from '../helpers/process.ts'
+import { CLI, command, emptyPlace, run, scratchDirectory, type Ended } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
@@ -45,21 +43,6 @@ t.setTimeout(240_000)
 type Env = Record<string, string>
 
 const CANARY = 'canary-4b1d9e-of-a-document'
-
-/** A place for a database, empty yet. */
-async function emptyPlace (t: Test, kind = ON_POSTGRES ? 'postgres' : 'embedded'): Promise<Env> {
-  if (kind === 'embedded') return { DATA_DIR: scratchDirectory(t) }
-  const name = `b_${ulid().toLowerCase()}`
-  const admin = postgres(process.env.TEST_DATABASE_URL!, { max: 1, onnotice: () => {} })
-  await admin.unsafe(`CREATE DATABASE ${name}`)
-  t.teardown(async () => {
-    await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
-    await admin.end({ timeout: 2 })
-  })
-  const url = new URL(process.env.TEST_DATABASE_URL!)
-  url.pathname = `/${name}`
-  return { DATABASE_URL: url.href }
-}
 
 const connectTo = ({ DATABASE_URL, DATA_DIR }: Env) => connect(DATABASE_URL === undefined
   ? { dir: join(DATA_DIR!, 'postgres'), pool: 1, durable: false }

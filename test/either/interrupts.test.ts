@@ -10,7 +10,7 @@ import { ulid } from 'ulidx'
 import { lines } from '../../src/commands/common/progress.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { startApp, type TestApp } from '../helpers/app.ts'
-import { CLI, command, scratchDirectory } from '../helpers/process.ts'
+import { CLI, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
 t.setTimeout(300_000)
@@ -54,20 +54,6 @@ function fifo (t: Test) {
   const path = join(scratchDirectory(t), 'pipe')
   spawnSync('mkfifo', [path])
   return path
-}
-
-async function emptyPlace (t: Test): Promise<Env> {
-  if (!ON_POSTGRES) return { DATA_DIR: scratchDirectory(t) }
-  const name = `i_${ulid().toLowerCase()}`
-  const admin = postgres(process.env.TEST_DATABASE_URL!, { max: 1, onnotice: () => {} })
-  await admin.unsafe(`CREATE DATABASE ${name}`)
-  t.teardown(async () => {
-    await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
-    await admin.end({ timeout: 2 })
-  })
-  const url = new URL(process.env.TEST_DATABASE_URL!)
-  url.pathname = `/${name}`
-  return { DATABASE_URL: url.href }
 }
 
 const ROWS = 20_000

@@ -5,6 +5,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
+import postgres from 'postgres'
+import { ulid } from 'ulidx'
 import { main } from '../../src/cli.ts'
 
 // Lines that a command writes every ten seconds, which only happens on a busy machine.
@@ -163,4 +165,24 @@ export function scratchDirectory (t: Teardown): string {
   const directory = mkdtempSync(join(tmpdir(), 'strongroom-'))
   t.teardown(() => rmSync(directory, { recursive: true, force: true }))
   return directory
+}
+
+/**
+ * The variables for a command with an empty database of its own, by default of the kind that this run tests. The
+ * database is deleted after the test.
+ */
+export async function emptyPlace (
+  t: Teardown, kind = process.env.TEST_DATABASE_URL === undefined ? 'embedded' : 'postgres'
+): Promise<Record<string, string>> {
+  if (kind === 'embedded') return { DATA_DIR: scratchDirectory(t) }
+  const url = new URL(process.env.TEST_DATABASE_URL!)
+  const admin = postgres(url.href, { max: 1, onnotice: () => {} })
+  const name = `empty_${ulid().toLowerCase()}`
+  await admin.unsafe(`CREATE DATABASE ${name}`)
+  t.teardown(async () => {
+    await admin.unsafe(`DROP DATABASE ${name} WITH (FORCE)`)
+    await admin.end({ timeout: 2 })
+  })
+  url.pathname = `/${name}`
+  return { DATABASE_URL: url.href }
 }

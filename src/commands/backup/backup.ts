@@ -164,7 +164,7 @@ export async function restore (config: Config, source: Source, progress = NO_PRO
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
   const keyring = await openKeyring(config)
   const read = await openBackup(keyring, source, progress)
-  const database = await openDatabase(config, { creates: true })
+  const database = await openDatabase(config)
   try {
     const restored = await database.maintain((db) => restoreInto(db, keyring, read(), progress), 'takes in a backup')
     progress.leaves('Everything was restored; the next start brings the schema up to date.')

@@ -56,7 +56,7 @@ export async function open (
   if (!creates) requireDatabase(config)
   // Read the keys first, so that the database is not opened without them.
   const given = await readKeyring(config, provider)
-  const database = await openDatabase(config, { creates, onFatal, waits, onRequest })
+  const database = await openDatabase(config, { onFatal, waits, onRequest })
   return orClose(database, async () => {
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
@@ -140,14 +140,14 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 }
 
 /**
- * Opens the database without master keys. Throws UnreleasedDatabase for a database of an unreleased build.
+ * Opens the database without master keys. Creates the data directory and an embedded database that are missing; call
+ * `requireDatabase` before, where they must exist. Throws UnreleasedDatabase for a database of an unreleased build.
  *
  * @throws StartEnded when `waits` is aborted
  */
 export async function openDatabase (
-  config: Config, { creates = false, onFatal, waits, onRequest }: Omit<Opening, 'provider'> = {}
+  config: Config, { onFatal, waits, onRequest }: Pick<Opening, 'onFatal' | 'waits' | 'onRequest'> = {}
 ): Promise<Database> {
-  if (!creates) requireDatabase(config)
   const database = await connectTo(config, { onFatal, onRequest })
   return orClose(database, async () => {
     try {

@@ -69,7 +69,7 @@ export async function withProgress<T> (
         interruption.signal.throwIfAborted()
         display.advance(by)
       },
-      leaves (sentence) { left = sentence }
+      leaves (now) { left = now }
     })
   } catch (error) {
     // The interruption may have caused another error, such as that of a closed database.

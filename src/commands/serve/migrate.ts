@@ -14,7 +14,7 @@ export const noun: Noun = {
     // A migration needs no master key.
     const config = loadConfig(env)
     const placed = await withProgress({ left: describeLeft(0) }, async (progress) => {
-      const database = await openDatabase(config, { creates: true })
+      const database = await openDatabase(config)
       const steps = {
         onMigration (number: number, total: number, statements: number) {
           progress.leaves(describeLeft(number - 1))

@@ -189,9 +189,8 @@ const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 
 const isGood = (status: string) => Number(status) < 400
 
-// Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag
-// of their own. X-Request-Id and the rate-limit headers
-// are only listed for success and 429, to keep the document short.
+// Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag of
+// their own. X-Request-Id and the rate-limit headers are only listed for success and 429, to keep the document short.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')

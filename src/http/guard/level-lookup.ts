@@ -19,7 +19,8 @@ declare module 'fastify' {
     /**
      * The level of a request: the deepest level in the path, or a function that reads the names from the body. The
      * level is looked up before the handler runs; `levelOf` returns it. 404 if the level does not exist or the caller's
-     * restrictions exclude it. With `organization`, 404 for every restricted token.
+     * restrictions exclude it. With `organization`, 404 for every restricted token, and for roles
+     * through teams.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /** For a resource with an id: loads the resource before the handler runs. Must call `requireFoundInside`. */

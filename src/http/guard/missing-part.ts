@@ -19,7 +19,7 @@ export async function missingPart (app: FastifyInstance, request: FastifyRequest
   const { principal, byTeams } = request
   const { at } = request.routeOptions.config
   const params = request.params as Record<string, string>
-  // Such a path is none, whatever exists.
+  // No resource can have a word of a route as its slug.
   if (principal === null || Object.entries(params).some(([name, word]) => isWordOfRoute(name, word))) return undefined
   try {
     const { team } = params

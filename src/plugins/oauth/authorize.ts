@@ -61,34 +61,33 @@ export const authorize: Domain = async (app) => {
     const code = mintCredential('ac')
     const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
     if (shown === undefined) return STALE
+    // The page of the same request again, without a decision.
+    const showAgain = async (ticked: readonly Scope[], problem?: Problem) => {
+      const client = await findClient(app.db, shown.client_id)
+      return client === undefined
+        ? STALE
+        : consentPage({
+          ...consentOf(session, pending, client, shown.redirect_uri),
+          memberships: await listMemberships(app.db, session.user.id),
+          scopes: shown.scopes as Scope[],
+          chosen: ticked,
+          ...(problem !== undefined && { problem })
+        })
+    }
     const select = form.get('select')
     if (select === 'reads' || select === 'none') {
-      return consent((shown.scopes as Scope[]).filter((scope) => select === 'reads' && readsOnly(scope)))
+      return showAgain((shown.scopes as Scope[]).filter((scope) => select === 'reads' && readsOnly(scope)))
     }
     const needsFactor = form.get('decision') === 'allow' && grantsEverything(allowedOf(shown, chosen))
     const decided = needsFactor
       ? await withSecondFactor(app, request, codeInSession(session, codeIn(form)), decide)
       : { done: await inSession(app, request, session, decide) }
     if (typeof decided !== 'object') {
-      return consent(allowedOf(shown, chosen), { problem: refusal(reply, decided, WRONG_CODE) })
+      return showAgain(allowedOf(shown, chosen), refusal(reply, decided, WRONG_CODE))
     }
     if (decided.done === undefined) return STALE
     const { to, issued } = decided.done
     return returnUrl(to, app.issuer(), issued === undefined ? errorOf('access_denied') : { code: issued })
-
-    /** The page of the same request again: nothing is decided. */
-    async function consent (ticked: readonly Scope[], more: { problem?: Problem } = {}) {
-      const client = await findClient(app.db, shown!.client_id)
-      return client === undefined
-        ? STALE
-        : consentPage({
-          ...consentOf(session, pending, client, shown!.redirect_uri),
-          memberships: await listMemberships(app.db, session.user.id),
-          scopes: shown!.scopes as Scope[],
-          chosen: ticked,
-          ...more
-        })
-    }
 
     async function decide (db: Db): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
       const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)

@@ -42,7 +42,7 @@ export function warningOf (
 ): string | undefined {
   if (plain === undefined || project.secret_format === 'text') return undefined
   const text = plain.toString()
-  const notUtf8 = encodingError(Buffer.from(plain), text)
+  const notUtf8 = typeof plain === 'string' ? undefined : encodingError(plain, text)
   if (notUtf8 !== undefined) {
     return `The document is not valid UTF-8 at line ${notUtf8.line}, column ${notUtf8.column}. Its names cannot be ` +
       'changed one by one.'
