@@ -47,7 +47,7 @@ import { openWay, type Way } from '../helpers/way.ts'
 
 t.setTimeout(LONG ? 2_160_000 : 540_000)
 
-const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 10, embedded: 2 }
+const KILLS = LONG ? { postgres: 10, embedded: 10 } : { postgres: 4, embedded: 2 }
 const MOVING = 30
 const BATCH = 25
 
@@ -782,7 +782,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off at statements and around every c
   await killEverywhere(t, databases, (points) => {
     const [first, last] = [points.indexOf('before commit'), points.lastIndexOf('before commit')]
     return points.flatMap((point, i) =>
-      LONG || i % 32 === 0 || /^after commit/.test(point) || [first, first + 1, last, last + 1].includes(i) ? i : [])
+      LONG || i % 96 === 0 || /^after commit/.test(point) || [first, first + 1, last, last + 1].includes(i) ? i : [])
   })
 })
 
