@@ -55,7 +55,7 @@ export const secrets: Domain = async (app) => {
         // Also called before the query is validated, when `decrypt` is a string.
         include: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
-          return at === undefined ? includedForRead(request, String(decrypt) === 'true') : 'place'
+          return at === undefined ? includedForRead(request, booleanIn(String(decrypt)) === true) : 'place'
         },
         audit: ['secret.decrypt', 'version.read'],
         errors: [...READ_ERRORS, 'version_locked', 'version_gone'],
