@@ -153,9 +153,23 @@ CREATE TABLE password_links (
 CREATE INDEX password_links_user_id_index ON password_links (user_id);
 CREATE INDEX password_links_expires_at_index ON password_links (expires_at);
 
+CREATE TABLE password_resets (
+  address_hash bytea PRIMARY KEY,
+  token_hash bytea NOT NULL,
+  user_id bigint NOT NULL,
+  expires_at timestamptz(3) NOT NULL,
+  mac bytea,
+  CONSTRAINT password_resets_token_hash_unique UNIQUE (token_hash)
+);
+CREATE INDEX password_resets_user_id_index ON password_resets (user_id);
+CREATE INDEX password_resets_expires_at_index ON password_resets (expires_at);
+
 CREATE TABLE sessions (
   token_hash bytea PRIMARY KEY,
   user_id bigint NOT NULL,
+  browser varchar(32),
+  system varchar(32),
+  network varchar(64),
   seen_at timestamptz(3) NOT NULL DEFAULT now(),
   expires_at timestamptz(3) NOT NULL,
   created_at timestamptz(3) NOT NULL DEFAULT now(),

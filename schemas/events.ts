@@ -16,7 +16,7 @@ const LISTED = [
   'member.create', 'member.join', 'member.update', 'member.delete',
   'team.create', 'team.update', 'team.delete',
   'team-member.create', 'team-member.delete', 'team-project.update', 'team-project.delete',
-  'user.create', 'user.password', 'user.disable', 'user.enable',
+  'user.create', 'user.password', 'user.request_reset', 'user.disable', 'user.enable',
   'session.create', 'session.delete', 'session.refuse', 'password.refuse',
   'second-factor.prepare', 'second-factor.enroll', 'second-factor.disable', 'second-factor.ask',
   'second-factor.refuse',

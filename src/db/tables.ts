@@ -248,10 +248,29 @@ export const password_links = pgTable('password_links', {
   ...authenticated
 }, (table) => [index().on(table.user_id), index().on(table.expires_at)])
 
+/**
+ * Mailed links for resetting a forgotten password. An address without an account gets a row, too, so that the same
+ * statements run for every address.
+ */
+export const password_resets = pgTable('password_resets', {
+  /** Keyed hash of the address (`lookupHash`), so that an address has only its newest link. */
+  address_hash: bytea().primaryKey(),
+  /** Keyed hash of the secret in the link. */
+  token_hash: bytea().notNull().unique(),
+  /** 0 without an open account: the link opens nothing. No foreign key, because only the ids of accounts are in it. */
+  user_id: count().notNull(),
+  expires_at: moment().notNull(),
+  ...authenticated
+}, (table) => [index().on(table.user_id), index().on(table.expires_at)])
+
 /** Sessions of browsers. Sessions and bearer tokens are not interchangeable. */
 export const sessions = pgTable('sessions', {
   token_hash: bytea().primaryKey(),
   user_id: userId(),
+  /** The client at sign-in, for the account page: names from `describeUserAgent`, and the truncated address. */
+  browser: varchar({ length: 32 }),
+  system: varchar({ length: 32 }),
+  network: varchar({ length: 64 }),
   seen_at: moment().notNull().default(sql`now()`),
   expires_at: moment().notNull(),
   ...created,

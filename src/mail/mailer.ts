@@ -11,6 +11,8 @@ export interface Mail {
 }
 
 export interface Mailer {
+  /** Loads the code that sends mail, which otherwise happens with the first mail. Never throws. */
+  load (): Promise<void>
   /**
    * Sends a mail. Returns true if the mail server accepted it. Otherwise logs the reason without the text of the mail
    * and without credentials. Never throws, because the change that the mail announces is already committed.
@@ -27,23 +29,27 @@ export function createMailer ({ smtp, mailFrom, publicUrl }: Config, log: (line:
     log(`The mail to ${about} was not sent: ${reason}`)
     return false
   }
-  if (smtp === undefined) return { send: async (mail) => notSent(mail, 'SMTP_URL is not set') }
+  if (smtp === undefined) return { load: async () => {}, send: async (mail) => notSent(mail, 'SMTP_URL is not set') }
 
   let transport: ReturnType<typeof openTransport> | undefined
   const from = mailFrom ?? { name: 'Strongroom', address: `no-reply@${domainOf(publicUrl)}` }
+  // A failed import is retried with the next mail.
+  const open = () => {
+    transport ??= openTransport(smtp).catch((error) => {
+      transport = undefined
+      throw error
+    })
+    return transport
+  }
   return {
+    load: async () => { await open().catch(() => {}) },
     send: async (mail) => {
       try {
         const { to, subject, text } = mail
         const address = mailboxOf(to)
         if (address === undefined) return notSent(mail, 'invalid e-mail address')
-        transport ??= openTransport(smtp).catch((error) => {
-          // Retry the import with the next mail.
-          transport = undefined
-          throw error
-        })
         // nodemailer does not parse an address object, so the address cannot add a second recipient.
-        await (await transport).sendMail({
+        await (await open()).sendMail({
           from, to: { name: '', address }, subject, text, headers: { 'Auto-Submitted': 'auto-generated' }
         })
         return true

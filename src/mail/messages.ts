@@ -42,6 +42,42 @@ everywhere. If you did not expect this message, tell the operator of ${service}.
   }
 }
 
+/** The mail with a link for a forgotten password. Strangers can request the mail for an address, too. */
+export function passwordReset ({ name, email, service, link, minutes }: PasswordLink & { minutes: number }): Message {
+  return {
+    subject: 'Reset your Strongroom password',
+    text: `Hello ${inLine(name)},
+
+we got a request to reset the password of your account ${email} at ${service}.
+To set a new password, open this link:
+
+${link}
+
+It works once, within ${minutes} minutes, and only the link of the newest message works. If you did not ask for it,
+ignore this message: your password stays the same.
+`
+  }
+}
+
+/** The mail after a password was changed. `from` describes the browser and its network. */
+export function passwordChanged (
+  { name, email, service, from, at, keepsSessions }:
+  Omit<PasswordLink, 'link'> & { from: string, at: Date, keepsSessions: boolean }
+): Message {
+  return {
+    subject: 'Your Strongroom password was changed',
+    text: `Hello ${inLine(name)},
+
+the password of your account ${email} at ${service} was changed with a link from an e-mail,
+on ${at.toISOString().slice(0, 16).replace('T', ' at ')} UTC, from: ${from}.
+${keepsSessions ? 'Browsers that were signed in stay signed in.' : 'All browsers were signed out.'} Applications have to be allowed again.
+
+If it was not you, another person can read your e-mail. Secure your mailbox, reset the password again at
+${service}/account/forgot-password, and tell the operator of ${service}.
+`
+  }
+}
+
 interface Membership { service: string, organization: string, role: string }
 
 /** The invitation to an organization. The text does not reveal whether the recipient has an account. */

@@ -1,21 +1,24 @@
 import { LRUCache } from 'lru-cache'
 import type { Mail, Mailer } from './mailer.ts'
 
-/** The originator of a mail, for quotas. */
-export interface Sender {
+/** The originator of a mail, for quotas: a caller of the API, or a network from which an account page is used. */
+export type Sender = {
   /** The organization whose quota the mail counts against. */
   organization: string
   /** The user who causes the mail, directly or through an API token; null if no user does. */
   person: number | null
-}
+} | { network: string }
 
 /** A mail with a callback that runs if the mail server did not accept the mail. */
 export interface PostedMail extends Mail { onFailure?: () => Promise<void> }
 
 /** A reserved place in the queue. The caller has to call `post` or `release`. */
 export interface Room {
-  /** Queues the mail. A failed delivery is logged. */
-  post (mail: PostedMail): void
+  /**
+   * Queues the mail. A failed delivery is logged. Undefined: the place stays in use until its turn, and nothing is
+   * sent, so that the free places do not reveal whether a mail was queued.
+   */
+  post (mail: PostedMail | undefined): void
   release (): void
 }
 
@@ -64,6 +67,11 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
 
   async function send () {
     for (let posted = queue.next(); posted !== undefined; posted = queue.next()) {
+      if (posted === NOTHING) {
+        // Else only the first mail of an account would block the process for the import.
+        await mailer.load()
+        continue
+      }
       const { onFailure, ...mail } = posted
       if (await mailer.send(mail)) continue
       await onFailure?.().catch((error: Error) => {
@@ -74,9 +82,10 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
 
   return {
     isOpen,
-    reserve: ({ organization, person }, address) => {
+    reserve: (sender, address) => {
       if (!isOpen) return undefined
-      const by = person === null ? organization : String(person)
+      const organization = 'network' in sender ? sender.network : sender.organization
+      const by = 'network' in sender || sender.person === null ? organization : String(sender.person)
       const both = `${by} ${address}`
       const reason = !queue.hasRoom(by, organization)
         ? 'the mail queue is full'
@@ -84,14 +93,16 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
           ? 'too many mails to this address in an hour'
           : undefined
       if (reason !== undefined) {
-        log(`A mail of the organization ${organization} is not sent: ${reason}`)
+        // The network is the address of a client, which only the request log may contain.
+        const from = 'network' in sender ? 'an account page' : `the organization ${organization}`
+        log(`A mail of ${from} is not sent: ${reason}`)
         return undefined
       }
       queue.reserve(by, organization)
       sent.add(both, 1)
       return {
         post (mail) {
-          queue.post(by, organization, mail)
+          queue.post(by, organization, mail ?? NOTHING)
           if (underWay.size >= MAX_UNDER_WAY) return
           const sending: Promise<void> = send().finally(() => underWay.delete(sending))
           underWay.add(sending)
@@ -107,9 +118,12 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
   }
 }
 
+const NOTHING = 'nothing'
+type Queued = PostedMail | typeof NOTHING
+
 /** Queued mails and reserved places by sender and organization; `next` is round robin on both levels. */
 function createFairQueue () {
-  interface Share { places: number, waiting: Map<string, PostedMail[]> }
+  interface Share { places: number, waiting: Map<string, Queued[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
   // Places in use, not counting one place of each sender.
@@ -143,11 +157,11 @@ function createFairQueue () {
       ofOrganizations.set(organization, (ofOrganizations.get(organization) ?? 0) + 1)
     },
     release,
-    post (by: string, organization: string, mail: PostedMail) {
+    post (by: string, organization: string, mail: Queued) {
       const { waiting } = shares.get(by)!
       waiting.set(organization, [...waiting.get(organization) ?? [], mail])
     },
-    next (): PostedMail | undefined {
+    next (): Queued | undefined {
       for (const [by, share] of shares) {
         const [oldest] = share.waiting
         if (oldest === undefined) continue

@@ -1,3 +1,4 @@
+import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink } from '../../src/repositories/people/users.ts'
 import { createServer, type IncomingMessage } from 'node:http'
 import { existsSync, writeFileSync } from 'node:fs'
@@ -396,12 +397,15 @@ async function isFit (t: Test, page: Page, where: string) {
 }
 
 t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light and dark', { skip }, async (t) => {
-  const { service, url } = await listen(t)
+  // No mail is sent here.
+  const service = await startApp(t, { SMTP_URL: 'smtp://127.0.0.1:9' })
+  const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'billing_manager' })
   await client(service, 'long', `Deployments ${'x'.repeat(80)}`, 'https://app.example/callback')
   const link = 'a'.repeat(43)
   await createPasswordLink(service.database.db, hashToken(link), rosa.id)
+  await createPasswordReset(service.database.db, rosa.email, link, rosa.id)
   const long = authorizationUrl(pkce().challenge, { client_id: 'long', redirect_uri: 'https://app.example/callback' })
 
   for (const colorScheme of ['light', 'dark'] as const) {
@@ -421,6 +425,7 @@ t.test('OA-16: every page can be read, seen and pressed: narrow and wide, light 
         ['account', '/account'], ['password', '/account/password'], [
           'link', `/account/set-password/${link}`
         ], ['no link', '/account/set-password/none'],
+        ['forgotten password', '/account/forgot-password'], ['reset', `/account/reset-password/${link}`],
         ['problem', '/oauth/authorize']
       ] as const) {
         await page.goto(`${url}${path}`)

@@ -746,7 +746,9 @@ t.test('OA-18, CR-47: a decision, and every other form, comes from our page in t
     ['/account/password', sent(
       await rosas.open('/account/password'), { current: rosa.password, password: 'another long password' }
     ), rosas.jar],
-    ['/account/set-password/x', sent(signIn, { password: 'another long password' }), outside.jar]
+    ['/account/set-password/x', sent(signIn, { password: 'another long password' }), outside.jar],
+    ['/account/forgot-password', sent(signIn, { email: rosa.email }), outside.jar],
+    ['/account/reset-password/x', sent(signIn, { password: 'another long password' }), outside.jar]
   ]
   const ours = { 'sec-fetch-site': 'same-origin' }
   const strangersToken =

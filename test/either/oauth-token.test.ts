@@ -8,6 +8,7 @@ import { hashPassword } from '../../src/crypto/passwords.ts'
 import { createClient, createCode, createGrant, createRequest, setClientDisabled } from '../../src/repositories/people/oauth.ts'
 import { countKey, rememberDevice, takeAttempts } from '../../src/repositories/people/attempts.ts'
 import { createSession } from '../../src/repositories/people/sessions.ts'
+import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, changePassword, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
 import { earlier, startApp, type TestApp } from '../helpers/app.ts'
 import { LONG } from '../helpers/long.ts'
@@ -1000,6 +1001,10 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   await app.write(
     `INSERT INTO password_links (token_hash, user_id, expires_at) SELECT ${bytes('link')}, ${person.id}, now() - interval '1 second' ${many}`
   )
+  await createPasswordReset(db, person.email, 'reset', person.id)
+  await app.write(
+    `INSERT INTO password_resets (address_hash, token_hash, user_id, expires_at) SELECT ${bytes('address')}, ${bytes('reset')}, 0, now() - interval '1 second' ${many}`
+  )
   await app.sql(
     `INSERT INTO sign_in_failures (key, failures, last_at) SELECT ${bytes('failure')}, 9, now() - interval '61 minutes' ${many}`
   )
@@ -1013,6 +1018,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
     oauth_requests: () => createRequest(db, hashToken(mintSecret()), hashToken(session), pending),
     sessions: () => createSession(db, hashToken(mintSecret()), { id: person.id, password_hash }),
     password_links: () => createPasswordLink(db, hashToken(mintSecret()), others.pop()!.id),
+    password_resets: () => createPasswordReset(db, `${mintSecret()}@nimbus.example`, mintSecret(), 0),
     sign_in_failures: () => attempt(mintSecret()),
     sign_in_devices: () => device(mintSecret())
   }
@@ -1026,6 +1032,7 @@ t.test('OA-25 OA-62: what is over is removed when more is made, and what a secon
   t.equal(await countOf('sessions', `token_hash = ${hex(session)}`, app), 1)
   t.equal(await countOf('oauth_requests', `id_hash = ${hex(request)}`, app), 1)
   t.equal(await countOf('password_links', `token_hash = ${hex('link')}`, app), 1)
+  t.equal(await countOf('password_resets', `user_id = ${person.id}`, app), 1)
   t.equal(await countOf('sign_in_failures', `key = '\\x${countKey(db, { name: 'somebody' }).toString('hex')}'`, app), 1)
   t.equal(await countOf('sign_in_devices', `token_hash = ${hex('browser')}`, app), 1)
 })

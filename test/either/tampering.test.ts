@@ -8,7 +8,7 @@ import { formToken, hashToken, mintApiToken, mintCredential, mintSecret } from '
 import { hashPassword } from '../../src/crypto/passwords.ts'
 import { hashRecoveryCode } from '../../src/crypto/second-factor.ts'
 import { AUTHENTICATED, type AuthenticatedTable } from '../../src/db/rows/authenticated.ts'
-import { authorityOf, codeOf, transaction } from '../../src/db/database.ts'
+import { authorityOf, codeOf, lookupHash, transaction } from '../../src/db/database.ts'
 import { eventRow } from '../../src/db/events.ts'
 import * as tables from '../../src/db/tables.ts'
 import {
@@ -20,6 +20,7 @@ import { listTokensOfPerson } from '../../src/repositories/people/tokens.ts'
 import { createSignInStep } from '../../src/repositories/people/second-factors.ts'
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { operatorOf, recordLate } from '../../src/repositories/audit/audit.ts'
+import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, endEverything, findUser, setDisabled } from '../../src/repositories/people/users.ts'
 import { makeLevel, ON_CITUS, startApp, type Answer, type Caller, type TestApp } from '../helpers/app.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
@@ -603,6 +604,7 @@ async function credentialsOf (person: typeof rosa, client_id: string) {
   const made = {
     cookie: mintSecret(),
     link: mintSecret(),
+    reset: mintSecret(),
     pending: mintSecret(),
     code: mintCredential('ac'),
     verifier: pkce(),
@@ -615,9 +617,11 @@ async function credentialsOf (person: typeof rosa, client_id: string) {
   }
   const user = (await findUser(db, person.id))!
   const verified = { ...user, password_hash: user.password_hash! }
-  await createSession(db, hashToken(made.cookie), verified)
+  const client = { browser: 'Firefox', system: 'Linux', network: '192.0.2.0/24' }
+  await createSession(db, hashToken(made.cookie), verified, client)
   await createSignInStep(db, hashToken(`${made.step} ${made.browser}`), verified)
   await createPasswordLink(db, hashToken(made.link), person.id)
+  await createPasswordReset(db, person.email, made.reset, person.id)
   await createRequest(
     db, hashToken(made.pending), hashToken(made.cookie),
     { client_id, redirect_uri: CALLBACK, state: 's', code_challenge: made.verifier.challenge, scopes: ['project:read'] }
@@ -756,6 +760,7 @@ const asks = {
   former: bearer(former.token, '/api/v1/organization'),
   session: page('/account', mine.cookie),
   link: page(`/account/set-password/${mine.link}`),
+  reset: page(`/account/reset-password/${mine.reset}`),
   invitation: page(`/account/invitation/${inviting}.${invited}`),
   access: bearer(mine.access, '/api/v1/user'),
   member: bearer(mine.access, `/api/v1/${o}/projects`),
@@ -800,7 +805,7 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
   users: {
     row: users(rosa),
     another: users(mallory),
-    asks: ['session', 'access', 'link', 'password', 'factor'],
+    asks: ['session', 'access', 'link', 'reset', 'password', 'factor'],
     finds: ['id', 'email_normalized', 'disabled_at']
   },
   members: {
@@ -847,6 +852,13 @@ const SUBJECTS: Record<AuthenticatedTable, Subject> = {
     row: `token_hash = ${hex(hashToken(mine.link))}`,
     another: `token_hash = ${hex(hashToken(theirs.link))}`,
     asks: ['link'],
+    finds: ['token_hash'],
+    refers: ['user_id']
+  },
+  password_resets: {
+    row: `user_id = ${rosa.id}`,
+    another: `user_id = ${mallory.id}`,
+    asks: ['reset'],
     finds: ['token_hash'],
     refers: ['user_id']
   },
@@ -1300,6 +1312,11 @@ t.test('nothing that was added to the database counts', async (t) => {
         `INSERT INTO password_links (token_hash, user_id, expires_at, mac) VALUES (${hex(hashToken(secret))}, ${rosa.id}, now() + interval '1 day', ${mac})`
       ],
     page(`/account/set-password/${secret}`), ({ status }) => status === 404],
+    ['a link to reset the password', (mac) =>
+      [
+        `INSERT INTO password_resets (address_hash, token_hash, user_id, expires_at, mac) VALUES ('\\x01', ${hex(lookupHash(db, 'password reset', { secret }))}, ${rosa.id}, now() + interval '1 minute', ${mac})`
+      ],
+    page(`/account/reset-password/${secret}`), ({ status }) => status === 404],
     ['a membership', (mac) => [`INSERT INTO organizations SELECT '01ARZ3NDEKTSV4RRFFQ69G5FAV', 'x-org', storage_key FROM organizations WHERE id = '${o}'`,
       "INSERT INTO organization_counters (organization_id, name, plan) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', 'X', 'self-hosted') ON CONFLICT DO NOTHING",
       `INSERT INTO members (organization_id, user_id, role, mac) VALUES ('01ARZ3NDEKTSV4RRFFQ69G5FAV', ${rosa.id}, 'owner', ${mac})`],

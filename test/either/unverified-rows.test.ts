@@ -12,6 +12,7 @@ import { createCode, createGrant, createRequest } from '../../src/repositories/p
 import { createSession } from '../../src/repositories/people/sessions.ts'
 import { createSignInStep } from '../../src/repositories/people/second-factors.ts'
 import { createPersonalEvent } from '../../src/repositories/people/personal-events.ts'
+import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink, findUser } from '../../src/repositories/people/users.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
@@ -36,9 +37,10 @@ const cookie = mintSecret()
 await giveSecondFactor(service, owner)
 const user = (await findUser(db, owner.id))!
 const verified = { ...user, password_hash: user.password_hash! }
-await createSession(db, hashToken(cookie), verified)
+await createSession(db, hashToken(cookie), verified, { browser: 'Firefox', system: 'Linux', network: '192.0.2.0/24' })
 await createSignInStep(db, hashToken('step'), verified)
 await createPasswordLink(db, hashToken('link'), owner.id)
+await createPasswordReset(db, owner.email, 'reset', owner.id)
 await createPersonalEvent(db, {
   user_id: owner.id,
   action: 'session.create',

@@ -2,8 +2,8 @@ import { getTableColumns } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
 import {
   api_tokens, environments, former_token_hashes, invitations, late_events, members, oauth_clients, oauth_codes,
-  oauth_grants, oauth_requests, oauth_tokens, password_links, personal_events, projects, recovery_codes,
-  second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
+  oauth_grants, oauth_requests, oauth_tokens, password_links, password_resets, personal_events, projects,
+  recovery_codes, second_factors, secrets, sessions, sign_in_steps, targets, team_members, team_projects, teams, users
 } from '../tables.ts'
 
 // Rows of these tables have a MAC over their `fields`. Each `exempt` column has a note: what an attacker with write
@@ -58,8 +58,13 @@ export const AUTHENTICATED = {
   team_projects: declare(team_projects, ['organization_id', 'team_id', 'project_id'], [
     'organization_id', 'team_id', 'project_id', 'role', 'slices'
   ], CREATED),
-  sessions: declare(sessions, ['token_hash'], ['token_hash', 'user_id', 'seen_at', 'expires_at'], CREATED),
+  sessions: declare(sessions, ['token_hash'], [
+    'token_hash', 'user_id', 'browser', 'system', 'network', 'seen_at', 'expires_at'
+  ], CREATED),
   password_links: declare(password_links, ['token_hash'], ['token_hash', 'user_id', 'expires_at'], CREATED),
+  password_resets: declare(password_resets, ['address_hash'], [
+    'address_hash', 'token_hash', 'user_id', 'expires_at'
+  ], {}),
   second_factors: declare(second_factors, ['user_id'], ['user_id', 'id', 'last_step'], {
     secret: 'Wrapped by the master key for this account and second factor: another value does not open',
     ...CREATED

@@ -63,7 +63,7 @@ export const macOf = <N extends AuthenticatedTable>(db: Db, table: N, row: Authe
   authorityOf(db).mac(table, row)
 
 /** Two purposes give different hashes of the same value. */
-type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts'
+type LookupPurpose = 'idempotency key' | 'idempotent request' | 'sign-in attempts' | 'password reset'
 
 /** An HMAC of guessable values, so that a reader of the database cannot test guesses. */
 export const lookupHash = (db: Db, purpose: LookupPurpose, values: Readonly<Record<string, unknown>>): Buffer =>

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import cookies from '@fastify/cookie'
 import formbody, { type FastifyFormbodyOptions } from '@fastify/formbody'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
@@ -51,6 +52,12 @@ export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
     location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
   }).send()
+}
+
+/** Waits until a time of `performance.now()`, so that a response does not show how long its work took. */
+export async function waitUntil (time: number): Promise<void> {
+  const remaining = time - performance.now()
+  if (remaining > 0) await sleep(remaining)
 }
 
 const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname.replace(/\/$/, '')

@@ -26,10 +26,19 @@ export function addressKey (address: string | undefined): string {
   return 'ipv4' in parts ? `ip:${parts.ipv4}` : `ip:${parts.groups.join(':')}::/64`
 }
 
+/** The network of an address that a person recognizes: IPv4 /24, or IPv6 /48. Undefined for other strings. */
+export function networkOf (address: string | undefined): string | undefined {
+  const parts = address === undefined ? undefined : partsOf(address)
+  if (parts === undefined) return undefined
+  return 'ipv4' in parts ? ipv4Network(parts.ipv4) : `${parts.groups.slice(0, 3).join(':')}::/48`
+}
+
+const ipv4Network = (address: string) => `${address.replace(/\.\d+$/, '.0')}/24`
+
 /** The client address for the log: full or its network (IPv4 /24, IPv6 /64); undefined for `off` or no address. */
 export function shownAddress (address: string | undefined, shown: Shown): string | undefined {
   const parts = shown === 'off' || address === undefined ? undefined : partsOf(address)
   if (parts === undefined) return undefined
   if (shown === 'full') return 'ipv4' in parts ? parts.ipv4 : address
-  return 'ipv4' in parts ? `${parts.ipv4.replace(/\.\d+$/, '.0')}/24` : `${parts.groups.join(':')}::/64`
+  return 'ipv4' in parts ? ipv4Network(parts.ipv4) : `${parts.groups.join(':')}::/64`
 }

@@ -30,9 +30,9 @@ import {
 } from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
-  problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
+  nameIn, problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
-import { pagesOf } from './page-routes.ts'
+import { linkOf, pagesOf } from './page-routes.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
 import {
   accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
@@ -57,6 +57,7 @@ const REFUSALS: Record<Refusal | 'organization_inactive', string> = {
 /** The account pages: sign-in, sign-out, passwords, invitations, sessions, tokens and applications of a user. */
 export const accounts: Domain = async (app) => {
   const { showPage, showOwnPage, onForm, onOwnForm } = pagesOf(app)
+  const sendsMail = app.outbox.isOpen
 
   onForm('/oauth/sign-in', {
     cookie: 'either', limit: 'sign_in', audit: ['session.create', 'session.refuse', 'second-factor.ask']
@@ -67,7 +68,7 @@ export const accounts: Domain = async (app) => {
     )
     const entered = typeof user === 'object' ? await enter(app, request, reply, user) : user
     if (entered === 'wrong' || typeof entered === 'number') {
-      return signInPage({ cookie, query, email, ...refusal(reply, entered, WRONG) })
+      return signInPage({ cookie, query, email, sendsMail, ...refusal(reply, entered, WRONG) })
     }
     return entered === 'in' ? locationOf(query) : codePage({ ...entered, query })
   })
@@ -79,7 +80,7 @@ export const accounts: Domain = async (app) => {
   }, async (request, reply, form, cookie) => {
     const [step, query] = [form.get('step') ?? '', form.get('query') ?? '']
     const hash = stepHash(step, cookie)
-    const again = signInPage({ cookie, query, problem: AGAIN, status: 422 })
+    const again = signInPage({ cookie, query, sendsMail, problem: AGAIN, status: 422 })
     const id = await findSignInStep(app.db, hash)
     const user = id === undefined ? undefined : await findUser(app.db, id)
     if (user?.password_hash == null) return again
@@ -95,7 +96,7 @@ export const accounts: Domain = async (app) => {
   showPage('/account', async (request, reply) => {
     const session = await signedIn(app, request)
     return session === undefined
-      ? signInPage({ cookie: formCookie(app, request, reply), query: '' })
+      ? signInPage({ cookie: formCookie(app, request, reply), query: '', sendsMail })
       : showAccount(request, session)
   })
 
@@ -212,7 +213,7 @@ export const accounts: Domain = async (app) => {
     if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
     const password_hash = await hashPassword(password, app.costs.password)
     // The operator chose the name of the account; the user can now change it.
-    const name = user.is_verified ? undefined : nameOf(form)
+    const name = user.is_verified ? undefined : nameIn(form)
     // Of two concurrent requests with the same link, the second finds the link used.
     const done = await transaction(app.db, async (db) => {
       await lockUser(db, user.id)
@@ -250,7 +251,7 @@ export const accounts: Domain = async (app) => {
     const problem = problemWith(password)
     if (problem !== undefined) return joinPage(cookie, linkOf(request), invitation, problem)
     const password_hash = await hashPassword(password, app.costs.password)
-    const name = nameOf(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
+    const name = nameIn(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)
     const joined = await transaction(app.db, async (db) => {
       // Lock order: the organization before the account (decision 0029).
       await lockPlan(db, invitation.organization_id)
@@ -306,8 +307,6 @@ function pageIn ({ query }: FastifyRequest, list: string): number {
   const page = Number((query as Record<string, unknown>)[list])
   return Number.isInteger(page) && page >= 1 && page <= MAX_PAGES ? page : 1
 }
-
-const linkOf = ({ params }: FastifyRequest) => (params as { link: string }).link
 
 const hasPassword = (user: { password_hash: string | null } | undefined): boolean => user?.password_hash != null
 
@@ -394,8 +393,6 @@ function locationOf (query: string): string {
   const location = `/oauth/authorize?${visible(query)}`
   return query === '' || location.length > MAX_LOCATION ? '/account' : location
 }
-
-const nameOf = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
 const INVITATION_GONE = problemPage(404, 'This invitation is not valid', REFUSALS.gone)
 

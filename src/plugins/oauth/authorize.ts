@@ -33,7 +33,9 @@ export const authorize: Domain = async (app) => {
     const judged = judgeAuthorization(parameters, client, app.issuer())
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
     if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
-    const signIn = () => signInPage({ cookie: formCookie(app, request, reply), query, client: client!.name })
+    const signIn = () => signInPage({
+      cookie: formCookie(app, request, reply), query, client: client!.name, sendsMail: app.outbox.isOpen
+    })
     const session = await signedIn(app, request)
     if (session === undefined) return signIn()
     const memberships = await listMemberships(app.db, session.user.id)

@@ -3,18 +3,22 @@ import { hashToken, mintSecret } from '../../crypto/bearer.ts'
 import { WorkOverloaded } from '../../crypto/bounded.ts'
 import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
 import { transaction, type Db } from '../../db/database.ts'
-import { addressKey } from '../../http/routes/addresses.ts'
+import { addressKey, networkOf } from '../../http/routes/addresses.ts'
 import { browserOf, readCookie, setCookie, type Form } from '../../http/pages/pages.ts'
 import {
-  findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
+  clearAttempts, findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../repositories/people/attempts.ts'
-import { createSession, deleteSession, findSession, lockSession } from '../../repositories/people/sessions.ts'
+import {
+  createSession, deleteSession, findSession, lockSession, type SessionClient
+} from '../../repositories/people/sessions.ts'
 import {
   findUser, findUserByEmail, lockUser, updatePasswordHash, type User
 } from '../../repositories/people/users.ts'
 import { createSignInStep } from '../../repositories/people/second-factors.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { describeUserAgent } from '../../rules/formats/user-agents.ts'
 import { useCode } from '../../vault/keys/second-factor.ts'
+import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { PASSWORD } from '../../../schemas/users.ts'
 import type { EventName } from '../../../schemas/events.ts'
 import { recordForUser, recordRefusal } from '../../http/guard/personal-events.ts'
@@ -60,7 +64,7 @@ export async function beginSession (
   if (before.session !== undefined) await deleteSession(app.db, hashToken(before.session))
   const [session, device] = [mintSecret(), mintSecret()]
   const begun = await transaction(app.db, async (db) => {
-    if (!await createSession(db, hashToken(session), user)) return false
+    if (!await createSession(db, hashToken(session), user, clientOf(request))) return false
     await rememberDevice(db, {
       token_hash: hashToken(device),
       before: before.device === undefined ? undefined : hashToken(before.device),
@@ -74,6 +78,11 @@ export async function beginSession (
   setCookie(app, reply, 'device', device)
   return undefined
 }
+
+/** The browser, system and network of a request, as the account page shows them. */
+export const clientOf = (request: FastifyRequest): SessionClient => ({
+  ...describeUserAgent(request.headers['user-agent']), network: networkOf(request.ip) ?? null
+})
 
 /**
  * Continues the sign-in after the password. Without a second factor it begins a session; otherwise it creates a step
@@ -117,6 +126,15 @@ export async function authenticate (
   return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
+/**
+ * Restarts the counters of wrong passwords after a reset, like a correct password: the counters of the account, from
+ * this network and from everywhere. Wrong codes of the second factor still count.
+ */
+export async function forgetGuesses (app: FastifyInstance, request: FastifyRequest, userId: number): Promise<void> {
+  const account = `user:${userId}`
+  await clearAttempts(app.db, [account, `${account} ${addressKey(request.ip)}`])
+}
+
 // A known device of the account has its own counter. All other attempts count per account and network, and per account.
 async function countsOf (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, account: string, user_id = 0
@@ -148,6 +166,9 @@ export interface CodeGiven { user: Holder, code: string, counts: readonly Count[
 // Longer than a code in every accepted spelling.
 const MAX_CODE = 100
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
+
+/** The name of a new account; undefined if the field is empty. */
+export const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
 /** A code that is entered during sign-in. Attempts are counted like those with passwords, but separately. */
 export async function codeOfStranger (

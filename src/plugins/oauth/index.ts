@@ -9,6 +9,7 @@ import { authorize } from './authorize.ts'
 import { installOAuthBodies } from './body.ts'
 import { OAuthError, sendOAuthError, toOAuthError } from './errors.ts'
 import { metadata } from './metadata.ts'
+import { passwordReset } from './password-reset.ts'
 import { revoke } from './revoke.ts'
 import { secondFactor } from './second-factor.ts'
 import { token } from './token.ts'
@@ -65,6 +66,7 @@ export const oauth: Domain = async (app) => {
     await pages.register(authorize, { prefix: '/oauth' })
     await pages.register(accounts)
     await pages.register(secondFactor)
+    await pages.register(passwordReset)
   })
 
   await app.register(metadata)

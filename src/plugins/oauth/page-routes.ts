@@ -84,5 +84,8 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
   }
 }
 
+/** The secret of a mailed link. The request log contains only the pattern of the path (`:link`). */
+export const linkOf = ({ params }: FastifyRequest): string => (params as { link: string }).link
+
 const answer = (reply: FastifyReply, next: Next) =>
   typeof next === 'string' ? seeOther(reply, next) : sendPage(reply, next)

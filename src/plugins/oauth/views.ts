@@ -7,7 +7,7 @@ import { qrCode } from '../../http/pages/qr.ts'
 import type { Application } from '../../repositories/people/oauth.ts'
 import type { OwnInvitation } from '../../repositories/people/invitations.ts'
 import type { PersonalEvent } from '../../repositories/people/personal-events.ts'
-import type { Session } from '../../repositories/people/sessions.ts'
+import type { Session, SessionClient } from '../../repositories/people/sessions.ts'
 import type { OwnToken } from '../../repositories/people/tokens.ts'
 import type { Membership, User } from '../../repositories/people/users.ts'
 import { html, type Html } from '../../rules/formats/html.ts'
@@ -32,9 +32,13 @@ export interface SignIn {
   problem?: string
   client?: string | undefined
   status?: number
+  /** Whether the service can mail a link to reset the password. */
+  sendsMail: boolean
 }
 
-export function signInPage ({ cookie, query, email = '', problem, client, status = 200 }: SignIn): Page {
+export function signInPage (
+  { cookie, query, email = '', problem, client, status = 200, sendsMail }: SignIn
+): Page {
   return {
     title: 'Sign in',
     status,
@@ -49,7 +53,76 @@ ${formField(cookie)}
 <label for="password">Password</label>
 <input id="password" name="password" type="password" autocomplete="current-password" required maxlength="${PASSWORD.maxBytes}"${describedBy(problem)}${autofocus(email !== '')}>
 <div class="actions"><button class="main" type="submit">Sign in</button></div>
+</form>
+${sendsMail
+    ? html`<p><a href="/account/forgot-password">Forgot your password?</a></p>`
+    : html`<p class="soft">Forgot your password? ${ASK_OPERATOR}</p>`}`
+  }
+}
+
+const ASK_OPERATOR = 'Ask the operator of this service for a link to set a new one. The operator makes it with the command: npm run -s cli -- user password --email ADDRESS'
+
+/** Shown if the service cannot mail a link to reset a password. */
+export const noResetPage = (): Page => problemPage(404, 'This service sends no e-mail', ASK_OPERATOR)
+
+/** Asks for the address to which a link to reset the password is mailed. */
+export function forgotPasswordPage (
+  { cookie, email = '', problem, status = 200 }: { cookie: string, email?: string } & Partial<Problem>
+): Page {
+  return {
+    title: 'Forgot your password?',
+    status,
+    body: html`<h1>Forgot your password?</h1>
+<p>Enter the e-mail address of your account. You get an e-mail with a link to set a new password.</p>
+${problemOf(problem)}
+<form method="post" action="/account/forgot-password">
+${formField(cookie)}
+<label for="email">E-mail address</label>
+<input id="email" name="email" type="email" autocomplete="username" required maxlength="320" value="${email}"${describedBy(problem)} autofocus>
+<div class="actions"><button class="main" type="submit">Send the link</button></div>
+</form>
+<p><a href="/account">Back to sign-in</a></p>`
+  }
+}
+
+/** The response to every request for a link, so it does not reveal whether the address has an account. */
+export function linkSentPage (email: string, minutes: number): Page {
+  return {
+    title: 'Look into your mailbox',
+    body: html`<h1>Look into your mailbox</h1>
+<p>If <strong>${email}</strong> is the address of an account, we have sent an e-mail with a link to it. The link works once, within ${minutes} minutes. Earlier links no longer work.</p>
+<p class="soft">If no e-mail arrives, look for it in the spam folder, and check the address. Otherwise ask the operator of this service.</p>
+<p><a href="/account">Back to sign-in</a></p>`
+  }
+}
+
+/** The form of a mailed reset link. */
+export function resetPasswordPage (cookie: string, link: string, user: User, problem?: string): Page {
+  return {
+    title: 'Set a new password',
+    status: problem === undefined ? 200 : 422,
+    body: html`<h1>Set a new password</h1>
+<p>Applications lose their access until you allow them again. A second factor stays.</p>
+${problemOf(problem)}
+<form method="post" action="/account/reset-password/${link}">
+${formField(cookie)}
+<label for="email">E-mail address</label>
+<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
+${user.is_verified ? undefined : ownName(user.name)}
+${newPassword(problem)}
+<div class="choices"><label><input type="checkbox" name="end_sessions" value="yes" checked> <span>End all other sessions</span></label></div>
+<div class="actions"><button class="main" type="submit">Set the password</button></div>
 </form>`
+  }
+}
+
+/** Shown after a reset, which starts no session. */
+export function passwordResetPage (keepsSessions: boolean): Page {
+  return {
+    title: 'Your password was changed',
+    body: html`<h1>Your password was changed</h1>
+<p>${keepsSessions ? 'Browsers that were signed in stay signed in.' : 'All browsers were signed out.'} Sign in with the new password and, if your account has a second factor, with a code.</p>
+<p><a href="/account">Sign in</a></p>`
   }
 }
 
@@ -253,9 +326,9 @@ ${heldOf(cookie, 'organizations', memberships.map(({ id, name, role }) => ({
     id, text: html`${name} (${ROLE_NAMES[role]})`
   })), { leave: 'Leave' }, 'get')}
 <h2>Where you are signed in</h2>
-${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at }) => ({
+${heldOf(cookie, 'sessions', sessions.rows.map(({ token_hash, created_at, seen_at, ...client }) => ({
     id: token_hash.toString('base64url'),
-    text: html`Since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
+    text: html`${describeClient(client)}. Since ${momentOf(created_at)}, last used ${momentOf(seen_at)}${token_hash.equals(session) ? ' (this browser)' : ''}`
   })))}
 ${pagesOf('sessions', sessions)}
 <h2>Applications that act for you</h2>
@@ -309,7 +382,8 @@ const EVENT_TEXTS: Partial<Record<EventName, string>> = {
   'user.create': 'account created',
   'user.disable': 'account disabled',
   'user.enable': 'account enabled',
-  'user.password': 'password set, or a link to set it created'
+  'user.password': 'password set, or a link to set it created',
+  'user.request_reset': 'link to reset the password requested'
 }
 
 function describe ({ action, actor_type, details, ip, user_agent }: PersonalEvent): Html {
@@ -317,6 +391,12 @@ function describe ({ action, actor_type, details, ip, user_agent }: PersonalEven
   const from = actor_type === 'operator' ? 'by the operator' : `from ${ip ?? 'an unknown address'}`
   return html`${EVENT_TEXTS[action] ?? action}${more.length === 0 ? '' : ` (${more.join(', ')})`}, ${from}${
     user_agent === null ? '' : `, ${user_agent}`}`
+}
+
+/** Text such as "Firefox on Linux, 192.0.2.0/24". */
+export function describeClient ({ browser, system, network }: SessionClient): string {
+  const program = browser ?? 'Unknown browser'
+  return `${system === null ? program : `${program} on ${system}`}, ${network ?? 'unknown network'}`
 }
 
 // A list of objects of the user. `buttons` maps the last segment of a form's path to the label of the button in each

@@ -13,6 +13,7 @@ export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
   sign_in_steps: 'Half a sign-in, of minutes',
   password_links: 'One that was used since would set a password again; an operator makes another one',
+  password_resets: 'Of half an hour; one that was used since would set a password again',
   invitation_mails: 'When an invitation was mailed, of the last day',
   long_operations: 'A lock, which is held for the length of a transaction',
   oauth_requests: 'Belong to a session',

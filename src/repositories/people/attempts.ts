@@ -12,9 +12,10 @@ export interface Count {
    * `place`: one device, network or session. From the fifth attempt on, each attempt locks the counter: first for 30
    * seconds, then twice as long each time, up to 15 minutes. The counter restarts after 15 minutes without attempts or
    * lock. `account`: all unknown devices that sign in to an account; 25 attempts in half an hour, more than one place
-   * can make.
+   * can make. `reset`: reset links for an address; 3 in half an hour. A link is valid for as long, so requests of other
+   * people never leave an address without a valid link.
    */
-  of: 'place' | 'account'
+  of: 'place' | 'account' | 'reset'
 }
 
 /** The key of a counter in `sign_in_failures`. */
@@ -32,7 +33,14 @@ const OVER = sql`(${NOW} - ${last_at} > interval '30 minutes')`
 const BEGIN = sql`CASE WHEN ${OVER} THEN ${NOW} ELSE ${last_at} END`
 
 /** The number of attempts from which a counter is locked. */
-const FROM = { place: 5, account: 25 }
+const FROM = { place: 5, account: 25, reset: 3 }
+
+// Half an hour from the first attempt.
+const halfHour = (from: number) => ({
+  failures: counted(OVER),
+  last_at: BEGIN,
+  locked_until: sql`CASE WHEN ${counted(OVER)} >= ${from} THEN ${after(BEGIN, sql`interval '30 minutes'`)} END`
+})
 
 const BOUNDS = {
   place: {
@@ -41,11 +49,8 @@ const BOUNDS = {
     locked_until: sql`CASE WHEN ${counted(QUIET)} >= ${FROM.place} THEN ${after(NOW, sql`least(
       interval '15 minutes', interval '30 seconds' * power(2, least(${counted(QUIET)} - ${FROM.place}, 10)))`)} END`
   },
-  account: {
-    failures: counted(OVER),
-    last_at: BEGIN,
-    locked_until: sql`CASE WHEN ${counted(OVER)} >= ${FROM.account} THEN ${after(BEGIN, sql`interval '30 minutes'`)} END`
-  }
+  account: halfHour(FROM.account),
+  reset: halfHour(FROM.reset)
 }
 
 /**
@@ -90,6 +95,11 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
     if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
     else await returnAttempts(db, [count])
   }
+}
+
+/** Restarts counters after a reset of the password, because their attempts were guesses at the former password. */
+export async function clearAttempts (db: Db, names: readonly string[]): Promise<void> {
+  for (const name of names) await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, { name })))
 }
 
 const MAX_DEVICES = 20

@@ -16,6 +16,11 @@ const MINUTE = 60_000
 /** Maximum sessions of a person; the most recently used ones are kept. */
 const MAX_SESSIONS = 1_000
 
+/** The client that began a session; null for unknown parts. */
+export type SessionClient = Pick<typeof sessions.$inferSelect, 'browser' | 'system' | 'network'>
+
+const UNKNOWN: SessionClient = { browser: null, system: null, network: null }
+
 /**
  * Creates a session. Returns false if, since the password was verified, the password or second factor was changed or
  * the account was closed. Locks the account, so that a concurrent password change waits, and then ends this session,
@@ -24,10 +29,12 @@ const MAX_SESSIONS = 1_000
 export async function createSession (
   db: Db, token_hash: Buffer,
   { id, password_hash, second_factor_id = null }:
-  { id: number, password_hash: string, second_factor_id?: number | null }
+  { id: number, password_hash: string, second_factor_id?: number | null },
+  { browser, system, network }: SessionClient = UNKNOWN
 ): Promise<boolean> {
   const now = await readNow(db)
-  const row = { token_hash, user_id: id, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
+  const client = { browser, system, network }
+  const row = { token_hash, user_id: id, ...client, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
   const unchanged = await db.select({ id: users.id }).from(users).where(and(
     matching(users, { id, password_hash }), isNull(users.disabled_at),
     sql`${users.second_factor_id} IS NOT DISTINCT FROM ${second_factor_id}::bigint${andRowsAlone}`
@@ -75,7 +82,7 @@ export async function lockSession (db: Db, token_hash: Buffer): Promise<boolean>
   return rows.length === 1
 }
 
-export interface Session { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
+export interface Session extends SessionClient { token_hash: Buffer, seen_at: Date, expires_at: Date, created_at: Date }
 
 /** A page of a person's valid sessions, most recently used first. */
 export async function listSessions (db: Db, user_id: number, page = 1): Promise<HeldPage<Session>> {

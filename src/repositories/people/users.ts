@@ -11,8 +11,8 @@ import { authenticRow } from '../../db/rows/query.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { endTokensWithoutGrant, lockGrantsTable, revokeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import {
-  former_slugs, members, oauth_grants, organization_counters, organizations, password_links, sessions, sign_in_devices,
-  sign_in_steps, userColumns, users
+  former_slugs, members, oauth_grants, organization_counters, organizations, password_links, password_resets, sessions,
+  sign_in_devices, sign_in_steps, userColumns, users
 } from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 
@@ -95,17 +95,17 @@ async function lockAccountAndGrants (db: Db, id: number): Promise<void> {
 /**
  * Sets a new password, and ends all sessions, grants and links of the user (OA-63); returns the API tokens that ended.
  * Undefined without changes if the account was closed, or the verified password (`from`) is no longer current. An
- * invited user also sets the name (`name`).
+ * invited user also sets the name (`name`). With `keepsSessions`, the sessions stay.
  */
 export async function changePassword (
-  db: Db, id: number, password_hash: string, from?: string, name?: string
+  db: Db, id: number, password_hash: string, from?: string, name?: string, { keepsSessions = false } = {}
 ): Promise<EndedTokens[] | undefined> {
   const where = and(
     eq(users.id, id), isNull(users.disabled_at), from === undefined ? undefined : eq(users.password_hash, from)
   )
   await lockAccountAndGrants(db, id)
   const changed = await updateAuthentic(db, 'users', where, { password_hash, is_verified: true, name }, NOW)
-  return changed && endEverything(db, id)
+  return changed && endEverything(db, id, { keepsSessions })
 }
 
 /**
@@ -124,13 +124,19 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
   return marked || disabled ? ended : undefined
 }
 
-/** Ends all sessions, remembered browsers, grants and links of a user. Returns the API tokens that ended. */
-export async function endEverything (db: Db, id: number): Promise<EndedTokens[]> {
+/**
+ * Ends all sessions (not with `keepsSessions`), remembered browsers, grants and links of a user. Returns the API tokens
+ * that ended.
+ */
+export async function endEverything (
+  db: Db, id: number, { keepsSessions = false } = {}
+): Promise<EndedTokens[]> {
   await lockUser(db, id)
-  await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, id))
+  if (!keepsSessions) await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, id))
   await deleteInPieces(db, sign_in_steps.token_hash, eq(sign_in_steps.user_id, id))
   await db.delete(sign_in_devices).where(eq(sign_in_devices.user_id, id))
   await db.delete(password_links).where(eq(password_links.user_id, id))
+  await db.delete(password_resets).where(eq(password_resets.user_id, id))
   const { ended } = await revokeGrants(db, eq(oauth_grants.user_id, id))
   return [...ended, ...await endTokensWithoutGrant(db, id)]
 }

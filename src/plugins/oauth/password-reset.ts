@@ -1,0 +1,149 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { mintSecret } from '../../crypto/bearer.ts'
+import { hashPassword } from '../../crypto/passwords.ts'
+import { transaction } from '../../db/database.ts'
+import { recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
+import { browserOf, waitUntil } from '../../http/pages/pages.ts'
+import { addressKey } from '../../http/routes/addresses.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { passwordChanged, passwordReset as resetMail } from '../../mail/messages.ts'
+import type { PostedMail, Room } from '../../mail/outbox.ts'
+import { returnAttempts, takeAttempts, type Count } from '../../repositories/people/attempts.ts'
+import {
+  createPasswordReset, findPasswordReset, RESET_MINUTES, takePasswordReset
+} from '../../repositories/people/password-resets.ts'
+import { changePassword, findUserByEmail, lockUser, type User } from '../../repositories/people/users.ts'
+import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
+import { clientOf, forgetGuesses, formCookie, nameIn, problemWith } from './browser.ts'
+import { linkOf, pagesOf } from './page-routes.ts'
+import {
+  describeClient, forgotPasswordPage, linkSentPage, noResetPage, passwordResetPage, problemPage, resetPasswordPage,
+  type Problem
+} from './views.ts'
+
+const FORGOT = '/account/forgot-password'
+const RESET = '/account/reset-password'
+
+const NO_ADDRESS: Problem = { problem: 'Enter a valid e-mail address.', status: 422 }
+const TOO_MANY: Problem = {
+  problem: 'There were too many requests for this address, or from your network. The newest link in an e-mail still works for 30 minutes. Otherwise try again in half an hour.',
+  status: 429
+}
+const QUEUE_FULL: Problem = {
+  problem: 'The service cannot send more e-mail at the moment. Try again in a few minutes.', status: 503
+}
+
+const GONE = problemPage(
+  404, 'This link is not valid',
+  `It was already used, or it is older than ${RESET_MINUTES} minutes, or you asked for a newer link, or your password was changed. Choose "Forgot your password?" on the sign-in page to get a new link.`
+)
+
+/** The account pages for a forgotten password: a mailed link sets a new one (decision 0067). */
+export const passwordReset: Domain = async (app) => {
+  const { showPage, onForm } = pagesOf(app)
+
+  showPage(FORGOT, async (request, reply) =>
+    app.outbox.isOpen ? forgotPasswordPage({ cookie: formCookie(app, request, reply) }) : noResetPage())
+
+  // Response, duration, statements and mail queue are the same for an address without an account (CR-49).
+  onForm(FORGOT, {
+    cookie: 'either', limit: 'sign_in', audit: 'user.request_reset'
+  }, async (request, reply, form, cookie) => {
+    const responseAt = performance.now() + app.costs.resetResponseMs
+    if (!app.outbox.isOpen) return noResetPage()
+    const email = (form.get('email') ?? '').slice(0, 320).trim()
+    const refuse = (problem: Problem) => forgotPasswordPage({ cookie, email, ...problem })
+    if (!isEmail(email)) return refuse(NO_ADDRESS)
+    await app.countStranger(request, reply)
+    const [network, address] = [addressKey(request.ip), canonicalEmail(email)]
+    const counts: Count[] = [
+      { of: 'account', name: `reset ${network}` }, { of: 'reset', name: `reset email:${address}` }
+    ]
+    const attempt = await takeAttempts(app.db, counts)
+    if ('wait' in attempt) {
+      reply.header('retry-after', attempt.wait)
+      return refuse(TOO_MANY)
+    }
+    const room = app.outbox.reserve({ network }, address)
+    if (room === undefined) {
+      await returnAttempts(app.db, counts)
+      return refuse(QUEUE_FULL)
+    }
+    const secret = mintSecret()
+    try {
+      const user = await transaction(app.db, async (db) => {
+        const found = await findUserByEmail(db, email)
+        const user = found?.disabled_at === null ? found : undefined
+        // No account has the id 0.
+        const id = user?.id ?? 0
+        await createPasswordReset(db, email, secret, id)
+        await recordForPersonAlone(db, request, { id }, 'user.request_reset')
+        return user
+      }, request)
+      postAfterResponse(reply, room, () => user && mailTo(user, resetMail({
+        ...recipient(user), link: `${app.issuer()}${RESET}/${secret}`, minutes: RESET_MINUTES
+      })))
+    } catch (error) {
+      room.release()
+      await returnAttempts(app.db, counts)
+      throw error
+    }
+    await waitUntil(responseAt)
+    return linkSentPage(email, RESET_MINUTES)
+  })
+
+  showPage(`${RESET}/:link`, async (request, reply) => {
+    const link = linkOf(request)
+    const user = await findPasswordReset(app.db, link)
+    return user === undefined ? GONE : resetPasswordPage(browserOf(app, request, reply), link, user)
+  })
+
+  // Starts no session: the link proves only the mailbox, so the user signs in with every factor of the account.
+  onForm(`${RESET}/:link`, {
+    cookie: 'browser', limit: 'sign_in', audit: 'user.password'
+  }, async (request, reply, form, cookie) => {
+    const link = linkOf(request)
+    const user = await findPasswordReset(app.db, link)
+    if (user === undefined) return GONE
+    const password = form.get('password') ?? ''
+    const problem = problemWith(password)
+    if (problem !== undefined) return resetPasswordPage(cookie, link, user, problem)
+    const password_hash = await hashPassword(password, app.costs.password)
+    const name = user.is_verified ? undefined : nameIn(form)
+    const keepsSessions = form.get('end_sessions') !== 'yes'
+    // Of two concurrent requests with the same link, the second finds the link used.
+    const isDone = await transaction(app.db, async (db) => {
+      await lockUser(db, user.id)
+      if (await takePasswordReset(db, link) !== user.id) return false
+      const ended = await changePassword(db, user.id, password_hash, undefined, name, { keepsSessions })
+      if (ended === undefined) return false
+      const details = { link: 'reset', other_sessions: keepsSessions ? 'kept' : 'ended' }
+      await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', details, ended)
+      return true
+    }, request)
+    if (!isDone) return GONE
+    await forgetGuesses(app, request, user.id)
+    tellOfChange(request, reply, user, keepsSessions)
+    return passwordResetPage(keepsSessions)
+  })
+
+  const recipient = ({ name, email }: User) => ({ name, email, service: app.issuer() })
+
+  function tellOfChange (request: FastifyRequest, reply: FastifyReply, user: User, keepsSessions: boolean) {
+    const room = app.outbox.reserve({ network: addressKey(request.ip) }, canonicalEmail(user.email))
+    if (room === undefined) return
+    postAfterResponse(reply, room, () => mailTo(user, passwordChanged({
+      ...recipient(user), from: describeClient(clientOf(request)), at: new Date(), keepsSessions
+    })))
+  }
+}
+
+const mailTo = ({ id, email }: User, message: { subject: string, text: string }): PostedMail =>
+  ({ about: `user ${id}`, to: email, ...message })
+
+// Sending begins after the response, because its work would delay the response to an address with an account.
+function postAfterResponse ({ raw }: FastifyReply, room: Room, mailOf: () => PostedMail | undefined) {
+  const post = () => room.post(mailOf())
+  if (raw.closed) post()
+  else raw.once('close', post)
+}

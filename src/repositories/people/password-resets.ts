@@ -1,0 +1,55 @@
+import { and, eq, gt, isNull, sql } from 'drizzle-orm'
+import { authenticatedColumns } from '../../db/rows/authenticated.ts'
+import { lookupHash, macOf, readNow, type Db } from '../../db/database.ts'
+import { deleteExpired } from '../../db/callers/expired.ts'
+import { authenticRow } from '../../db/rows/query.ts'
+import { password_resets, userColumns, users } from '../../db/tables.ts'
+import { canonicalEmail } from '../../rules/formats/emails.ts'
+import type { User } from './users.ts'
+
+/** Minutes for which a reset link is valid. */
+export const RESET_MINUTES = 30
+const MINUTE = 60_000
+
+const tokenHash = (db: Db, secret: string): Buffer => lookupHash(db, 'password reset', { secret })
+
+/**
+ * Stores the reset link of an address, which replaces the earlier one. `user_id` is 0 if the address has no open
+ * account; the same statements run, so that the duration does not reveal the account (CR-49).
+ */
+export async function createPasswordReset (
+  db: Db, email: string, secret: string, user_id: number
+): Promise<void> {
+  const row = {
+    address_hash: lookupHash(db, 'password reset', { address: canonicalEmail(email) }),
+    token_hash: tokenHash(db, secret),
+    user_id,
+    expires_at: new Date(await readNow(db) + RESET_MINUTES * MINUTE)
+  }
+  const values = { ...row, mac: macOf(db, 'password_resets', row) }
+  await db.insert(password_resets).values(values)
+    .onConflictDoUpdate({ target: password_resets.address_hash, set: values })
+  // After the insertion: a transaction that has deleted the expired row of another address must not wait for a third
+  // transaction that has deleted the row of this address (a deadlock).
+  await deleteExpired(db, password_resets.address_hash, sql`${password_resets.expires_at} < now()`)
+}
+
+/** The user of a valid reset link, whose account is open. */
+export async function findPasswordReset (db: Db, secret: string): Promise<User | undefined> {
+  const [found] = await db.select({
+    user: userColumns, reset: authenticatedColumns('password_resets'), row: authenticatedColumns('users')
+  })
+    .from(password_resets).innerJoin(users, eq(users.id, password_resets.user_id))
+    .where(and(isValid(db, secret), isNull(users.disabled_at)))
+  return authenticRow(db, 'password_resets', found?.reset) && authenticRow(db, 'users', found?.row) && found?.user
+}
+
+/** Consumes a reset link. Of two concurrent uses, one gets the id of the user. */
+export async function takePasswordReset (db: Db, secret: string): Promise<number | undefined> {
+  const [row] = await db.delete(password_resets).where(isValid(db, secret))
+    .returning(authenticatedColumns('password_resets'))
+  return authenticRow(db, 'password_resets', row)?.user_id
+}
+
+const isValid = (db: Db, secret: string) =>
+  and(eq(password_resets.token_hash, tokenHash(db, secret)), gt(password_resets.expires_at, sql`now()`))
