@@ -28,7 +28,7 @@ async function send (...step: Parameters<typeof attempt>): Promise<Sent> {
   return sent
 }
 
-/** Sends a request as the SDK's `NewRequest` does: a line feed ends the body; without a body there is no content type. */
+/** Sends a request as the SDK does: a line feed ends the body; without a body there is no content type. */
 async function attempt (
   method: string, path: string, body?: unknown, token: string | null = owner.token, agent = 'dotenv-go-sdk/1.0.0'
 ): Promise<Sent> {

@@ -75,7 +75,9 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .type('application/json; charset=utf-8')
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
-      : JSON.stringify({ ...bodyOf(code, details), ...(WITH_FIELD.has(code) && inWords(code, errors)), details, errors }))
+      : JSON.stringify({
+        ...bodyOf(code, details), ...(WITH_FIELD.has(code) && inWords(code, errors)), details, errors
+      }))
 }
 
 const WITH_FIELD = new Set<ErrorCode>(['validation_failed', 'invalid_parameter_combination'])
