@@ -5,6 +5,9 @@ import { Answer, Body, Example, Nullable, Slug, Ulid } from './shapes.ts'
 /** Limits of one request: names to set or to remove, and characters of all names and values together. */
 export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
 
+/** The length of a name that a request changes or traces. Any such name fits into a URL, in which it is encoded. */
+export const SECRET_NAME_LENGTH = 512
+
 /** Media type of RFC 7396. */
 export const MERGE_PATCH_TYPE = 'application/merge-patch+json'
 
@@ -16,10 +19,12 @@ const Named = <T extends TSchema>(
   )
 
 const Value = Type.String({ maxLength: CHANGE_LIMITS.characters })
-const UnsetName = Type.String({ maxLength: CHANGE_LIMITS.characters })
+const UnsetName = Type.String({ maxLength: SECRET_NAME_LENGTH })
 
 const ChangeBody = Body({
-  set: Type.Optional(Named(Value, { description: 'the names to add or change, with their values; at most 256 KiB with `unset`' })),
+  set: Type.Optional(Named(Value, {
+    description: `the names to add or change, with their values; a name has at most ${SECRET_NAME_LENGTH} characters, and all together, with \`unset\`, 256 KiB`
+  })),
   unset: Type.Optional(Type.Array(UnsetName, {
     maxItems: CHANGE_LIMITS.names, description: 'the names to remove; a name that the document does not have is ignored'
   }))
@@ -28,7 +33,8 @@ export type ChangeBody = Static<typeof ChangeBody>
 
 const MergePatch = Named(Type.Union([Value, Type.Null()]), {
   title: 'MergePatch',
-  description: 'RFC 7396: a string adds or changes the name, null removes it',
+  description:
+    `RFC 7396: a string adds or changes the name (at most ${SECRET_NAME_LENGTH} characters), null removes it`,
   examples: [{ HELLO: 'again', FOO: null }]
 })
 export type MergePatch = Static<typeof MergePatch>

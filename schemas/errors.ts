@@ -35,10 +35,12 @@ export const ERRORS = {
   malformed_json: {
     ...error(400, 'The body is not valid JSON in UTF-8.', {
       line: Type.Integer({ description: 'the line of the first error; the first line is 1' }),
-      column: Type.Integer({ description: 'in characters; the first column is 1' })
+      column: Type.Integer({ description: 'in characters; the first column is 1' }),
+      name: Type.Optional(Type.String({ description: 'the name that occurs twice in an object, if that is the error' }))
     }, { line: 1, column: 18 }),
-    inWords: ({ line, column }: { line: number, column: number }) =>
-      `The body is not valid JSON: the first error is at line ${line}, column ${column}.`,
+    inWords: ({ line, column, name }: { line: number, column: number, name?: string }) => name === undefined
+      ? `The body is not valid JSON: the first error is at line ${line}, column ${column}.`
+      : `The name ${JSON.stringify(name)} occurs twice in an object of the body, again at line ${line}, column ${column}.`,
     mayLackDetails: true
   },
   malformed_request: error(400, 'The request is not valid HTTP.'),
@@ -95,7 +97,14 @@ export const ERRORS = {
   precondition_failed: error(412, 'The resource has changed since this ETag. Read it again.'),
   payload_too_large: error(413, 'The body is larger than the limit.'),
   uri_too_long: error(414, 'The request target is too long.'),
-  unsupported_media_type: error(415, 'Send JSON: Content-Type application/json in UTF-8, not compressed.'),
+  unsupported_media_type: {
+    ...error(415, 'Send JSON: Content-Type application/json in UTF-8, not compressed.', {
+      accepted: Type.Array(Type.String(), { description: 'the media types that the operation accepts' })
+    }, { accepted: ['application/json'] }),
+    inWords: ({ accepted }: { accepted: string[] }) =>
+      `Send JSON: Content-Type ${accepted.join(' or ')} in UTF-8, not compressed.`,
+    mayLackDetails: true
+  },
   validation_failed: error(422, 'The request does not match its schema.'),
   slug_taken: error(422, 'The slug is taken.'),
   plan_limit_reached: error(
@@ -126,22 +135,28 @@ export const ERRORS = {
   coupon_taken: error(422, 'The organization already has a coupon. Remove it first.'),
   idempotency_key_reused: error(422, 'This Idempotency-Key was already used for another request. Send a new key.'),
   confirmation_required: error(422, 'This cannot be undone. Send "confirmed": true.'),
-  invalid_parameter_combination: error(422, 'These parameters cannot be combined.'),
+  invalid_parameter_combination: error(422, 'The parameters do not fit together, or not to the project.'),
   client_managed_encryption: {
     ...error(422, 'The key is managed by the client: the server cannot read or encrypt these documents.'),
     details: Type.Object({ side: SIDE }),
     mayLackDetails: true
   },
-  document_unreadable: error(
-    422, 'A document does not parse in the format of the project.',
-    {
-      level: Type.String(),
-      line: Type.Optional(Type.Integer({ description: 'the first line that does not parse; the first line is 1' })),
-      column: Type.Optional(Type.Integer({ description: 'in characters; the first column is 1' })),
-      side: SIDE
-    },
-    { level: 'environment', line: 3, column: 1 }
-  ),
+  document_unreadable: {
+    ...error(
+      422, 'A document does not parse in the format of the project.',
+      {
+        level: Type.String(),
+        line: Type.Optional(Type.Integer({ description: 'the first line that does not parse; the first line is 1' })),
+        column: Type.Optional(Type.Integer({ description: 'in characters; the first column is 1' })),
+        limit: Type.Optional(Type.String({ description: 'the limit that the document exceeds, such as `10,000 names`' })),
+        side: SIDE
+      },
+      { level: 'environment', line: 3, column: 1 }
+    ),
+    inWords: ({ limit }: { limit?: string }) => limit === undefined
+      ? 'A document does not parse in the format of the project.'
+      : `A document has more than ${limit}, so its names cannot be read.`
+  },
   names_not_in_shell: error(
     422, 'These names or their values cannot be shell variables. Rename them, or read JSON or YAML.',
     { names: Type.Array(Type.String()) }, { names: ['api.key'] }

@@ -1,4 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { SECRET_NAME_LENGTH } from './changes.ts'
 import { LevelName, READ_TYPE } from './secrets.ts'
 import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
 import { CREATED_BY, VERSION_ACTIONS } from './versions.ts'
@@ -62,7 +63,11 @@ export const MAX_OPENED_VERSIONS = 500
 
 export const NameHistoryQuery = Type.Object({
   name: Type.String({
-    minLength: 0, maxLength: 512, description: 'the exact name; may be empty, as in JSON and YAML', examples: ['HELLO'], 'x-named': 'name_of_history'
+    minLength: 0,
+    maxLength: SECRET_NAME_LENGTH,
+    description: 'the exact name; may be empty, as in JSON and YAML',
+    examples: ['HELLO'],
+    'x-named': 'name_of_history'
   }),
   values: Type.Optional(Flag({ description: 'also return the values' })),
   after: Type.Optional(Patterned('^[1-9][0-9]*$', '`meta.next` of the previous response, such as 42', {

@@ -1,6 +1,6 @@
 import {
-  OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type StringOptions, type TLiteral,
-  type TObject, type TProperties, type TSchema, type TString, type TUnion
+  OptionalKind, Type, type ObjectOptions, type SchemaOptions, type Static, type StringOptions, type TBoolean,
+  type TLiteral, type TObject, type TProperties, type TSchema, type TString, type TUnion
 } from '@sinclair/typebox'
 
 type Literals<T extends readonly string[]> = { -readonly [K in keyof T]: T[K] extends string ? TLiteral<T[K]> : never }
@@ -81,7 +81,7 @@ export function Patterned (pattern: string, rule: string, options: StringOptions
   return Object.assign(Type.String({ pattern, ...options }), { [RULE]: rule })
 }
 
-/** The rule of a schema that was made with `Patterned`. */
+/** The rule of a schema that was made with `Patterned` or `Flag`. */
 export const ruleOf = (schema: TSchema): string | undefined => (schema as { [RULE]?: string })[RULE]
 
 /** A time: a `Date` in the code, RFC 3339 in UTC in responses. */
@@ -180,7 +180,9 @@ export interface Selection { sort?: Sort | undefined, name?: string | undefined,
 
 // A name cannot contain NUL characters, and PostgreSQL rejects them.
 const Contained = (options: SchemaOptions) =>
-  Type.String({ minLength: 1, maxLength: NAME_LENGTH, pattern: '^[^\\x00]+$', ...options })
+  Patterned('^[^\\x00]+$', `a text of 1 to ${NAME_LENGTH} characters without NUL, such as web`, {
+    minLength: 1, maxLength: NAME_LENGTH, ...options
+  })
 
 /** The query of a list of resources with names. Existing clients send these parameters. */
 export const NamedListQuery = Type.Object({
@@ -256,4 +258,5 @@ export const UnreadableWarning = Type.Optional(Type.String({
 }))
 
 /** A flag in a query: `true`, `false`, `1` or `0`, in upper or lower case; other values are rejected. */
-export const Flag = (options: SchemaOptions = {}) => Type.Boolean({ default: false, ...options })
+export const Flag = (options: SchemaOptions = {}): TBoolean =>
+  Object.assign(Type.Boolean({ default: false, ...options }), { [RULE]: 'true, false, 1 or 0' })

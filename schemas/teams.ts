@@ -97,7 +97,9 @@ export const SetTeamProjectBody = Body({
   role: Type.Optional(PublishedAs(RoleInBody, ProjectRole)),
   restrictions: Type.Optional(Type.Array(TeamRestriction, {
     maxItems: TEAM_LIMITS.restrictions,
-    description: 'the role is limited to these parts of the project; empty: the whole project; default: unchanged'
+    description:
+      'the role is limited to these parts of the project; empty: the whole project; default: unchanged. Has no effect ' +
+      'for members whose role in the organization allows the same in the whole project'
   }))
 }, { title: 'SetTeamProjectBody', examples: [{ role: 'developer' }] })
 export type SetTeamProjectBody = Static<typeof SetTeamProjectBody>

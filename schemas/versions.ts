@@ -3,8 +3,8 @@ import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
-  Answer, Blob, Body, Described, Example, KeyProof, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Slug, Timestamp,
-  Ulid, UnreadableWarning
+  Answer, Blob, Body, Described, Example, Flag, KeyProof, Moment, Nullable, OneOf, Page, PagedMeta, PerPage, Slug,
+  Timestamp, Ulid, UnreadableWarning
 } from './shapes.ts'
 
 /** Actions that create a version. */
@@ -93,8 +93,8 @@ export const RestoreAnswer = Answer('RestoreAnswer', {
 })
 
 export const DeleteVersionQuery = Type.Object({
-  force: Type.Optional(Type.Boolean({
-    default: false, description: 'delete the version even if it is the only restore snapshot of a deleted secret'
+  force: Type.Optional(Flag({
+    description: 'delete the version even if it is the only restore snapshot of a deleted secret'
   }))
 })
 export const DeleteVersionBody = Body({ force: Type.Optional(Type.Boolean({ default: false })) }, {

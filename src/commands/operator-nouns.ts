@@ -7,6 +7,7 @@ import type { Noun } from './common/noun.ts'
 export const OPERATOR_NOUNS: Record<string, () => Promise<Noun>> = {
   organization: async () => (await import('./people/organizations.ts')).noun,
   user: async () => (await import('./people/users.ts')).noun,
+  project: async () => (await import('./keys/re-encryption.ts')).noun,
   token: async () => (await import('./people/tokens.ts')).noun,
   client: async () => (await import('./people/clients.ts')).noun,
   coupon: async () => (await import('./billing/billing.ts')).coupon,

@@ -343,7 +343,7 @@ function validateCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, '
 function validateReading ({ project }: LevelState, { decrypt, merge, raw }: Reading) {
   if (decrypt && project.encryption_type === 'client') fail('client_managed_encryption')
   if (project.secret_format === 'text' && (merge !== 'false' || raw)) {
-    refuse('merge', 'Documents of a text project cannot be merged', 'invalid_parameter_combination')
+    refuse('merge', 'A `text` project has no names, so its documents cannot be merged', 'invalid_parameter_combination')
   }
 }
 

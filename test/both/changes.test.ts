@@ -77,21 +77,96 @@ t.test('a change that changes nothing records no version; a level without a docu
   t.equal(await versionsOf(at), 1)
 })
 
-t.test('a change is bounded: by its names and characters, and by the work on a large document', async (t) => {
+t.test('S-1.3 a missing or empty body changes nothing, because all its fields are optional', async (t) => {
+  const at = await makeLevel(owner, { slug: 'bodiless' })
+  await store(at, 'A=1')
+  const authorization = `Bearer ${owner.token}`
+  for (const more of [{}, { payload: '' }, { payload: '{}' }, { payload: 'null' }, { payload: '{}', type: MERGE }]) {
+    const { payload, type = 'application/json' } = more as { payload?: string, type?: string }
+    const answer = await test.inject({
+      method: 'PATCH',
+      url: `/api/v1/${org}/${pathOf(at)}/secrets`,
+      headers: { authorization, ...(payload !== undefined && { 'content-type': type }) },
+      ...(payload !== undefined && { payload })
+    })
+    t.match(answer, { status: 200, body: { data: { version: null, unchanged: true } } }, JSON.stringify(more))
+  }
+  t.equal(await versionsOf(at), 1)
+})
+
+t.test('415 names the media types that the path accepts, in the message and in Accept-Patch', async (t) => {
+  const at = await makeLevel(owner, { slug: 'media' })
+  for (const type of ['text/plain', 'application/json-patch+json', 'application/json; charset=latin1']) {
+    const { status, body, headers } = await change(at, '{}', { 'content-type': type })
+    t.strictSame([status, body, headers['accept-patch']], [415, {
+      error: 'unsupported_media_type',
+      message: `Send JSON: Content-Type application/json or ${MERGE} in UTF-8, not compressed.`,
+      details: { accepted: ['application/json', MERGE] }
+    }, `application/json, ${MERGE}`], type)
+  }
+  const other = await owner.call('PATCH', `/${org}/media`, '{}', { 'content-type': MERGE })
+  t.match(other, { status: 415, headers: { 'accept-patch': 'application/json' }, body: { details: { accepted: ['application/json'] } } })
+  const post = await owner.call('POST', `/${org}/projects`, '{}', { 'content-type': 'text/plain' })
+  t.match(post, { status: 415, body: { message: 'Send JSON: Content-Type application/json in UTF-8, not compressed.' } })
+  t.equal(post.headers['accept-patch'], undefined)
+})
+
+t.test('a name has at most 512 characters where it is changed or traced; a longer one stays in its document', async (t) => {
+  const at = await makeLevel(owner, { slug: 'long-names', secret_format: 'json' })
+  const [longest, long] = ['é'.repeat(512), 'x'.repeat(513)]
+  await store(at, JSON.stringify({ [longest]: '1', [long]: '2' }))
+  for (const [body, more] of [
+    [{ set: { A: '1', [long]: '1' } }, {}], [{ unset: [long] }, {}], [{ [long]: '1' }, { 'content-type': MERGE }],
+    [{ [long]: null }, { 'content-type': MERGE }]
+  ] as const) {
+    const refused = await change(at, body, more)
+    is(t, refused, 422, 'validation_failed')
+    t.match(refused.body.message, /512/)
+  }
+  t.match((await change(at, { set: { [longest]: '3' } })).body.data, { changed: [longest] })
+  const history = (name: string) =>
+    owner.call('GET', `/${org}/${pathOf(at)}/secrets/names/history?name=${encodeURIComponent(name)}`)
+  t.equal((await history(longest)).body.data.length, 2)
+  is(t, await history(long), 422, 'validation_failed')
+  t.strictSame(JSON.parse(String(await textOf(at))), { [longest]: '3', [long]: '2' })
+})
+
+t.test('names with escape sequences are the names that were sent, whatever another client sent before', async (t) => {
+  const at = await makeLevel(owner, { slug: 'escaped', secret_format: 'json' })
+  const names = ['\\\\', '\\"', '\\u00e9', '\\n']
+  for (const type of ['application/json', MERGE]) {
+    for (const name of names) {
+      const members = `{"${name}":"${type} ${name}"}`
+      const answer = await change(at, type === MERGE ? members : `{"set":${members}}`, { 'content-type': type })
+      t.equal(answer.status, 200, answer.text)
+    }
+    const values = await owner.call('GET', `/${org}/${pathOf(at)}/secrets/values`)
+    t.strictSame(Object.entries(values.body).sort(), ['\\', '"', 'é', '\n'].map((name) => [name, `${type} ${name}`]).sort())
+  }
+})
+
+t.test('a change is bounded: by its names and characters, and by the limits of the format, which the error names', async (t) => {
   const at = await makeLevel(owner, { slug: 'bounded' })
   const many = Object.fromEntries(Array.from({ length: 1001 }, (_, i) => [`N${i}`, '1']))
-  is(t, await change(at, { set: many }), 422, 'validation_failed')
+  const tooMany = await change(at, { set: many })
+  is(t, tooMany, 422, 'validation_failed')
+  t.match(tooMany.body.errors, { set: [/1000/] })
   is(t, await change(at, { unset: Object.keys(many) }), 422, 'validation_failed')
   const half = 'x'.repeat(128 * 1024)
-  is(t, await change(at, { set: { A: half, B: half } }), 422, 'validation_failed')
-  // Each further way to write these names would read the whole document again.
-  const lines = Array.from({ length: 9_500 }, (_, i) => `L${i}='a b'`)
-  await store(at, lines.join('\n'))
-  const odd = Object.fromEntries(Array.from({ length: 1000 }, (_, i) => [`Q${i}`, `'"\`${i}\\`]))
-  const refused = await change(at, { set: odd })
+  const tooLong = await change(at, { set: { A: half, B: half } })
+  is(t, tooLong, 422, 'validation_failed')
+  t.match(tooLong.body.errors, { body: ['More than 262,144 characters in names and values: store the whole document'] })
+  await store(at, 'L=1\n'.repeat(9_999))
+  const refused = await change(at, { set: { A: '1', B: '2' } })
   is(t, refused, 422, 'validation_failed')
-  t.match(Object.values(refused.body.errors).flat(), [/would exceed its limits/])
+  t.strictSame(refused.body.errors, { body: ['The document would have more than 10,000 names'] })
   t.equal((await change(at, { set: { A: half } })).status, 200, 'one large value')
+  const stored = await store(at, 'A=1\n'.repeat(10_001))
+  is(t, stored, 422, 'document_unreadable')
+  t.match(stored.body, {
+    message: 'A document has more than 10,000 names, so its names cannot be read.',
+    details: { line: 10_001, limit: '10,000 names' }
+  })
 })
 
 t.test('a byte order mark, CRLF, duplicate names and names of objects are kept or changed as others', async (t) => {
@@ -184,7 +259,9 @@ t.test('what cannot be changed is 422 and names the name; both scopes are needed
   is(t, unreadable, 422, 'document_unreadable')
   t.same(unreadable.body.details, { level: 'environment', line: 1, column: 1 })
   const text = await makeLevel(owner, { slug: 'plain', secret_format: 'text' })
-  is(t, await change(text, { set: { A: '1' } }), 422, 'invalid_parameter_combination')
+  const nameless = await change(text, { set: { A: '1' } })
+  is(t, nameless, 422, 'invalid_parameter_combination')
+  t.match(nameless.body.message, /project: A `text` project has no names: read and store whole documents\.$/)
   const client = await makeLevel(owner, { slug: 'client', ...(await clientKey('correct horse')).registration })
   is(t, await change(client, { set: { A: '1' } }), 422, 'client_managed_encryption')
   for (const scope of ['secret:write', 'secret:decrypt'] as const) {

@@ -53,6 +53,12 @@ t.test('two levels are compared by the names of their own documents, or of the m
     { from: 'project', to: 'target:none' }, { from: 'environment:none', to: 'project' },
     { from: 'project', to: 'environment:none/live' }, { from: 'environment:frontend/test', to: 'project' }
   ]) refused(t, await diff('/levels/backend/live', query), 404, 'not_found', JSON.stringify(query))
+  for (const [to, resource] of [
+    ['target:none', 'target'], ['environment:none/live', 'target'], ['environment:backend/none', 'environment']
+  ] as const) {
+    const { body } = await diff('/levels/backend/live', { from: 'project', to })
+    t.match(body, { message: `There is no such ${resource}.`, details: { resource, side: 'to' } }, to)
+  }
   for (const path of ['/levels/none', '/none', '/levels/backend/none']) {
     refused(t, await diff(path, { from: 'project', to: 'project' }), 404, 'not_found', path)
   }

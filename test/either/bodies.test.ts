@@ -3,6 +3,8 @@ import { Type } from '@sinclair/typebox'
 import t from 'tap'
 import { createSlots, inTurns } from '../../src/http/bodies/large-bodies.ts'
 import { boundsOf, readJson, readLargeJson } from '../../src/http/bodies/json.ts'
+import { parseJson } from '../../src/rules/documents/json.ts'
+import { readValue } from '../../src/rules/documents/value.ts'
 import { ApiError } from '../../src/rules/errors.ts'
 import { sealBlob } from '../../src/crypto/blob.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
@@ -94,20 +96,44 @@ t.test('malformed JSON has the position of its first error, also in a body that 
     }
   }
   const list = (elements: string) => `{\n  "list": [${elements}],\n  "é😀": 1\n}`
-  for (const [text, line, column] of [
+  for (const [text, line, column, name] of [
     [list('1, 2,\n x'), 3, 2], [list('1, 2, '), 2, 18], [list(', 1'), 2, 12], [list('{"a": 1 "b"}'), 2, 20],
     [list('1 2'), 2, 14], ['{"é😀" x', 1, 7], ['{"é😀": [1,2,3]]', 1, 15], [`${list('1,2')}}`, 4, 2], ['{"list":[1,\n2', 2, 2],
-    ['{"a" "b": 1, "list": [x]}', 1, 6], ['{"list":[1,2] "b"}', 1, 15], ['{"list":[{"a":1,\n"a":2}]}', 2, 1],
-    ['{"a":1,"\\u0061":2}', 1, 8], ['{"a":1,"\\x":2}', 1, 9], [']', 1, 1], ['{"list":[], "list":[1]}', 1, 13], ['{', 1, 2]
+    ['{"a" "b": 1, "list": [x]}', 1, 6], ['{"list":[1,2] "b"}', 1, 15], ['{"list":[{"a":1,\n"a":2}]}', 2, 1, 'a'],
+    ['{"a":1,"\\u0061":2}', 1, 8, 'a'], ['{"a":1,"\\x":2}', 1, 9], [']', 1, 1], ['{"list":[], "list":[1]}', 1, 13, 'list'], ['{', 1, 2],
+    ['{"":1,"":2}', 1, 7, '']
   ] as const) {
     for (const size of [1, 2, 3, 100]) {
-      for (const read of bothWays(text, size)) t.strictSame(await positionOf(read), { line, column }, text)
+      for (const read of bothWays(text, size)) {
+        t.strictSame(await positionOf(read), { line, column, ...(name !== undefined && { name }) }, text)
+      }
     }
   }
   const escapes = `{"a":"${'\\"'.repeat(900_000)}`
   for (const read of bothWays(escapes, 65_536)) {
     t.strictSame(await positionOf(read), { line: 1, column: escapes.length + 1 }, 'a long text without an end')
   }
+})
+
+t.test('names with escape sequences are read as written, whatever was read before', async (t) => {
+  // JSON.parse of Node.js 24 and 26 reads some of these names as names of the texts before.
+  const names = ['\\\\', '\\"', '\\u00e9', '\\n', '\\/', '\\u0061b', '\\\\\\"', 'a\\t', '\\u0000', '__proto__', '\\u005f_proto__x']
+  for (const name of names) parseJson(`{"${name}":0}`)
+  for (const name of names) {
+    const decoded = JSON.parse(`"${name}"`) as string
+    const named = (value: unknown) => Object.fromEntries([[decoded, value]])
+    const values: [text: string, value: unknown][] = [
+      ['0', 0], ['"\\\\:{"', '\\:{'], ['[]', []], ['[ ]', []], ['{ }', {}], ['[1, [ "," ], {}]', [1, [','], {}]],
+      [`{"a":[{"${name}":null}]}`, { a: [named(null)] }]
+    ]
+    for (const [text, value] of values) {
+      const found = parseJson(` {"${name}" : ${text}, "x":{"${name}":[${text}]}}`)
+      t.strictSame(found, { ...named(value), x: named([value]) }, `${name} ${text}`)
+    }
+    t.strictSame(readValue('json', `{"${name}":"found"}`, decoded), { value: 'found' }, name)
+  }
+  t.strictSame(parseJson('{"\\n":1,"\\u000a":2}'), { '\n': 2 }, 'the last of two')
+  t.throws(() => parseJson('{"\\n":1'))
 })
 
 t.test('a large body is read in steps, whatever it comes in, and none of its pieces is long', async (t) => {

@@ -280,9 +280,9 @@ t.test('a 405 names the methods of the path in the message and in details.allowe
 })
 
 t.test('malformed JSON has the line and the column of its first error, at every operation with a body', async (t) => {
-  const texts: [text: string, line: number, column: number][] = [
+  const texts: [text: string, line: number, column: number, name?: string][] = [
     ['{"a":1,}', 1, 8], ['{\n  "a": 1,\n  b: 2\n}', 3, 3], ['{"a":"é😀" x}', 1, 11], ['{"a":[1,2', 1, 10],
-    ['{"a":1}}', 1, 8], ['{"a":1,\n "a":2}', 2, 2], ["{'a': 1}", 1, 2], ['{"a":"\\x"}', 1, 7]
+    ['{"a":1}}', 1, 8], ['{"a":1,\n "a":2}', 2, 2, 'a'], ["{'a': 1}", 1, 2], ['{"a":"\\x"}', 1, 7]
   ]
   let bodies = 0
   for (const { operationId, requestBody } of operations) {
@@ -291,7 +291,7 @@ t.test('malformed JSON has the line and the column of its first error, at every 
       bodies++
       const { method, url } = requestOf(row, ids)
       const access = row.byPerson ? world.person.access : world.caller.token
-      for (const [text, line, column] of texts) {
+      for (const [text, line, column, name] of texts) {
         const { status, body } = await service.inject({
           method: method as 'GET', url, headers: { ...bearer(access), 'content-type': type }, payload: text
         })
@@ -299,8 +299,10 @@ t.test('malformed JSON has the line and the column of its first error, at every 
           status: 400,
           body: {
             error: 'malformed_json',
-            message: `The body is not valid JSON: the first error is at line ${line}, column ${column}.`,
-            details: { line, column }
+            message: name === undefined
+              ? `The body is not valid JSON: the first error is at line ${line}, column ${column}.`
+              : `The name "${name}" occurs twice in an object of the body, again at line ${line}, column ${column}.`,
+            details: { line, column, ...(name !== undefined && { name }) }
           }
         }, `${operationId} ${JSON.stringify(text)}`)
       }

@@ -1,12 +1,15 @@
+import { createSecretKey } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { sealBlob, openBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
 import { startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
+import { readDoc } from '../helpers/docs.ts'
 import { authorize, CALLBACK, makePerson } from '../helpers/people.ts'
 
-// The calls of the Go SDK that is in the field, and of the command line tool that is built on it: the paths, headers
-// and bodies as it sends them, and the answers as its structs read them. A member of another type ends its call.
+// Replays the requests of the Go SDK `dotenv-go-sdk`, which the command line tool `dotenv-cli` uses: with the same
+// paths, headers and bodies. Reads the responses as the structs of the SDK do: a field of another type ends the call.
+// Every step succeeds, except the steps that docs/go-sdk.md lists.
 
 const service = await startApp(t)
 await service.app.listen({ host: '127.0.0.1', port: 0 })
@@ -15,8 +18,18 @@ const o = owner.organization
 
 interface Sent { status: number, headers: Headers, body: any, read: (shape: Shape) => any }
 
-/** One call as its `NewRequest` makes it: a line feed ends the body, and without a body there is no type of one. */
-async function send (
+/** Requests that were refused and are not expected to be: empty at the end. */
+const refusals: string[] = []
+
+/** Sends a step of the SDK, which must succeed. */
+async function send (...step: Parameters<typeof attempt>): Promise<Sent> {
+  const sent = await attempt(...step)
+  if (sent.status >= 400) refusals.push(`${step[0]} ${step[1]}: ${sent.status} ${JSON.stringify(sent.body)}`)
+  return sent
+}
+
+/** Sends a request as the SDK does: a line feed ends the body; without a body there is no content type. */
+async function attempt (
   method: string, path: string, body?: unknown, token: string | null = owner.token, agent = 'dotenv-go-sdk/1.0.0'
 ): Promise<Sent> {
   const answer = await fetch(`${service.app.listeningOrigin}${path}`, {
@@ -35,26 +48,26 @@ async function send (
   return { status: answer.status, headers: answer.headers, body: known, read: (shape) => read(known, shape) }
 }
 
-/** `?` stands for a pointer; a list, and what a `map` holds, is the shape of its elements. */
+/** `?`: a pointer. An array and `*` (a Go map) hold the shape of their elements. */
 type Shape = 'string' | 'string?' | 'int' | 'bool' | 'time' | 'time?' | 'any' | [Shape] | { '*': Shape } | { [member: string]: Shape }
 
-/** What `encoding/json` makes of a value: zero for what is missing, an error for another type. */
+/** Reads a value as `encoding/json` does: a missing field gets the zero value, and another type is an error. */
 function read (value: any, shape: Shape, at = ''): any {
   const fail = () => { throw new Error(`json: cannot unmarshal ${JSON.stringify(value)} into ${at} of ${String(shape)}`) }
   if (shape === 'any') return value
   if (Array.isArray(shape)) {
     if (value === null || value === undefined) return []
-    return Array.isArray(value) ? value.map((one, i) => read(one, shape[0], `${at}[${i}]`)) : fail()
+    return Array.isArray(value) ? value.map((element, i) => read(element, shape[0], `${at}[${i}]`)) : fail()
   }
   if (typeof shape === 'object') {
     if (value !== null && value !== undefined && (typeof value !== 'object' || Array.isArray(value))) fail()
-    const of = (members: string[], shapeOf: (member: string) => Shape) => Object.fromEntries(members.map((member) =>
-      [member, read(value?.[member], shapeOf(member), `${at}.${member}`)]))
+    const readFields = (fields: string[], shapeOf: (field: string) => Shape) => Object.fromEntries(fields.map((field) =>
+      [field, read(value?.[field], shapeOf(field), `${at}.${field}`)]))
     const { '*': each } = shape as { '*'?: Shape }
-    if (each !== undefined) return of(Object.keys(value ?? {}), () => each)
-    return of(Object.keys(shape), (member) => (shape as Record<string, Shape>)[member]!)
+    if (each !== undefined) return readFields(Object.keys(value ?? {}), () => each)
+    return readFields(Object.keys(shape), (field) => (shape as Record<string, Shape>)[field]!)
   }
-  // Null leaves the zero value, in a pointer or not.
+  // Null leaves the zero value, also of a pointer.
   if (value === null || value === undefined) {
     return { string: '', int: 0, bool: false }[shape as string]
   }
@@ -152,7 +165,7 @@ const ENVIRONMENT = resource({ ...NAMED, project_id: 'string', target_id: 'strin
 const ok = (t: Test, answer: Sent, status = 200) =>
   t.equal(answer.status, status, `${status}: ${JSON.stringify(answer.body)?.slice(0, 200)}`)
 
-/** A server-managed project with one target and one environment, made as the tool makes them. */
+/** Creates a project with one target and one environment, as the tool does. */
 async function makeProject (slug: string, more: object = {}) {
   await send('POST', `/api/v1/${o}/projects`, { name: slug, ...more })
   await send('POST', `/api/v1/${o}/${slug}/targets`, { name: 'backend' })
@@ -160,7 +173,7 @@ async function makeProject (slug: string, more: object = {}) {
   return { project: slug, target: 'backend', environment: 'live' }
 }
 
-/** The key as `GetEncryptionKey` reads it, out of the JSON inside `content`. */
+/** Reads the key as `GetEncryptionKey` does, from the JSON text in `content`. */
 async function keyOf (project: string) {
   const { data } = (await send('GET', `/api/v1/${o}/${project}/encryption-key`)).read({
     data: { id: 'string', attributes: { content: 'string' } }
@@ -189,7 +202,7 @@ const list = async (body: object) => {
   return data.map((one: { attributes: { metadata: { level: string } } }) => one.attributes.metadata.level) as string[]
 }
 
-t.test('the SDK has the value of each token that it makes or rotates, and reads, renames and revokes them', async (t) => {
+t.test('the SDK creates and rotates tokens and receives their values; it reads, renames and revokes tokens', async (t) => {
   const keys = `/api/v1/organizations/${o}/api-keys`
   const expires_at = '2099-01-02T03:04:05Z'
   const made = await send('POST', keys, { name: 'CI', abilities: ['secrets:read'], expires_at })
@@ -213,12 +226,12 @@ t.test('the SDK has the value of each token that it makes or rotates, and reads,
     t.equal(api_key.id, id)
     ok(t, await send('GET', '/api/v1/user', undefined, value))
   }
-  t.equal((await send('GET', '/api/v1/user', undefined, token.token)).status, 401, 'the value that it had has ended')
+  t.equal((await attempt('GET', '/api/v1/user', undefined, token.token)).status, 401, 'the former value has ended')
   ok(t, await send('DELETE', `${keys}/${id}`), 204)
-  t.equal((await send('GET', `${keys}/${id}`)).status, 404)
+  t.equal((await attempt('GET', `${keys}/${id}`)).status, 404)
 })
 
-t.test('only a User-Agent that begins with dotenv-go-sdk/ is answered so, and Vary says that it matters', async (t) => {
+t.test("only a User-Agent that begins with dotenv-go-sdk/ gets the SDK's format, and Vary names User-Agent", async (t) => {
   const keys = `/api/v1/organizations/${o}/api-keys`
   const create = (agent: string) => send('POST', keys, { name: 'CI', abilities: ['secret:read'] }, owner.token, agent)
   for (const agent of ['curl/8.5.0', 'dotenv-go-sdk', 'Dotenv-Go-SDK/1.0.0', 'x dotenv-go-sdk/1.0.0', '']) {
@@ -233,12 +246,12 @@ t.test('only a User-Agent that begins with dotenv-go-sdk/ is answered so, and Va
     t.match(headers.get('vary'), /Authorization, .*User-Agent/)
     t.equal(headers.get('cache-control'), 'no-store')
   }
-  const refused = await send('POST', keys, { name: 'CI', abilities: ['nothing'] })
-  t.match(refused, { status: 422, body: { error: 'validation_failed' } }, 'an error is that of everybody')
-  t.notMatch((await send('GET', keys)).headers.get('vary'), /User-Agent/, 'where it does not matter nobody is told so')
+  const refused = await attempt('POST', keys, { name: 'CI', abilities: ['nothing'] })
+  t.match(refused, { status: 422, body: { error: 'validation_failed' } }, 'errors have the same format for all clients')
+  t.notMatch((await send('GET', keys)).headers.get('vary'), /User-Agent/, 'other operations do not depend on it')
 })
 
-t.test('the SDK names the level of a history by its deepest slug; everybody else by `level`', async (t) => {
+t.test('the SDK names the level of a history by its deepest slug; other clients send `level`', async (t) => {
   const at = await makeProject('levels')
   const { project, target } = at
   for (const place of [{ project }, { project, target }, at]) {
@@ -250,11 +263,11 @@ t.test('the SDK names the level of a history by its deepest slug; everybody else
   const counted = async (body: object) => (await purge(body)).read({ data: { purged_count: 'int' } }).data.purged_count
   t.equal(await counted({ project, target, scope: 'level' }), 2)
   t.equal(await counted({ project, scope: 'level' }), 1)
-  t.same(await list(at), ['environment', 'environment', 'environment'], 'a purge of what is above takes nothing of it')
-  t.equal(await counted({ project, scope: 'project' }), 3, 'the whole project is its scope, and no level')
+  t.same(await list(at), ['environment', 'environment', 'environment'], 'purges of the levels above keep these versions')
+  t.equal(await counted({ project, scope: 'project' }), 3, 'the scope `project` includes all levels')
   t.same(await list(at), [])
 
-  const others = (body: object) => send('POST', `/api/v1/${o}/secrets/versions`, body, owner.token, 'curl/8.5.0')
+  const others = (body: object) => attempt('POST', `/api/v1/${o}/secrets/versions`, body, owner.token, 'curl/8.5.0')
   t.match(await others({ project, target }), { status: 422, body: { errors: { environment: [String] } } })
   t.match((await others(at)).headers.get('vary'), /User-Agent/)
 })
@@ -288,13 +301,14 @@ t.test('the SDK stores, reads, restores, deletes and purges documents', async (t
   ok(t, await send('POST', `/api/v1/${o}/secrets/delete`, at), 204)
   const purged = await purge({ ...at, scope: 'level' })
   ok(t, purged)
-  t.ok(purged.read({ data: { purged_count: 'int' } }).data.purged_count > 0, 'confirmed alone takes the snapshot too')
+  t.ok(purged.read({ data: { purged_count: 'int' } }).data.purged_count > 0, '`confirmed` alone also purges the snapshot')
   ok(t, await store({ ...at, content: sealBlob(dataKey, 'A=4') }))
   ok(t, await send('POST', `/api/v1/${o}/secrets/delete`, { ...at, no_backup: true, confirmed: true }), 204)
 })
 
-t.test('content that is not encrypted is told so in the message, which is all of an error that the tool shows', async (t) => {
+t.test('the message of an error, which is all that the tool shows, says that content must be encrypted', async (t) => {
   const at = await makeProject('plain')
+  const store = (body: object) => attempt('POST', `/api/v1/${o}/secrets/store`, body)
   for (const content of ['A=1\n', '', 'A', 'QT0x', 'not base64 but long enough to be a blob otherwise']) {
     const answer = await store({ ...at, content })
     const { error, message } = answer.read({ error: 'string', message: 'string' })
@@ -306,11 +320,11 @@ t.test('content that is not encrypted is told so in the message, which is all of
   const client = await makeProject('plain-client', registration)
   const answer = await store({ ...client, content: 'A=1\n', key_proof: proof })
   t.match(answer, { status: 422, body: { error: 'validation_failed', errors: { content: [String] } } })
-  t.notMatch(answer.body.message, 'plaintext', 'which the server could not read')
+  t.notMatch(answer.body.message, 'plaintext', 'a client-managed project takes no plaintext')
   t.equal((await send('GET', `/api/v1/${o}/plain/backend/live/secrets`)).body.data.attributes.levels.environment, undefined)
 })
 
-t.test('the SDK rotates keys, of the server and of a client, and moves histories on', async (t) => {
+t.test('the SDK rotates server-managed and client-managed keys, and re-encrypts the history of a client', async (t) => {
   const at = await makeProject('rotates')
   await store({ ...at, content: sealBlob(await dataKeyOf('rotates'), 'A=1') })
   const ROTATED = {
@@ -366,7 +380,7 @@ t.test('the SDK rotates keys, of the server and of a client, and moves histories
   )
 })
 
-t.test('the SDK makes, lists, changes and deletes what is in an organization', async (t) => {
+t.test('the SDK creates, lists, changes and deletes projects, targets and environments', async (t) => {
   const made = await send('POST', `/api/v1/${o}/projects`, { name: 'Web Shop', description: 'Sells', secret_format: 'env' })
   ok(t, made, 201)
   const { slug } = made.read({ data: PROJECT }).data.attributes
@@ -390,7 +404,7 @@ t.test('the SDK makes, lists, changes and deletes what is in an organization', a
   for (const path of [`${target}/live`, target, `/api/v1/${o}/${slug}`]) ok(t, await send('DELETE', path), 204)
 })
 
-t.test('the SDK signs in, knows its user, and makes, lists and changes organizations', async (t) => {
+t.test('the SDK signs in, reads its user, and creates, lists and changes organizations', async (t) => {
   const person = await makePerson(service, { [o]: 'owner' })
   const TOKENS = {
     access_token: 'string', token_type: 'string', expires_in: 'int', refresh_token: 'string', scope: 'string'
@@ -434,20 +448,54 @@ t.test('the SDK signs in, knows its user, and makes, lists and changes organizat
   t.equal(sent.read({ success: 'bool', message: 'string' }).success, true)
 })
 
-t.test('errors are what the SDK tells apart: by code where it knows one, by status else', async (t) => {
+t.test('errors have the code and the status by which the SDK distinguishes them', async (t) => {
   const at = await makeProject('errors')
   const ERROR = { message: 'string', code: 'string', error: 'string', details: 'any' } as const satisfies Shape
   const weak: Caller = await service.token(o, ['project:read'])
   for (const [answer, status, code] of [
-    [await send('GET', `/api/v1/${o}/errors`, undefined, 'nothing'), 401, 'unauthenticated'],
-    [await send('GET', `/api/v1/${o}/errors/backend`, undefined, weak.token), 403, 'insufficient_permissions'],
-    [await send('GET', `/api/v1/${o}/nothing`), 404, 'not_found'],
-    [await send('POST', `/api/v1/${o}/secrets/delete`, { ...at, environment: 'none' }), 404, 'not_found'],
-    [await send('POST', `/api/v1/${o}/secrets/retrieve`, { ...at, raw: true }), 422, 'invalid_parameter_combination'],
-    [await purge({ ...at, confirmed: false }), 422, 'confirmation_required']
+    [await attempt('GET', `/api/v1/${o}/errors`, undefined, 'nothing'), 401, 'unauthenticated'],
+    [await attempt('GET', `/api/v1/${o}/errors/backend`, undefined, weak.token), 403, 'insufficient_permissions'],
+    [await attempt('GET', `/api/v1/${o}/nothing`), 404, 'not_found'],
+    [await attempt('POST', `/api/v1/${o}/secrets/delete`, { ...at, environment: 'none' }), 404, 'not_found']
   ] as const) {
     const { message, error } = answer.read(ERROR)
     t.strictSame([answer.status, error], [status, code])
     t.ok(message.length > 0)
   }
 })
+
+t.test('docs/go-sdk.md lists every step of the SDK that is refused on purpose, with its error', async (t) => {
+  const at = await makeProject('refused')
+  await store({ ...at, content: sealBlob(await dataKeyOf('refused'), 'A=1') })
+  const padded = createSecretKey(Buffer.from((await keyOf('refused')).key.slice(0, 32)))
+  const client = await makeProject('refused-client', (await clientKey('correct horse battery staple')).registration)
+  const short = await clientKey('0123456789abcdef0123456789abcdef')
+  const revealing = await makeProject('refused-short', short.registration)
+  const project = `/api/v1/${o}/refused/secrets`
+  const post = (path: string, body?: object) => attempt('POST', `/api/v1/${o}/${path}`, body)
+  const steps: Record<string, () => Promise<Sent>> = {
+    'Secrets.List with options': () => attempt('GET', `${project}?target=backend&environment=live&decrypt=true&resolve=true`),
+    'Secrets.PushSecrets': () => attempt('POST', `${project}/push`, { secrets: { A: '1' } }),
+    'Secrets.Get': () => attempt('GET', `${project}/A`),
+    'Secrets.Update': () => attempt('PATCH', `${project}/A`, { data: { type: 'secrets', attributes: { value: '2' } } }),
+    'Secrets.Delete': () => attempt('DELETE', `${project}/A`),
+    'RetrieveSecrets with Raw, without decryption': () => post('secrets/retrieve', { ...at, action: 'read', raw: true }),
+    'a store of content that is not encrypted': () => post('secrets/store', { ...at, content: 'A=1\n' }),
+    'a store of content under the padded key string': () =>
+      post('secrets/store', { ...at, content: sealBlob(padded, 'A=1') }),
+    'a store with a key string of 32 bytes': () =>
+      post('secrets/store', { ...revealing, content: sealBlob(short.dataKey, 'A=1'), key_proof: short.proof }),
+    'RotateClientKeys without a body': () => post(`${client.project}/secrets/rotate-client-keys`),
+    'PurgeHistory without Confirmed': () => post('secrets/versions/purge', { ...at, scope: 'level', confirmed: false })
+  }
+  const listed = readDoc('docs/go-sdk.md').table('| Step | Error | Reason |')
+  t.strictSame(listed.map(([step]) => step), Object.keys(steps))
+  for (const [step = '', error, reason = ''] of listed) {
+    const { status, body } = await steps[step]!()
+    t.equal(`${status} ${body.error}`, error, `${step}: ${JSON.stringify(body)}`)
+    t.ok(reason.length > 20, step)
+  }
+  t.equal((await keyOf('refused-client')).version, 1)
+})
+
+t.test('no other step was refused', async (t) => t.strictSame(refusals, []))

@@ -135,7 +135,9 @@ function yamlDocument (): Generated {
       const value = one(FLOW_VALUES)
       own.value = value === '' ? '' : ` ${value}`
     }
-    return [...some(below(3), other), own]
+    // An indented comment that a removal could put into a block scalar above.
+    const deeper = own.lines === undefined && chance(0.2) ? [{ fixed: `    # c${lineEnd}`, value: '', rest: '' }] : []
+    return [...some(below(3), other), own, ...deeper]
   })
   const hasEnd = chance(0.15)
   return {
@@ -163,7 +165,7 @@ function flowDocument (): Generated {
     lineEnd,
     users: new Map(),
     open: '{',
-    close: `${blank.startsWith(lineEnd) ? lineEnd : ''}}${one(['', lineEnd])}`
+    close: `${blank.startsWith(lineEnd) ? lineEnd : ''}${pieces.length === 0 && chance(0.5) ? one([' # c', `${lineEnd}# c`]) + lineEnd : ''}}${one(['', lineEnd])}`
   }
 }
 
@@ -236,7 +238,7 @@ function patternOf (
   const isLastKept = (index: number) => !pieces.slice(index + 1).some(isKept)
   const own = (piece: Piece) => {
     const { fixed, value, rest, lines = '' } = piece
-    if (!isChanged(piece)) return literally(fixed + value + rest + lines)
+    if (!isChanged(piece)) return literally(fixed + value + rest + lines).replace(/^ {4}#/, '(?: {4})?#')
     // A last line without an ending can become the line of the name.
     const end = endless && piece === pieces.at(-1) && lines !== '' ? `${literally(rest.trimEnd())}\\s*` : literally(rest)
     return `${literally(fixed)}${gap}${end}${lines === '' ? '' : '[^]*?'}`
@@ -246,8 +248,10 @@ function patternOf (
     const all = pieces.map((piece, index) => literally(piece.above ?? '') + (isKept(piece)
       ? own(piece) + (isLastKept(index) ? news.map((one) => `,\\s*${one}`).join('') : ',')
       : ''))
-    const first = pieces.some(isKept) ? '' : `\\s*${news.join(',\\s*')}\\s*`
-    return literally(open) + first + all.join('') + literally(close)
+    // Names that replace all others go below the comments above the first one. A comment after a value needs a comma.
+    const first = pieces.some(isKept) ? '' : `\\s*${news.join(',\\s*')}${pieces.length === 0 ? ',?' : ''}\\s*`
+    const [above = '', ...others] = all
+    return literally(open) + above + first + others.join('') + literally(close)
   }
   const all = literally(open) + pieces.filter(isKept).map(own).join('')
   if (added === 0) {

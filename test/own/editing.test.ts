@@ -219,6 +219,33 @@ t.test('yaml: a removed name goes with its lines and the comment behind it; the 
   ])
 })
 
+t.test('yaml: a removed name below a block scalar leaves its lines out of the scalar', async (t) => {
+  check(t, 'yaml', [
+    ['a: |\n  x\nb: 1\n  # c\nc: 2\n', {}, ['b'], 'a: |\n  x\n# c\nc: 2\n', 'a comment is outdented'],
+    ['a: |\n  x\nb: 1\n # c\nc: 2\n', {}, ['b'], 'a: |\n  x\n # c\nc: 2\n', 'unless it ends the scalar anyway'],
+    ['a: >\r\n  x\r\nb: 1 # d\r\n  # c\r\n\r\n    # e\r\nc: 2', {}, ['b'], 'a: >\r\n  x\r\n# c\r\n\r\n# e\r\nc: 2'],
+    ['a:\n  k: |\n    x\nb: 1\n    # c', {}, ['b'], 'a:\n  k: |\n    x\n# c'],
+    ['a: |\n  x\nb: 1\n  # c\nd: 1\n  # e\nf: y\n', { f: 'z' }, ['b', 'd'], 'a: |\n  x\n# c\n# e\nf: z\n'],
+    [' a: |\n   x\n b: 1\n   # c\n', {}, ['b'], ' a: |\n   x\n # c\n'],
+    ['a: |+\n  x\nb: 1\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n', 'blank lines would belong to the value'],
+    ['a: |+\n  x\nb: 1\n\n  # c\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\n# c\n\nc: 2\n']
+  ])
+})
+
+t.test('yaml: comments and blanks in a mapping in braces stay when its only names change', async (t) => {
+  check(t, 'yaml', [
+    ['{\n# c\n}', { a: 'x' }, [], '{a: x,\n# c\n}'],
+    ['{ # c\n}\n', { a: 'x', b: 'y z' }, [], '{a: x, b: y z, # c\n}\n'],
+    ['{ A: 1 }', { B: 'x' }, ['A'], '{ B: x }'],
+    ['{ A: 1, }', { B: 'x' }, ['A'], '{ B: x, }'],
+    ['{ A: 1, B: 2 }', { C: 'x', D: 'z' }, ['A', 'B'], '{ C: x, D: z }'],
+    ['{ # c\n  A: 1\n}', { B: 'x' }, ['A'], '{ # c\n  B: x\n}'],
+    ['{\n# c\n  A: 1,\n  B: 2\n}', { C: 'x', D: 'z' }, ['A', 'B'], '{\n# c\n  C: x,\n  D: z\n}'],
+    ['{ A: 1, B: 2 }', {}, ['A'], '{ B: 2 }'],
+    ['{ A: 1, B: 2 }', { C: 'x' }, ['B'], '{ A: 1, C: x }']
+  ])
+})
+
 t.test('yaml: a new name goes to the end, into the mapping and before the end of the document', async (t) => {
   check(t, 'yaml', [
     ['', { a: 'x' }, [], 'a: x\n'],
@@ -291,10 +318,15 @@ t.test('a document that cannot be parsed is not changed, and the position of its
     ['yaml', `a: 1\nb: ${'x'.repeat(YAML_LENGTH)}`, 2, YAML_LENGTH - 4, 'length'],
     ['yaml', 'a: 1\n'.repeat(1500), 1429, 3, 'tokens']
   ]
+  const LIMITS: Record<string, RegExp> = {
+    names: /^10,000 names$/, lines: /^20,000 lines$/, tokens: /^[12]0,000 tokens \(/, length: /^262,144 characters$/
+  }
   for (const [format, text, line, column, message] of cases) {
     const name = `${format}: ${message ?? JSON.stringify(text)}`
-    t.same(documentError(format, text), { line, column }, name)
-    if (text !== '') t.same(change(format, text, { X: '1' }), { refused: 'unreadable', line, column }, name)
+    const { limit, ...position } = documentError(format, text)!
+    t.same(position, { line, column }, name)
+    t.match(limit ?? '', message === undefined ? /^$/ : LIMITS[message]!, name)
+    if (text !== '') t.match(change(format, text, { X: '1' }), { refused: 'unreadable', line, column, limit }, name)
   }
   t.equal(documentError('text', '- a'), undefined)
   for (const format of ['env', 'json', 'yaml'] as const) t.equal(documentError(format, format === 'json' ? '{}' : ''), undefined)
@@ -307,12 +339,29 @@ t.test('a name or a value that the format cannot hold is refused with the name',
   for (const value of ['\'"`#', 'a\r\\n', '\ud800', 'a\0', ' \'"` #']) {
     t.same(change('env', 'A=1\n', { OK: '1', X: value }), { refused: 'unholdable', name: 'X' }, JSON.stringify(value))
   }
+})
+
+t.test('a change that would exceed a limit of the format is refused with the limit', async (t) => {
   const names = Array.from({ length: MAX_NAMES }, (_, i) => `K${i}=${i}\n`).join('')
-  t.same(change('env', names, { X: '1' }), { refused: 'unholdable', name: 'X' }, 'one name too many')
+  t.same(change('env', names, { K0: 'x', X: '1' }), { refused: 'limit', limit: '10,000 names' }, 'one name too many')
+  t.ok('text' in change('env', names, { K0: 'x', X: '1' }, ['K1']))
   t.ok('text' in change('env', 'A=1\n', { A: '\n'.repeat(MAX_LINES) }), 'more lines than a document may have are escaped')
   const members = `{${Array.from({ length: MAX_TOKENS / 4 - 1 }, (_, i) => `"k${i}":1`).join()}}`
-  t.same(change('json', members, { X: '1' }), { refused: 'unholdable', name: 'X' }, 'one member too many')
-  t.same(change('yaml', 'a: 1\n', { X: 'x'.repeat(YAML_LENGTH) }), { refused: 'unholdable', name: 'X' })
+  t.match(change('json', members, { X: '1' }), { refused: 'limit', limit: /^20,000 tokens/ }, 'one member too many')
+  t.match(change('yaml', 'a: 1\n', { X: 'x'.repeat(YAML_LENGTH) }), { refused: 'limit', limit: '262,144 characters' })
+  const many = Object.fromEntries(Array.from({ length: 2_500 }, (_, i) => [`n${i}`, 'x']))
+  t.match(change('yaml', 'a: 1\n', many), { refused: 'limit', limit: /^10,000 tokens/ })
+})
+
+t.test('env: all ways to write a value are tried in documents up to 100 KiB, and only two in the largest', async (t) => {
+  const cases: [text: string, set: Record<string, string>][] = [
+    ["A='abc\\'\nB=1\n", { C: '  #' }], ['A=1\nB="x\\"\n', { A: "''\\`", C: '"\\', D: ' #' }]
+  ]
+  for (const [text, set] of cases) {
+    const of = (size: number) => `# ${'x'.repeat(size * 1024)}\n${text}`
+    for (const size of [0, 64, 100]) t.ok('text' in change('env', of(size), set), `${size} KiB: ${ascii(text)}`)
+    t.same(change('env', of(1000), set), { refused: 'untried' })
+  }
 })
 
 t.test('a change of a small document is cheap, and no document makes one expensive', async (t) => {

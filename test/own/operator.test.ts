@@ -155,6 +155,37 @@ t.test('an operator manages a running service with the embedded database, as a s
   ])
 })
 
+t.test('an operator waits for the re-encryption of a history, in a running service with the embedded database', async (t) => {
+  const env = { DATA_DIR: scratchDirectory(t), PORT: '0' }
+  const run = async (...args: string[]) => command(['project', 're-encryption', ...args], env)
+  const server = await startServer(t, env)
+  const { organization, token } = server.first!
+  const call = async (path: string, body: object) => {
+    const answer = await fetch(`${server.address}/api/v1/${organization}${path}`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' },
+      body: JSON.stringify(body)
+    })
+    t.ok(answer.ok, `${path}: ${answer.status}`)
+  }
+  await call('/projects', { name: 'Orbit' })
+  for (let i = 0; i < 30; i++) await call('/secrets/store', { project: 'orbit', plaintext: `A=${i}` })
+  const place = ['--organization', organization, '--project', 'orbit']
+  t.match(await run(...place), { code: 1, stdout: '', stderr: /^No rotation of this project asked for a re-encryption\n$/ })
+  await call('/orbit/encryption-key/rotate', { history_policy: 're_encrypt' })
+  const now = JSON.parse((await run(...place, '--json')).stdout)
+  t.match(now, { state: /^(running|done)$/, total: 30, unreadable: 0 })
+  t.match(await run(...place), { code: 0, stdout: '30 versions re-encrypted\n', stderr: '' })
+  t.match(JSON.parse((await run(...place, '--json')).stdout), { state: 'done', total: 30, moved: 30 })
+  for (const [args, code, line] of [
+    [['--organization', organization], 2, /^project re-encryption needs --organization ID and --project SLUG\n$/],
+    [['--organization', 'none', '--project', 'orbit'], 1, /^There is no organization none\n$/],
+    [['--organization', organization, '--project', 'none'], 1, /^The organization has no project none\n$/]
+  ] as const) t.match(await run(...args), { code, stdout: '', stderr: line })
+  await server.stop()
+  t.match(await run(...place), { code: 0, stdout: '30 versions re-encrypted\n' }, 'a finished one also without the service')
+})
+
 t.test('requests to a running service are bounded, and only a service runs commands', async (t) => {
   const env = { DATA_DIR: scratchDirectory(t), PORT: '0' }
   const socket = join(env.DATA_DIR, 'postgres', 'requests')

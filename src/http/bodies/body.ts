@@ -53,10 +53,12 @@ export function installBodyParser (app: FastifyInstance) {
 
 /** Ends the request with 415 if its headers do not declare uncompressed JSON in UTF-8. */
 export function requireJson ({ headers, routeOptions: { schema } }: FastifyRequest) {
-  const encoding = headers['content-encoding']
-  if (encoding !== undefined && encoding.toLowerCase() !== 'identity') fail('unsupported_media_type')
-  const [, type = ''] = JSON_TYPE.exec(headers['content-type'] ?? '') ?? []
-  if (!Object.hasOwn(contentsOf(schema?.body as object), type.toLowerCase())) fail('unsupported_media_type')
+  const accepted = Object.keys(contentsOf(schema?.body as object))
+  const { 'content-encoding': encoding = 'identity', 'content-type': declared = '' } = headers
+  const [, type = ''] = JSON_TYPE.exec(declared) ?? []
+  if (encoding.toLowerCase() !== 'identity' || !accepted.includes(type.toLowerCase())) {
+    fail('unsupported_media_type', { accepted })
+  }
 }
 
 /** A body is optional if its schema has no required field. */

@@ -1,6 +1,6 @@
 import type { TSchema } from '@sinclair/typebox'
 import { rest } from '../../crypto/rest.ts'
-import { jsonErrorOffset } from '../../rules/documents/json.ts'
+import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
@@ -97,7 +97,7 @@ function parse (text: string, path: string, positionOf: (offset: number) => Posi
 
 function parseSyntax (text: string, positionOf: (offset: number) => Position): unknown {
   try {
-    return JSON.parse(text)
+    return parseJson(text)
   } catch {
     return fail('malformed_json', positionOf(jsonErrorOffset(text)))
   }
@@ -229,15 +229,18 @@ class Scanner {
     // Decode escape sequences: `\u0061` and `a` are the same name.
     const name = written.includes('\\') ? nameIn(written) : written
     const names = this.#open.at(-1)
-    if (name === undefined || names?.has(name)) return this.#fail(end, [...written].length + 1)
+    if (name === undefined || names?.has(name)) return this.#fail(end, [...written].length + 1, name)
     names?.add(name)
     if (this.#open.length === 1) this.#pieces?.within(name)
   }
 
-  // Reports the first syntax error of the text so far, or the position `back` characters before `at`.
-  #fail (at: number, back: number): never {
+  // Reports the first syntax error of the text so far, or the position `back` characters before `at`, where `name` is
+  // for the second time.
+  #fail (at: number, back: number, name?: string): never {
     const { position, isSyntax } = this.#pieces?.errorBefore(at) ?? errorIn(this.#text, at)
-    return fail('malformed_json', isSyntax ? position : { ...position, column: position.column - back })
+    if (isSyntax) return fail('malformed_json', position)
+    const twice = name === undefined ? {} : { name: name.slice(0, MAX_PATH) }
+    return fail('malformed_json', { ...position, column: position.column - back, ...twice })
   }
 
   #count () {

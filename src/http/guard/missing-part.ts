@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { LEVELS } from '../../../schemas/secrets.ts'
+import { LEVELS, type LevelNames } from '../../../schemas/secrets.ts'
 import { findLevel, placeOf } from '../../repositories/levels/levels.ts'
 import { findTeam } from '../../repositories/people/teams.ts'
 import { isWordOfRoute } from '../../rules/formats/slugs.ts'
@@ -25,7 +25,7 @@ export async function missingPart (app: FastifyInstance, request: FastifyRequest
     const { team } = params
     const { id } = principal.organization
     if (team !== undefined && await waitFor(request, findTeam(app.reads, id, team)) === undefined) return 'team'
-    if (namesLevel(at)) return await missingLevel(app, request)
+    if (namesLevel(at)) return await missingLevel(app, request, namesIn(request))
   } catch {
     // The response must be sent even if the reason is unknown.
     return undefined
@@ -35,10 +35,12 @@ export async function missingPart (app: FastifyInstance, request: FastifyRequest
   return principal.slices.length > 0 || byTeams !== null || last === 'organization' ? undefined : RESOURCES[last] ?? last
 }
 
-async function missingLevel (app: FastifyInstance, request: FastifyRequest): Promise<string | undefined> {
+/** The first of the levels with these names that does not exist; undefined if a restriction may hide this level. */
+export async function missingLevel (
+  app: FastifyInstance, request: FastifyRequest, { project, target, environment }: LevelNames
+): Promise<string | undefined> {
   const { organization } = request.principal!
   const slices = slicesOf(request)
-  const { project, target, environment } = namesIn(request)
   const paths = [{ project }, ...target === undefined ? [] : [{ project, target }],
     ...environment === undefined ? [] : [{ project, target, environment }]]
   // In one statement, whatever exists: the duration must not reveal a hidden level.

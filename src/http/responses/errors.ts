@@ -42,6 +42,10 @@ export function installErrors (app: FastifyInstance) {
       const { required_scope } = answer.details as { required_scope: string }
       reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${required_scope}"`)
     }
+    if (answer.code === 'unsupported_media_type' && request.method === 'PATCH' && answer.details !== undefined) {
+      // RFC 5789, 2.2
+      reply.header('accept-patch', (answer.details as { accepted: string[] }).accepted.join(', '))
+    }
     if (ERRORS[answer.code].status >= 500) {
       request.log.error({ err: databaseError(error), error_code: answer.code }, 'request failed')
     }
@@ -71,13 +75,17 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .type('application/json; charset=utf-8')
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
-      : JSON.stringify({ ...bodyOf(code, details), ...(code === 'validation_failed' && inWords(errors)), details, errors }))
+      : JSON.stringify({
+        ...bodyOf(code, details), ...(WITH_FIELD.has(code) && inWords(code, errors)), details, errors
+      }))
 }
 
+const WITH_FIELD = new Set<ErrorCode>(['validation_failed', 'invalid_parameter_combination'])
+
 // Adds the first field error to the message, because many clients show only the message.
-function inWords (errors: Record<string, string[]> = {}): { message?: string } {
+function inWords (code: ErrorCode, errors: Record<string, string[]> = {}): { message?: string } {
   const [first] = Object.entries(errors)
-  return first === undefined ? {} : { message: `${ERRORS.validation_failed.message} ${first[0]}: ${first[1][0]}.` }
+  return first === undefined ? {} : { message: `${ERRORS[code].message} ${first[0]}: ${first[1][0]}.` }
 }
 
 const bodyOf = (code: ErrorCode, details?: unknown) => ({ error: codeOf(code), message: messageOf(code, details) })

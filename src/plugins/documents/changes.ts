@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import {
-  CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, type ChangeBody, type MergePatch
+  CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, SECRET_NAME_LENGTH, type ChangeBody, type MergePatch
 } from '../../../schemas/changes.ts'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
@@ -130,9 +130,11 @@ function changesIn ({ body, mediaType }: FastifyRequest): RequestedChanges {
 }
 
 function validateChanges (request: FastifyRequest) {
-  const { set, unset } = changesIn(request)
+  const { set, unset, memberOf } = changesIn(request)
+  const long = [...set.keys(), ...unset].find((name) => name.length > SECRET_NAME_LENGTH)
+  if (long !== undefined) refuse(memberOf(long), `A name has at most ${SECRET_NAME_LENGTH} characters`)
   const length = lengthOf({ set }) + unset.reduce((sum, name) => sum + name.length, 0)
-  if (length > CHANGE_LIMITS.characters) refuse('body', 'Larger than 256 KiB: store the whole document instead')
+  if (length > CHANGE_LIMITS.characters) refuse('body', `More than ${CHANGE_LIMITS.characters.toLocaleString('en')} characters in names and values: store the whole document`)
   const both = unset.find((name) => set.has(name))
   if (both !== undefined) refuse(`unset.${both.slice(0, MAX_MEMBER)}`, 'Also in `set`')
 }

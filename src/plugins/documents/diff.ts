@@ -5,6 +5,7 @@ import { READ_TYPE, type LevelNames } from '../../../schemas/secrets.ts'
 import { SLUG_PATTERN } from '../../../schemas/shapes.ts'
 import { requireScope } from '../../http/guard/access.ts'
 import { HiddenResource, levelOf, requireLevel, slicesOf } from '../../http/guard/level-lookup.ts'
+import { missingLevel } from '../../http/guard/missing-part.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
@@ -106,7 +107,7 @@ export const diff: Domain = async (app) => {
     const state = levelOf(request)
     const found = id === undefined ? undefined : await findFullVersion(app.reads, organization.id, id)
     if (found === undefined || found.secret.level_id !== state.level_id) {
-      return failMissing(slicesOf(request), 'version')
+      return failMissing(slicesOf(request), async () => 'version')
     }
     const { version, secret, sealed } = found
     requireKeptVersion(version, organization.plan)
@@ -121,7 +122,7 @@ export const diff: Domain = async (app) => {
     const { organization } = principalOf(request)
     const slices = slicesOf(request)
     const found = await findLevel(app.reads, organization.id, names, 'readable')
-    if (found === undefined) failMissing(slices, names.environment === undefined ? 'target' : 'environment')
+    if (found === undefined) return failMissing(slices, () => missingLevel(app, request, names))
     const state = requireLevel(request, found)
     requireNames(state)
     const documents = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
@@ -234,8 +235,9 @@ function valuesOf (
   }))
 }
 
-// A missing resource and a resource that a restriction hides get the same response.
-function failMissing (slices: readonly Slice[], resource: string): never {
+// A missing resource and a resource that a restriction hides get the same response, after the same time.
+async function failMissing (slices: readonly Slice[], find: () => Promise<string | undefined>): Promise<never> {
   if (slices.length > 0) throw new HiddenResource()
-  return fail('not_found', { resource })
+  const resource = await find()
+  return fail('not_found', resource === undefined ? {} : { resource })
 }

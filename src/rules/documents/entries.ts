@@ -13,10 +13,13 @@ export const emptyEntries = (): Entries => Object.create(null) as Entries
 export class UnreadableDocument extends Error {
   /** Where the error is, in UTF-16 code units. */
   offset: number
+  /** The limit that the document exceeds, such as `10,000 names`; undefined for an invalid document. */
+  limit: string | undefined
 
-  constructor (offset: number) {
+  constructor (offset: number, limit?: string) {
     super('The document cannot be parsed')
     this.offset = offset
+    this.limit = limit
   }
 }
 

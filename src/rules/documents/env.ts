@@ -4,6 +4,8 @@ import { UnreadableDocument, type Entries } from './entries.ts'
 /** Limits: lines and names. */
 export const MAX_LINES = 20_000
 export const MAX_NAMES = 10_000
+/** The limit of lines in words. */
+export const LINES = `${MAX_LINES.toLocaleString('en')} lines`
 
 /** An assignment, with offsets into the text of `withLineFeeds`. */
 export interface EnvAssignment {
@@ -54,18 +56,19 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
   ENV_LINE_END.lastIndex = 0
   if (text.length > MAX_LINES) {
     for (let lines = 1; ENV_LINE_END.test(text); lines++) {
-      if (lines > MAX_LINES) throw new UnreadableDocument(ENV_LINE_END.lastIndex)
+      if (lines > MAX_LINES) throw new UnreadableDocument(ENV_LINE_END.lastIndex, LINES)
     }
   }
   const source = withLineFeeds(text)
-  const unreadable = (offset: number) => new UnreadableDocument(originalOffsets(text)(offset))
+  const unreadable = (offset: number, limit?: string) => new UnreadableDocument(originalOffsets(text)(offset), limit)
+  const count = () => { if (++names > MAX_NAMES) throw unreadable(at, `${MAX_NAMES.toLocaleString('en')} names`) }
   let at = 0
   let names = 0
   while (at < source.length) {
     ENV_PLAIN.lastIndex = at
     const plain = ENV_PLAIN.exec(source)
     if (plain) {
-      if (++names > MAX_NAMES) throw unreadable(at)
+      count()
       const name = plain[1]!
       const value = plain[2]!.trim()
       entries[name] = value
@@ -83,7 +86,8 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
     }
     ENV_ASSIGNMENT.lastIndex = at
     const match = ENV_ASSIGNMENT.exec(source)
-    if (!match || ++names > MAX_NAMES) throw unreadable(at)
+    if (!match) throw unreadable(at)
+    count()
     const [, name = '', rest = '', written = ''] = match
     const trimmed = written.trim()
     if (isUnterminated(trimmed)) throw unreadable(at)

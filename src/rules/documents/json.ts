@@ -2,6 +2,7 @@ import { UnreadableDocument, type Entries } from './entries.ts'
 
 /** Limit: tokens (names, values, brackets, commas, colons). */
 export const MAX_TOKENS = 20_000
+const TOKENS = 'names, values, brackets, commas and colons'
 
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
@@ -20,7 +21,7 @@ export function readJson (text: string, entries: Entries, found?: JsonObject) {
   // Check the limit before parsing.
   JSON_TOKEN.lastIndex = 0
   for (let tokens = 1, end = 0; JSON_TOKEN.test(text); tokens++, end = JSON_TOKEN.lastIndex) {
-    if (tokens > MAX_TOKENS) throw new UnreadableDocument(end)
+    if (tokens > MAX_TOKENS) throw new UnreadableDocument(end, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
   }
   const parsed = parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0)
@@ -59,6 +60,48 @@ export function readJson (text: string, entries: Entries, found?: JsonObject) {
     }
     if (token === '{' || token === '[') depth++
   }
+}
+
+/**
+ * `JSON.parse`, also for names with escape sequences. V8 can read such a name as a name of an earlier text, possibly of
+ * another client: after `{"\\": 0}`, it reads `{"\"": 0}` as `{"\\": 0}` (Node.js 24 and 26, see 0075).
+ */
+export function parseJson (text: string): unknown {
+  const value: unknown = JSON.parse(text)
+  return text.includes('\\') && hasEscapedName(text) ? fromArrays(JSON.parse(asArrays(text))) : value
+}
+
+/** Whether a text that is valid JSON has a name with an escape sequence. */
+function hasEscapedName (text: string): boolean {
+  let last = ''
+  JSON_TOKEN.lastIndex = 0
+  for (let match = JSON_TOKEN.exec(text); match; match = JSON_TOKEN.exec(text)) {
+    const [, token = ''] = match
+    if (token === ':' && last.includes('\\')) return true
+    last = token
+  }
+  return false
+}
+
+const IN_ARRAYS = /"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[:]/g
+
+// Objects as arrays of 0, names and values; arrays as arrays of 1 and their elements.
+const asArrays = (text: string) => text.replace(IN_ARRAYS, (token) => {
+  switch (token[0]) {
+    case '{': return token === '{' ? '[0,' : '[0]'
+    case '[': return token === '[' ? '[1,' : '[1]'
+    case '}': return ']'
+    case ':': return ','
+    default: return token
+  }
+})
+
+function fromArrays (value: unknown): unknown {
+  if (!Array.isArray(value)) return value
+  const [kind, ...elements] = value as unknown[]
+  if (kind === 1) return elements.map(fromArrays)
+  const names = elements.filter((_, i) => i % 2 === 0) as string[]
+  return Object.fromEntries(names.map((name, i) => [name, fromArrays(elements[2 * i + 1])]))
 }
 
 function parse (text: string): unknown {

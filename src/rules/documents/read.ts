@@ -6,6 +6,9 @@ import { readYaml } from './yaml.ts'
 /** A position in a document. Both numbers start at 1; the column counts characters (code points). */
 export interface Position { line: number, column: number }
 
+/** The first error of a document. `limit`: the limit that the document exceeds, such as `10,000 names`. */
+export interface DocumentError extends Position { limit?: string }
+
 const READERS = { env: readEnv, json: readJson, yaml: readYaml }
 
 /**
@@ -30,31 +33,32 @@ export function readDocument (format: DocumentFormat, text: string, entries = em
 }
 
 /**
- * The position of the first error of a document that `readDocument` cannot parse. Undefined if it can, and for `text`.
+ * The first error of a document that `readDocument` cannot parse. Undefined if it can, and for `text`.
  * A document without a mapping at its top has its error at line 1, column 1; a document that exceeds a limit has it
  * where the limit is exceeded.
  */
-export function documentError (format: DocumentFormat, text: string): Position | undefined {
+export function documentError (format: DocumentFormat, text: string): DocumentError | undefined {
   if (format === 'text') return undefined
   try {
     READERS[format](withoutMark(text), emptyEntries())
     return undefined
   } catch (error) {
-    return errorPosition(text, error)
+    return describeError(text, error)
   }
 }
 
-/** Converts an error of a reader to a line and a column. */
-export function errorPosition (text: string, error: unknown): Position {
+/** Converts an error of a reader to a line, a column and a limit. */
+export function describeError (text: string, error: unknown): DocumentError {
   // A stack overflow has no position.
-  return positionAfter(withoutMark(text).slice(0, error instanceof UnreadableDocument ? error.offset : 0))
+  const { offset, limit } = error instanceof UnreadableDocument ? error : { offset: 0 }
+  return { ...positionAfter(withoutMark(text).slice(0, offset)), ...(limit !== undefined && { limit }) }
 }
 
 /** The position of the first bytes that are not UTF-8; undefined without such bytes. `text` is the decoded document. */
 export function encodingError (document: Buffer, text: string): Position | undefined {
   return Buffer.from(text).equals(document)
     ? undefined
-    : errorPosition(text, new UnreadableDocument(text.indexOf('\uFFFD')))
+    : describeError(text, new UnreadableDocument(text.indexOf('\uFFFD')))
 }
 
 /** The position after a text that begins at `from`. */

@@ -1,5 +1,5 @@
 import type { DocumentFormat, Entries } from './entries.ts'
-import { MAX_TOKENS } from './json.ts'
+import { MAX_TOKENS, parseJson } from './json.ts'
 import { readDocument, withoutMark } from './read.ts'
 import { YAML_LENGTH } from './yaml.ts'
 
@@ -21,7 +21,7 @@ function jsonValue (text: string, name: string) {
   if (text.length > MAX_TOKENS) return undefined
   let parsed: unknown
   try {
-    parsed = JSON.parse(withoutMark(text))
+    parsed = parseJson(withoutMark(text))
   } catch {
     return undefined
   }

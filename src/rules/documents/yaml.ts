@@ -2,11 +2,12 @@ import {
   Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
 } from 'yaml'
 import { UnreadableDocument, type Entries } from './entries.ts'
-import { MAX_LINES } from './env.ts'
+import { LINES, MAX_LINES } from './env.ts'
 
 /** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
 export const YAML_LENGTH = 256 * 1024
 export const MAX_YAML_TOKENS = 10_000
+const TOKENS = 'a line `name: value` has seven'
 /** Aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
@@ -28,15 +29,15 @@ export interface YamlSource {
  * @param found receives the parsed document
  */
 export function readYaml (text: string, entries: Entries, found?: YamlSource) {
-  if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH)
+  if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // A scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
-    if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1)
+    if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1, LINES)
   }
   const document = parseYaml(text, found)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
-  if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1))
+  if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1), `${YAML_ALIASES} aliases`)
   const targets = targetsOf(document, aliases.length)
   if (found) Object.assign(found, { document, targets })
 
@@ -65,9 +66,9 @@ function targetsOf (document: Document.Parsed, aliases: number): Map<Alias, unkn
 }
 
 /** An error at a node. The position of a pair without a written value is unknown, so it is the start of the text. */
-function unreadable (node: unknown) {
+function unreadable (node: unknown, limit?: string) {
   const { range } = (node ?? {}) as { range?: readonly number[] | null }
-  return new UnreadableDocument(range?.[0] ?? 0)
+  return new UnreadableDocument(range?.[0] ?? 0, limit)
 }
 
 /**
@@ -90,11 +91,11 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   // Also throws on warnings: with an unknown tag the value would get another type. The package catches the error and
   // calls `onError` again at each nesting level, so all throws share the object of the first error.
   let failure: UnreadableDocument | undefined
-  const onError = (at: ErrorSource) => {
-    failure ??= new UnreadableDocument(typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0])
+  const onError = (at: ErrorSource, limit?: string) => {
+    failure ??= new UnreadableDocument(typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0], limit)
     throw failure
   }
-  Object.assign(composer, { onError })
+  Object.assign(composer, { onError: (at: ErrorSource) => onError(at) })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {
     for (const token of parsed) {
@@ -107,7 +108,7 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   let tokens = 0
   let offset = 0
   for (const lexeme of new Lexer().lex(text)) {
-    if (++tokens > MAX_YAML_TOKENS) onError(offset)
+    if (++tokens > MAX_YAML_TOKENS) onError(offset, `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
     compose(parser.next(lexeme))
     offset = parser.offset
   }
@@ -148,7 +149,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   return { write, spend }
 
   function write (node: unknown, depth = 0): string {
-    if (depth > YAML_DEPTH) throw unreadable(node)
+    if (depth > YAML_DEPTH) throw unreadable(node, `${YAML_DEPTH} nested levels`)
     if (isAlias(node)) {
       const target = targets.get(node)
       if (target === undefined) throw unreadable(node)
@@ -165,7 +166,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
 
   function spend (text: string, node: unknown) {
     left -= text.length + 2
-    if (left < 0) throw unreadable(node)
+    if (left < 0) throw unreadable(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
     return text
   }
 }

@@ -1,9 +1,10 @@
 import { emptyEntries, type Entries, type NamedFormat } from '../documents/entries.ts'
-import { errorPosition, readDocument, withoutMark, type Position } from '../documents/read.ts'
+import { LINES } from '../documents/env.ts'
+import { describeError, documentError, readDocument, withoutMark, type DocumentError } from '../documents/read.ts'
 import { compareEntries, type Comparison } from './compare.ts'
 import { envEditor } from './env.ts'
 import { jsonEditor } from './json.ts'
-import { isRefusal, type Plan, type Refusal } from './plan.ts'
+import { isRefusal, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
 import { yamlEditor } from './yaml.ts'
 
 /** The names to set and to remove. A name in both is set. */
@@ -12,8 +13,8 @@ export interface NameChanges { set: ReadonlyMap<string, string>, unset: readonly
 /** The changed document and the names that the change added, changed and removed. */
 export interface ChangedDocument extends Comparison { text: string }
 
-// Each attempt reads the whole document. For a larger text, more than two would block the event loop for too long.
-const LARGE = 64 * 1024
+// Each attempt reads the whole document, which blocks the event loop. Two attempts are always possible.
+const MAX_READ = 1024 * 1024
 
 const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
 
@@ -31,7 +32,7 @@ const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
  */
 export function changeNames (
   format: NamedFormat, text: string, changes: NameChanges
-): ChangedDocument | Refusal | { refused: 'unreadable' } & Position {
+): ChangedDocument | Refusal | RefusalOfAll | { refused: 'unreadable' } & DocumentError {
   const source = withoutMark(text)
   const mark = text.slice(0, text.length - source.length)
   const before = emptyEntries()
@@ -39,7 +40,7 @@ export function changeNames (
   try {
     editor = EDITORS[format](source, before)
   } catch (error) {
-    return { refused: 'unreadable', ...errorPosition(text, error) }
+    return { refused: 'unreadable', ...describeError(text, error) }
   }
   const plan = planOf(before, changes)
   if (plan.set.size === 0 && plan.removed.size === 0) return { text, added: [], changed: [], removed: [] }
@@ -47,21 +48,32 @@ export function changeNames (
   for (const name of plan.removed) delete expected[name]
 
   let wrong: string | undefined
+  let limit: string | undefined
+  let length = 0
+  let isCut = false
   const tried = new Set<string>()
   for (let attempt = 0; attempt < editor.attempts; attempt++) {
     const edited = editor.edit(plan, attempt)
     if (isRefusal(edited)) return edited
     if (tried.has(edited)) continue
-    if (tried.size > 1 && edited.length > LARGE) break
+    length += edited.length
+    isCut = tried.size > 1 && length > MAX_READ
+    if (isCut) break
     tried.add(edited)
     const after = readDocument(format, edited)
+    if (after === undefined) limit ??= documentError(format, edited)?.limit
+    // No other way to write the changes has fewer names, but one may have fewer lines.
+    if (limit !== undefined && limit !== LINES) break
     if (after !== undefined && isSame(after, expected)) {
       return { text: mark + edited, ...compareEntries(before, after) }
     }
     wrong ??= [...plan.set.keys()].find((name) => after !== undefined && after[name] !== expected[name])
   }
-  // The whole document exceeds a limit, or the format cannot hold the change beside the other lines.
-  return { refused: 'unholdable', name: wrong ?? [...plan.set.keys(), ...plan.removed][0] ?? '' }
+  if (limit !== undefined) return { refused: 'limit', limit }
+  if (isCut) return { refused: 'untried' }
+  // The format cannot hold the change beside the other lines.
+  const [first = '', ...others] = [...plan.set.keys(), ...plan.removed]
+  return wrong === undefined && others.length > 0 ? { refused: 'together' } : { refused: 'unholdable', name: wrong ?? first }
 }
 
 function planOf (before: Entries, { set, unset }: NameChanges): Plan {

@@ -7,6 +7,12 @@ export interface Plan { set: ReadonlyMap<string, string>, removed: ReadonlySet<s
  */
 export interface Refusal { refused: 'unholdable' | 'anchored', name: string }
 
+/**
+ * Why a document is not changed: the result would exceed a limit, such as `10,000 names`; or the format cannot hold the
+ * changes together; or the document is too large to try all ways to write the changes.
+ */
+export type RefusalOfAll = { refused: 'limit', limit: string } | { refused: 'together' | 'untried' }
+
 /** Changes a document that was read. */
 export interface Editor {
   /** Number of ways to write the changes. `changeNames` tries the next one if the parsed result is not as expected. */

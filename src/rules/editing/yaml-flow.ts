@@ -51,8 +51,13 @@ export function changeFlow (
   const trailingComma = last?.comma === undefined ? '' : ','
   const kept = pairs[isRemoved.lastIndexOf(false)]
   const splices: Splice[] = []
-  if (added.length > 0 && kept === undefined) {
-    splices.push({ from: open, to: open, text: (ownLine ?? '') + members + trailingComma })
+  const [first] = pairs
+  const isReplaced = added.length > 0 && kept === undefined
+  if (isReplaced) {
+    // The parser needs a comma between a value and a comment that is not indented.
+    const comma = first === undefined && text.slice(open, token.end[0]!.offset).includes('#') ? ',' : trailingComma
+    const at = first?.start ?? open
+    splices.push({ from: at, to: at, text: members + comma })
   } else if (added.length > 0 && kept !== undefined && ownLine === undefined) {
     splices.push({ from: kept.end, to: kept.end, text: `, ${members}` })
   } else if (added.length > 0 && kept !== undefined) {
@@ -60,7 +65,9 @@ export function changeFlow (
     const at = endWithComment(text, kept)
     splices.push({ from: at, to: at, text: ownLine + members + trailingComma })
   }
-  for (const [index, pair] of pairs.entries()) if (isRemoved[index]) splices.push(removal(text, pair))
+  for (const [index, pair] of pairs.entries()) {
+    if (isRemoved[index]) splices.push(removal(text, pair, isReplaced && pair === first))
+  }
   // The last pair had no comma, so the new last pair gets none.
   const needsComma = added.length > 0 && ownLine !== undefined
   if (isRemoved.at(-1) && trailingComma === '' && kept?.comma !== undefined && !needsComma) {
@@ -69,9 +76,10 @@ export function changeFlow (
   return splices
 }
 
-function removal (text: string, pair: FlowPair): Splice {
+function removal (text: string, pair: FlowPair, isReplaced: boolean): Splice {
   const to = endWithComment(text, pair)
   let from = pair.start
+  if (isReplaced) return { from, to, text: '' }
   while (/[ \t\r\n]/.test(text[from - 1] ?? '')) from--
   // The line ending before the pair ends the comment above it.
   const isAlone = !pair.hasCommentAbove || endOfMatch(LINE_END, text, to) > to

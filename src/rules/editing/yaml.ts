@@ -32,15 +32,17 @@ export function yamlEditor (text: string, entries: Entries): Editor {
   })
   const token = map?.srcToken as MapToken | undefined
   const source = { text, lineEnd: lineEndOf(text), found, map, token, members }
-  return { attempts: 3, edit: (plan, attempt) => edit(source, plan, attempt) }
+  return { attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
 }
 
 /**
- * The second attempt keeps the line ending before a removed last line, which is a part of a value `|+`. The third
+ * A block scalar before a removed name can make the first result wrong. The second attempt keeps the line ending before
+ * a removed last line, which is a part of a value `|+`, and outdents the comments below a removed name, which would
+ * become lines of the block scalar. The third attempt also removes the blank lines below a removed name. The last
  * attempt also writes all values in double quotes, which mean the same in each context.
  */
 function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
-  const quoted = attempt > 1
+  const quoted = attempt > 2
   const { text, lineEnd, token, members, found } = source
   const { set, removed } = plan
   const anchored = anchorInUse(source, plan)
@@ -60,13 +62,20 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     const pairs = [...added].map(([name, value]) => pairText(name, value, flowStyle(items, quoted), ' '))
     return spliced(text, [...splices, ...changeFlow(text, token, isRemoved, pairs, lineEnd)])
   }
-  for (const [index, item] of items.entries()) if (isRemoved[index]) splices.push(lines(text, item))
+  const indentation = ' '.repeat(token?.indent ?? 0)
+  let isAfterBlock = false
+  for (const [index, item] of items.entries()) {
+    if (isRemoved[index]) {
+      const removed = lines(text, item)
+      splices.push(removed)
+      if (attempt > 0 && isAfterBlock) splices.push(linesBelow(text, removed.to, indentation, attempt > 1))
+    } else isAfterBlock = endsLine(text, item)
+  }
   // Without a pair, the tag of the mapping would be the tag of an empty scalar.
   if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
     const at = lines(text, items[0]!).from
     splices.push({ from: at, to: at, text: `{}${lineEnd}` })
   }
-  const indentation = ' '.repeat(token?.indent ?? 0)
   const pairs = [...added].map(([name, value]) =>
     indentation + pairText(name, value, quoted ? 'double' : 'plain', lineEnd + indentation))
   const end = found.end ?? text.length
@@ -104,6 +113,18 @@ function lines (text: string, item: Item): Splice {
   const lineStart = text.lastIndexOf('\n', start - 1) + 1
   const from = start > 0 && /^ *$/.test(text.slice(lineStart, start)) ? lineStart : start
   return { from, to: restOfLine(text, itemEnd(item) ?? start), text: '' }
+}
+
+/** Whether a pair ends with the end of a line, as only a block scalar does. */
+const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] === '\n'
+
+const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
+
+/** Outdents the comments below a removed pair. Removes the blank lines above the first of them, if `isTight`. */
+function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
+  const to = endOfMatch(LINES_BELOW, text, from)
+  const below = text.slice(from, to).replace(/^[ \t]+(?=#)/gm, indentation)
+  return { from, to, text: isTight ? below.replace(/^(?:[ \t]*\r?\n)+/, '') : below }
 }
 
 const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y

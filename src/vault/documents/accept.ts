@@ -47,9 +47,10 @@ export function warningOf (
     return `The document is not valid UTF-8 at line ${notUtf8.line}, column ${notUtf8.column}. Its names cannot be ` +
       'changed one by one.'
   }
-  const position = documentError(project.secret_format, text)
-  return position && `The document does not parse as ${project.secret_format} at line ${position.line}, column ` +
-    `${position.column}. It cannot be merged with other levels.`
+  const error = documentError(project.secret_format, text)
+  return error && (error.limit === undefined
+    ? `The document does not parse as ${project.secret_format} at line ${error.line}, column ${error.column}. `
+    : `The document has more than ${error.limit}. `) + 'It cannot be merged with other levels.'
 }
 
 /** A project with its active key, from the state of a level. */
@@ -104,8 +105,8 @@ function ofServer (
   const accepted = { blob: sealText(dataKey, plaintext, 'plaintext'), revealed: false }
   if (unchecked) return { ...accepted, plain: plaintext }
   const { level, project } = state
-  const position = documentError(project.secret_format, plaintext)
-  return position === undefined ? accepted : fail('document_unreadable', { level, ...position })
+  const error = documentError(project.secret_format, plaintext)
+  return error === undefined ? accepted : fail('document_unreadable', { level, ...error })
 }
 
 /** Encrypts a document. 422 for the `member` of the request if the document is too large. */

@@ -8,6 +8,7 @@ import { changeNames, type ChangedDocument, type NameChanges } from '../../rules
 import { fail, refuse } from '../../rules/errors.ts'
 import { sealText } from './accept.ts'
 import { openCurrent } from './documents.ts'
+import { requireNames } from './read.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 
 /** The changes of a request. `memberOf` returns the member of the body that has this name. */
@@ -20,33 +21,38 @@ export interface Edited extends Omit<ChangedDocument, 'text'> { blob: string | u
 export function editDocument (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, changes: RequestedChanges
 ): Edited {
-  const { level, project: { encryption_type, secret_format } } = state
-  if (encryption_type === 'client') return fail('client_managed_encryption')
-  if (secret_format === 'text') {
-    return refuse('body', 'Documents of a text project have no names', 'invalid_parameter_combination')
-  }
+  const { level } = state
+  const format = requireNames(state)
   const dataKey = dataKeyOf(keyring, activeKeyOf(state))
   const before = textOf(storageKey, state, dataKey)
   // `changeNames` takes an empty text as a missing document.
   if (withoutMark(before) === '' && ownSecret(state)?.is_stored) {
-    const position = documentError(secret_format, before)
+    const position = documentError(format, before)
     if (position !== undefined) return fail('document_unreadable', { level, ...position })
   }
-  const result = changeNames(secret_format, before, changes)
+  const result = changeNames(format, before, changes)
   if (!('refused' in result)) {
     const { text, added, changed, removed } = result
     const isUnchanged = added.length + changed.length + removed.length === 0
     return { blob: isUnchanged ? undefined : sealText(dataKey, text, 'body'), added, changed, removed }
   }
   if (result.refused === 'unreadable') {
-    return fail('document_unreadable', { level, line: result.line, column: result.column })
+    const { refused, ...error } = result
+    return fail('document_unreadable', { level, ...error })
   }
-  if (result.refused === 'anchored') {
-    return refuse(changes.memberOf(result.name), 'An alias in the document refers to the value of this name')
+  switch (result.refused) {
+    case 'limit': return refuse('body', `The document would have more than ${result.limit}`)
+    case 'together':
+      return refuse('body', `The document, as ${format}, cannot hold these changes together: change the names one at a time`)
+    case 'untried':
+      return refuse('body', 'The document is too large to try all ways to write these changes: store the whole document')
+    case 'anchored':
+      return refuse(changes.memberOf(result.name), 'An alias in the document refers to the value of this name')
+    case 'unholdable':
+      return refuse(changes.memberOf(result.name), changes.set.has(result.name)
+        ? `The document, as ${format}, cannot hold this name with this value`
+        : 'This name cannot be removed without a change of other lines: store the whole document instead')
   }
-  return refuse(changes.memberOf(result.name), changes.set.has(result.name)
-    ? `The document, as ${secret_format}, cannot hold this name with this value, or would exceed its limits`
-    : 'This name cannot be removed without a change of other lines: store the whole document instead')
 }
 
 function textOf (storageKey: KeyObject, state: LevelState, dataKey: KeyObject): string {

@@ -10,7 +10,7 @@ import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
-import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
+import { emptyEntries, type Entries, type NamedFormat } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { isInside, type Slice } from '../../rules/slices.ts'
@@ -38,12 +38,12 @@ export function visibleSecrets (state: LevelState, slices: readonly Slice[]): Se
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
-/** Throws 422 for a project whose documents have no names that the server can read. */
-export function requireNames ({ project }: LevelState): void {
-  if (project.encryption_type === 'client') fail('client_managed_encryption')
-  if (project.secret_format === 'text') {
-    refuse('project', 'Documents of a text project have no names', 'invalid_parameter_combination')
-  }
+/** The format of a project's documents. Throws 422 if they have no names that the server can read. */
+export function requireNames ({ project: { encryption_type, secret_format } }: LevelState): NamedFormat {
+  if (encryption_type === 'client') fail('client_managed_encryption')
+  return secret_format === 'text'
+    ? refuse('project', 'A `text` project has no names: read and store whole documents', 'invalid_parameter_combination')
+    : secret_format
 }
 
 /** The columns of a document, without the content, that a response contains. */

@@ -1,0 +1,97 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { DirectoryLocked } from '../../db/database.ts'
+import { findLevel } from '../../repositories/levels/levels.ts'
+import { findOrganization } from '../../repositories/levels/organizations.ts'
+import { findReEncryption, type Progress as ReEncryption } from '../../repositories/secrets/re-encryption.ts'
+import { counted } from '../../rules/formats/words.ts'
+import { refuse } from '../common/errors.ts'
+import { openedByService, sendCommand } from '../common/in-service.ts'
+import { command, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
+import type { Opened } from '../common/open.ts'
+import { withProgress, type Progress } from '../common/progress.ts'
+import { withTerminal, write } from '../common/stdio.ts'
+import { fail, FLAG, TEXT } from '../common/words.ts'
+
+const NAME = 're-encryption'
+const POLL_INTERVAL_MS = 1_000
+
+interface Place { organization: string, project: string }
+
+/** What the command reads: as `re_encryption` of the key history in the API. */
+type State = Pick<ReEncryption, 'total' | 'moved' | 'unreadable'> & { state: 'running' | 'done' }
+
+export const noun: Noun = {
+  help: `  project re-encryption --organization ID --project SLUG [--json]
+                                          wait until the history of a project is re-encrypted; with --json, print the
+                                          progress and do not wait
+`,
+
+  run: verbs('project', {
+    [NAME]: command({ organization: TEXT, project: TEXT, json: FLAG }, async ({ organization, project, json }, env) => {
+      if (!organization || !project) return fail(`project ${NAME} needs --organization ID and --project SLUG`)
+      const place = { organization, project }
+      // The service does not wait, because its signals are not those of the command.
+      return json || openedByService() !== undefined
+        ? withOpened(env, async (opened) => write(`${JSON.stringify(await stateOf(opened, place))}\n`))
+        : withProgress({ left: 'The re-encryption continues in the service.' }, (progress) => wait(env, place, progress))
+    })
+  })
+}
+
+async function wait (env: Environment, place: Place, progress: Progress): Promise<number> {
+  try {
+    return await withOpened(env, async (opened) => {
+      const { state } = await stateOf(opened, place)
+      if (state === 'running' && opened.database.kind !== 'postgres') {
+        refuse('The service re-encrypts the history, and does not run: start the service')
+      }
+      return show(progress, () => stateOf(opened, place))
+    })
+  } catch (error) {
+    if (!(error instanceof DirectoryLocked)) throw error
+    return show(progress, () => askService(error, place))
+  }
+}
+
+async function show (progress: Progress, read: () => Promise<State>): Promise<number> {
+  let before: State | undefined
+  for (;;) {
+    const now = await read()
+    // Another rotation adds versions.
+    if (now.total !== before?.total) {
+      progress.begin('Re-encrypting', 'versions', now.total)
+      before = undefined
+    }
+    progress.advance(now.moved - (before?.moved ?? 0))
+    if (now.state === 'done') {
+      await write(`${counted(now.moved, 'version')} re-encrypted` +
+        `${now.unreadable === 0 ? '' : `; ${counted(now.unreadable, 'version')} cannot be decrypted`}\n`)
+      return now.unreadable === 0 ? 0 : 1
+    }
+    before = now
+    await sleep(POLL_INTERVAL_MS, undefined, { signal: progress.signal })
+  }
+}
+
+async function stateOf ({ database: { db } }: Opened, place: Place): Promise<State> {
+  const { id } = await findOrganization(db, place.organization) ?? refuse(`There is no organization ${place.organization}`)
+  const { project } = await findLevel(db, id, { project: place.project }, 'place') ??
+    refuse(`The organization has no project ${place.project}`)
+  if (project.encryption_type === 'client') refuse('The project is client-managed: its clients re-encrypt the history')
+  const found = await findReEncryption(db, project) ?? refuse('No rotation of this project asked for a re-encryption')
+  const { total, moved, unreadable, finished_at } = found
+  return { state: finished_at === null ? 'running' : 'done', total, moved, unreadable }
+}
+
+// Runs the command with `--json` inside the service that has the embedded database open.
+async function askService (locked: DirectoryLocked, { organization, project }: Place): Promise<State> {
+  let out = ''
+  const lines: string[] = []
+  const terminal = {
+    write: async (chunk: string | Uint8Array) => { out += Buffer.from(chunk as string).toString() },
+    warn: (line: string) => { lines.push(line) }
+  }
+  const words = ['project', NAME, '--organization', organization, '--project', project, '--json']
+  const code = await withTerminal(terminal, () => sendCommand(locked, words))
+  return code === 0 ? JSON.parse(out) as State : refuse(lines.join('\n'))
+}
