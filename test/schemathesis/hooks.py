@@ -29,7 +29,9 @@ RULES = {
         r"|^Larger than 1 MiB when sealed|content has to be encrypted"
     ),
     "a format does not hold each name and value, and a change names each once": re.compile(
-        r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^Larger than 256 KiB"
+        r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^A name has at most "
+        r"|^More than 262,144 characters|^The document would have more than |cannot hold these changes together"
+        r"|^The document is too large to try "
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
         r"^Contains an? \w+ twice|^(?:Does not exist|No such payment method) in |^Limit of \d+ payment methods "
