@@ -6,6 +6,7 @@ import {
   type Merge
 } from '../../schemas/secrets.ts'
 import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
@@ -70,7 +71,7 @@ export const secrets: Domain = async (app) => {
       // The scope is checked before the other parameters are validated.
       preValidation: async (request) => {
         const { decrypt, at } = request.query as { decrypt?: unknown, at?: unknown }
-        if (decrypt === 'true') requireScope(request, 'secret:decrypt')
+        if (booleanIn(decrypt) === true) requireScope(request, 'secret:decrypt')
         if (at !== undefined) requireScope(request, 'secret:history')
       },
       handler: async (request, reply) => {

@@ -64,12 +64,18 @@ function converted (schema: TSchema, text: unknown): unknown {
   if (schema.type === 'integer') {
     return /^\d{1,16}$/.test(text) && Number.isSafeInteger(Number(text)) ? Number(text) : text
   }
-  const word = text.toLowerCase()
-  const boolean = Object.hasOwn(BOOLEANS, word) ? BOOLEANS[word] : undefined
+  const boolean = booleanIn(text)
   if (schema.type === 'boolean') return boolean ?? text
   // Words of which some are booleans, as of `merge`.
   const words = (schema.anyOf as TSchema[] | undefined ?? []).map((one) => one.const as unknown)
   return boolean !== undefined && words.includes(String(boolean)) ? String(boolean) : text
+}
+
+/** The value of a flag in a query before its validation; undefined for other text. */
+export function booleanIn (text: unknown): boolean | undefined {
+  if (typeof text !== 'string') return undefined
+  const word = text.toLowerCase()
+  return Object.hasOwn(BOOLEANS, word) ? BOOLEANS[word] : undefined
 }
 
 /** Validation errors by field: `/secrets/0/id` → `secrets.0.id`. */
