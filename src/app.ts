@@ -41,6 +41,7 @@ import { audit } from './plugins/audit.ts'
 import { changes } from './plugins/documents/changes.ts'
 import { cli } from './plugins/cli.ts'
 import { diff } from './plugins/documents/diff.ts'
+import { matrix } from './plugins/documents/matrix.ts'
 import { nameSearch } from './plugins/documents/name-search.ts'
 import { names } from './plugins/documents/names.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
@@ -80,7 +81,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   projects: ['Projects of an organization, with a key each', projects],
   targets: ['Targets of a project', targets],
   environments: ['Environments of a target', environments],
-  secrets: ['Encrypted documents, one for each level', secrets, names, nameSearch, diff, changes],
+  secrets: ['Encrypted documents, one for each level', secrets, names, nameSearch, matrix, diff, changes],
   versions: ['Version history: list, fetch, restore, delete, purge', versions],
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],

@@ -128,7 +128,7 @@ export const versions: Domain = async (app) => {
       let warning: string | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
-        target: { secret_id: secret.id, version: version.id },
+        target: { secret_id: secret.id, version: version.id, include: 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
         // Checked again, because the version may have been purged. The retention is checked before any key logic.
         decide (state, found) {

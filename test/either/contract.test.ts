@@ -541,11 +541,11 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       ['an access token with all other scopes', (await issuePair(service, rosa, others)).access]
     ])
   }
-  const narrowed: [name: string, at: Depth, token: string][] = []
+  const narrowed: [name: string, at: Depth | 'sibling', token: string][] = []
   for (const [name, at, slice] of [
     ['a token for another project', 'organization', mine.sliceOf('project')],
-    ['a token for a sibling target', 'organization', mine.sliceOf('target')],
-    ['a token for a sibling environment', 'organization', mine.sliceOf('environment')]
+    ['a token for a sibling target', 'sibling', mine.sliceOf('target')],
+    ['a token for a sibling environment', 'sibling', mine.sliceOf('environment')]
   ] as const) narrowed.push([name, at, (await service.token(o, ['*'], { slices: [slice] })).token])
   const place = mine.sliceOf()
   narrowed.push([
@@ -640,7 +640,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       }
     }
     for (const [who, at, token] of narrowed) {
-      const outside = at === 'organization' || DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
+      const isAbove = at !== 'sibling' && DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
+      const outside = at === 'organization' || (!row.filtersLevels && (at === 'sibling' || isAbove))
       if (row.narrowed !== undefined) check(who, await send(service, row, mine.ids, token), row.narrowed)
       else if (row.depth !== 'organization' && outside) {
         check(who, await send(service, row, mine.ids, token), 404, 'not_found')

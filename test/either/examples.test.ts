@@ -48,7 +48,7 @@ const ORDER = [
   'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
   'retrieveSecretsLongPath', 'readProjectValues', 'readTargetValues', 'readEnvironmentValues',
-  'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames',
+  'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames', 'readProjectMatrix',
   'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets',
   'readProjectNameHistory', 'readTargetNameHistory', 'readEnvironmentNameHistory',
   'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',

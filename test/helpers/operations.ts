@@ -26,6 +26,8 @@ export interface Row {
   named?: Record<string, string>
   /** The status for a restricted token, if it does not follow from `depth`. */
   narrowed?: number
+  /** A token that is restricted to any part of the project gets this part. */
+  filtersLevels?: true
   /** The scope that this body requires, in addition to `access` or instead of it. */
   needs?: Access
   /** Further scopes that the operation always requires. */
@@ -212,6 +214,14 @@ const ROWS: Record<string, Row> = {
     access: 'secret:read',
     also: 'secret:decrypt',
     depth: 'environment'
+  },
+  readProjectMatrix: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/matrix',
+    access: 'secret:read',
+    depth: 'project',
+    filtersLevels: true,
+    query: '?decrypt=false',
+    reveals: [{ query: '' }]
   },
   compareProjectSecrets: {
     at: 'GET /api/v1/{organization}/{project}/secrets/diff',
