@@ -11,6 +11,7 @@ import type { Keyring } from './crypto/keyring.ts'
 import { nonce } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/guard/access.ts'
+import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installAgents } from './http/routes/go-sdk-compat.ts'
 import { installAliases } from './http/routes/aliases.ts'
 import { installBodyParser } from './http/bodies/body.ts'
@@ -245,6 +246,7 @@ export async function buildApp (
   // Before the guard, whose `onRoute` hook would throw for routes of Swagger UI: they do not declare `access`.
   await installDocs(app)
   installPathParams(app)
+  installDryRuns(app)
   installQueryParams(app)
   installAliases(app)
   installEtags(app)

@@ -262,6 +262,23 @@ func main() {
 	values = good(fetched.JSON200, fetched)
 	expect(values["A"] == "third" && values["B"] == "project", values)
 
+	step("list the names of all levels")
+	listed := must(client.ReadProjectMatrixWithResponse(ctx, organization, project, nil))
+	matrix := good(listed.JSON200, listed)
+	expect(len(matrix.Data.Attributes.Levels) == 3 && matrix.Meta.Total == 2 && matrix.Meta.NextLevels == nil, matrix)
+	row := (*matrix.Data.Attributes.Names)[0]
+	own := row.Cells[2]
+	expect(row.Name == "A" && own.State == strongroom.Overrides && *own.ValueGroup == 2, row)
+	expect(row.Cells[1].State == strongroom.Inherited && *row.Cells[1].ValueGroup == 1, row)
+
+	step("plan a change without making it")
+	dry := must(client.ChangeEnvironmentSecretsWithResponse(ctx, organization, project, target, environment,
+		&strongroom.ChangeEnvironmentSecretsParams{DryRun: new(true)},
+		strongroom.ChangeBody{Set: &map[string]string{"A": "fourth"}}))
+	planned := good(dry.JSON200, dry)
+	expect(planned.Data.Version == nil && !planned.Data.Unchanged, planned)
+	expect(slices.Equal(planned.DryRun.Levels[0].Names.Changed, []string{"A"}), planned)
+
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
 		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySECRETREAD},

@@ -33,7 +33,9 @@ t.test('each cell says whether the level sets, inherits, overrides or lacks the 
     E: 'missing | missing | missing | set 1 | missing | missing',
     ONLY: 'missing | missing | set 1 | missing | missing | missing'
   })
-  t.strictSame(answer.body.meta, { current_page: 1, per_page: 1000, total: 5, last_page: 1, from: 1, to: 5, next_levels: null })
+  t.strictSame(answer.body.meta, {
+    current_page: 1, per_page: 1000, total: 5, last_page: 1, from: 1, to: 5, next_levels: null
+  })
   t.match(answer.body.data.attributes.levels[0], { version: /^\d+$/, etag: /^"[\w-]{22}"$/, unreadable: false })
   t.match(answer.body.data.attributes.levels[5], { version: null, etag: null, unreadable: false })
   // The ETag is the one of the document, for a change.
@@ -150,7 +152,8 @@ t.test('cells of a document that cannot be parsed are unknown, and so are cells 
   await store(owner, { project: 'torn', target: 'backend', plaintext: '{"A":', unchecked: true })
   await store(owner, at('torn', 'live'), '{"B":"2","C":"1"}')
   const answer = await matrix(owner, 'torn')
-  t.strictSame(answer.body.data.attributes.levels.map(({ unreadable }: any) => unreadable), [false, true, false, false, false, false])
+  const unreadable = answer.body.data.attributes.levels.map(({ unreadable }: any) => unreadable)
+  t.strictSame(unreadable, [false, true, false, false, false, false])
   t.strictSame(rowsIn(answer), {
     A: 'set 1 | unknown | unknown | unknown | inherited project 1 | inherited project 1',
     B: 'set 1 | unknown | overrides project 2 | unknown | inherited project 1 | inherited project 1',

@@ -185,7 +185,9 @@ t.test('every operation says what it is, what it takes and what it answers, with
       t.ok(operation.requestBody !== undefined, `${at} describes its body`)
     }
     const good = Object.entries(operation.responses).filter(([status]) => status.startsWith('2'))
-    t.equal(good.length, 1, `${at} has one good answer`)
+    // A dry run of an operation whose answer has no body has one.
+    const isDeletion = operation.operationId === 'deleteSecrets'
+    t.strictSame(isDeletion ? good.map(([status]) => status) : good.length, isDeletion ? ['200', '204'] : 1, `${at} has one good answer`)
     for (const [status, { content }] of good) {
       if (status === '204') t.notOk(content?.['application/json']?.example, `${at} 204 has no body`)
       else if (content?.['text/html']?.schema !== undefined) t.same(Object.keys(content), ['text/html'], at)

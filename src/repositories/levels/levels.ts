@@ -162,7 +162,8 @@ const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environm
       AND (queries.after_target IS NULL OR (l.target COLLATE "C", l.environment COLLATE "C")
         > (queries.after_target COLLATE "C", queries.after_environment COLLATE "C"))
       AND (queries.slices IS NULL OR ${isInsideSlices(sql`queries.slices`, {
-        target_id: sql`l.target_id`, environment_id: sql`l.environment_id`,
+        target_id: sql`l.target_id`,
+environment_id: sql`l.environment_id`,
         hasOtherStatus: sql`l.status <> slice.except_status`
       })})
     ORDER BY l.target COLLATE "C", l.environment COLLATE "C" LIMIT ${sql.raw(String(LEVELS_OF_PAGE + 1))}
@@ -209,8 +210,12 @@ export async function findLevelsOfSecrets (
 /** A level in the order of `listLevels`: the slugs of its target and environment, empty without one. */
 export interface LevelPosition { target: string, environment: string }
 
-/** Which levels of a project to list: those after a position, only targets, or only those inside of restrictions. */
-export interface LevelSelection { after?: LevelPosition | undefined, level?: Level | undefined, slices: readonly Slice[] }
+/** Which levels of a project to list: those after a position, those of a kind, and those inside of restrictions. */
+export interface LevelSelection {
+  after?: LevelPosition | undefined
+  level?: Level | undefined
+  slices: readonly Slice[]
+}
 
 /**
  * A page of the levels of a project: the project, then each target, followed by its environments, by slug. Each level
@@ -232,18 +237,18 @@ export async function listLevels (
   }
   const rows = await ofProject(db, { organization_id, queries: JSON.stringify([query]) })
   const found = groups(rows, ({ target_id, environment_id }) => `${target_id ?? ''} ${environment_id ?? ''}`)
-    .flatMap((rows) => toState(db, rows) ?? []).sort(byPosition)
+    .flatMap((rows) => toState(db, rows) ?? [])
+    .sort((one, other) => comparePositions(positionOf(one), positionOf(other)))
   return { levels: found.slice(0, LEVELS_OF_PAGE), isCut: found.length > LEVELS_OF_PAGE }
 }
 
 export const positionOf = ({ target, environment }: LevelState): LevelPosition =>
   ({ target: target?.slug ?? '', environment: environment?.slug ?? '' })
 
-// Slugs are ASCII, so this is the order of the statement.
-function byPosition (one: LevelState, other: LevelState): number {
-  const [a, b] = [positionOf(one), positionOf(other)]
-  const [before, after] = a.target === b.target ? [a.environment, b.environment] : [a.target, b.target]
-  return before < after ? -1 : Number(before > after)
+/** The order of `listLevels`. Slugs are ASCII, so this is the order of the collation "C". */
+export function comparePositions (one: LevelPosition, other: LevelPosition): number {
+  const [a, b] = one.target === other.target ? [one.environment, other.environment] : [one.target, other.target]
+  return a < b ? -1 : Number(a > b)
 }
 
 /** The level of a write: given by slugs, or by the secret to which a version is restored. */

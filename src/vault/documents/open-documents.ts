@@ -53,7 +53,8 @@ export async function * openDocuments<D extends { id: string, size_bytes: number
   }
 }
 
-function batchesOf<D extends { size_bytes: number }> (documents: readonly D[]): D[][] {
+/** Divides documents into batches to load together. */
+export function batchesOf<D extends { size_bytes: number }> (documents: readonly D[]): D[][] {
   const batches: D[][] = []
   let bytes = Infinity
   for (const document of documents) {
