@@ -50,7 +50,7 @@ const MatrixLevel = Type.Object({
 export type MatrixLevel = Static<typeof MatrixLevel>
 
 /** States of a cell. */
-export const CELL_STATES = ['set', 'inherited', 'overrides', 'missing', 'unknown'] as const
+const CELL_STATES = ['set', 'inherited', 'overrides', 'missing', 'unknown'] as const
 
 const MatrixCell = Type.Object({
   state: Example(OneOf(CELL_STATES, {

@@ -28,8 +28,8 @@ declare module 'fastify' {
     /** The request also concerns the whole organization: 404 for restricted tokens. */
     whole?: true
     /**
-     * For reads of a project: the handler leaves out the levels that the caller's restrictions exclude. 404 only if they
-     * exclude the whole project.
+     * For reads of a project: the handler leaves out the levels that the caller's restrictions exclude. 404 only if
+     * they exclude the whole project.
      */
     filtersLevels?: true
     /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */

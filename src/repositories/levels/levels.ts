@@ -24,7 +24,7 @@ export interface SecretRow extends Authenticated<'secrets'> {
 }
 
 /** Maximum number of levels in a page of `listLevels`. */
-export const LEVELS_OF_PAGE = MATRIX_LIMITS.levels
+const LEVELS_OF_PAGE = MATRIX_LIMITS.levels
 
 /** A level with its ancestors and the requested rows, from one statement. */
 export interface LevelState {

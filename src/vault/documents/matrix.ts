@@ -18,7 +18,7 @@ interface Column { state: LevelState, path: PathDocument[] }
 interface PathDocument { index: number, level: Level, isOwn: boolean, isReadable: boolean }
 
 /** The documents of a page of levels. */
-export interface OpenedLevels {
+interface OpenedLevels {
   documents: Document[]
   columns: Column[]
   /** Whether the limits of a page left out levels. */
