@@ -263,13 +263,13 @@ func main() {
 	expect(values["A"] == "third" && values["B"] == "project", values)
 
 	step("list the names of all levels")
-	listed := must(client.ReadProjectMatrixWithResponse(ctx, organization, project, nil))
-	matrix := good(listed.JSON200, listed)
+	tabled := must(client.ReadProjectMatrixWithResponse(ctx, organization, project, nil))
+	matrix := good(tabled.JSON200, tabled)
 	expect(len(matrix.Data.Attributes.Levels) == 3 && matrix.Meta.Total == 2 && matrix.Meta.NextLevels == nil, matrix)
 	row := (*matrix.Data.Attributes.Names)[0]
-	own := row.Cells[2]
-	expect(row.Name == "A" && own.State == strongroom.Overrides && *own.ValueGroup == 2, row)
-	expect(row.Cells[1].State == strongroom.Inherited && *row.Cells[1].ValueGroup == 1, row)
+	lowest := row.Cells[2]
+	expect(row.Name == "A" && lowest.State == strongroom.MatrixCellStateOverrides && *lowest.ValueGroup == 2, row)
+	expect(row.Cells[1].State == strongroom.MatrixCellStateInherited && *row.Cells[1].ValueGroup == 1, row)
 
 	step("plan a change without making it")
 	dry := must(client.ChangeEnvironmentSecretsWithResponse(ctx, organization, project, target, environment,

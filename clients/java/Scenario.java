@@ -248,8 +248,8 @@ public class Scenario {
     MatrixAnswer matrix = secrets.readProjectMatrix(ORGANIZATION, PROJECT, null, null, null, null, null, null, null, null);
     expect(matrix.getData().getAttributes().getLevels().size() == 3 && matrix.getMeta().getNextLevels() == null, matrix);
     MatrixName row = matrix.getData().getAttributes().getNames().get(0);
-    MatrixCell own = row.getCells().get(2);
-    expect(own.getState() == MatrixCell.StateEnum.OVERRIDES && own.getValueGroup() == 2, row);
+    MatrixCell lowest = row.getCells().get(2);
+    expect(lowest.getState() == MatrixCell.StateEnum.OVERRIDES && lowest.getValueGroup() == 2, row);
     expect(row.getCells().get(1).getState() == MatrixCell.StateEnum.INHERITED, row);
 
     step("plan a change without making it");
