@@ -264,8 +264,8 @@ func main() {
 	expect(values["A"] == "third" && values["B"] == "project", values)
 
 	step("list the projects: the last change")
-	listed := must(client.ListProjectsWithResponse(ctx, organization, nil))
-	last := good(listed.JSON200, listed).Data[0].Attributes.LastChange
+	overview := must(client.ListProjectsWithResponse(ctx, organization, nil))
+	last := good(overview.JSON200, overview).Data[0].Attributes.LastChange
 	expect(last.Version == *removed.Version && last.CreatedBy != nil, last)
 
 	step("create a token that reads")

@@ -307,7 +307,8 @@ step('export the audit events of what was stored')
 const lines = good(await client.GET('/api/v1/{organization}/audit-events/export', {
   params: { ...ofOrganization, query: { action: 'secret.store' } }, parseAs: 'text'
 }))
-expect(lines.split('\n').length === 6, lines)
+// The client types the text as one of its media types.
+expect(String(lines).split('\n').length === 6, lines)
 
 step('delete the project')
 const gone = await client.DELETE('/api/v1/{organization}/{project}', { params: ofProject })
