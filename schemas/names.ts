@@ -1,8 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { SECRET_NAME_LENGTH } from './changes.ts'
+import { CREATED_BY } from './last-change.ts'
 import { LevelName, READ_TYPE } from './secrets.ts'
 import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
-import { CREATED_BY, VERSION_ACTIONS } from './versions.ts'
+import { VERSION_ACTIONS } from './versions.ts'
 
 /** Media type of values that a POSIX shell can source. */
 export const SHELL_TYPE = 'text/plain'
