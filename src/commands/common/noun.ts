@@ -14,7 +14,12 @@ export type Environment = NodeJS.ProcessEnv
 export type Command = (args: string[], env: Environment) => Promise<number>
 
 /** The first word of a command line, with its help text. */
-export interface Noun { help: string, run: Command }
+export interface Noun {
+  help: string
+  run: Command
+  /** The commands concern the whole installation, so no audit log of an organization records them. */
+  isOfInstallation?: true
+}
 
 type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
 type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
