@@ -165,7 +165,8 @@ t.test('an unknown variable that resembles one of ours gives a warning without i
 })
 
 t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask for https before a password', async (t) => {
-  const server = await startServer(t, { DATA_DIR: join(scratchDirectory(t), 'data'), HOST: '0.0.0.0' })
+  const env = { DATA_DIR: join(scratchDirectory(t), 'data'), HOST: '0.0.0.0', PORT: '0' }
+  const server = await startServer(t, env)
   t.match(server.stderr(), /^HOST is 0\.0\.0\.0, but PUBLIC_URL is not set: [^\n]+ Set PUBLIC_URL to the https address [^\n]+\n$/)
   const port = new URL(server.address).port
   const ask = (path: string, headers: Record<string, string>, method = 'GET') =>
@@ -198,3 +199,12 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
   }
   t.equal((await server.stop()).code, 0)
 })
+  // All addresses that the service prints and mails open on this machine.
+  t.equal(server.address, `http://127.0.0.1:${port}`)
+  t.match(server.stdout(), `Documentation   http://127.0.0.1:${port}/docs`)
+  const metadata = await (await fetch(`${server.address}/.well-known/oauth-authorization-server`)).json() as { issuer: string }
+  t.equal(metadata.issuer, server.address)
+  const { link } = JSON.parse((await command(['user', 'password', '--email', 'owner@example.com', '--json'], env)).stdout)
+  t.ok(link.startsWith(`${server.address}/account/set-password/`), link)
+  const opened = await ask(new URL(link).pathname, { host: new URL(link).host })
+  t.match(opened, { status: 200, text: /name="password"/ })
