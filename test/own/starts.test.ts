@@ -30,7 +30,11 @@ t.test('on a Node.js that is too old, every command and script says which one is
   for (const version of ['20.19.0', '22.2.0', '24.0.0', '26.1.0']) {
     t.match(await runAs(version, CLI, 'help'), { code: 0, stderr: '' }, version)
   }
-  t.match(JSON.parse(readFileSync('package.json', 'utf8')), { engines: { node: '>=20.19' } })
+  t.match(JSON.parse(readFileSync('package.json', 'utf8')), { engines: { node: '^20.19 || >=22.2' } })
+  for (const page of ['README.md', 'CONTRIBUTING.md', 'docs/operations/install.md']) {
+    const said = [...readFileSync(page, 'utf8').matchAll(/Node\.js 20[^;:\n]*/g)].map(([text]) => text)
+    t.same(said, ['Node.js 20 from 20.19, or 22.2 or newer'], page)
+  }
 })
 
 t.test('the entries import nothing before this check that an old Node.js could fail to link', async (t) => {
