@@ -1,5 +1,5 @@
 // duration: 9 s
-import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'
 import t from 'tap'
@@ -45,6 +45,51 @@ t.test('the entries import nothing before this check that an old Node.js could f
   for (const file of ['scripts/start.mjs', 'scripts/cli.mjs']) t.same(importsOf(file), ['../src/node-version.mjs'])
 })
 
+t.test('a folder that this user may not read is named as such, not as missing', async (t) => {
+  const scratch = scratchDirectory(t)
+  chmodSync(scratch, 0o711)
+  const dir = join(scratch, 'data')
+  mkdirSync(join(dir, 'postgres'), { recursive: true })
+  // Root may read everything, so its commands drop to another user.
+  const other = 65534
+  const asOther = process.getuid?.() === 0
+    ? ['--import', `data:text/javascript,${encodeURIComponent(`process.setgid(${other}); process.setuid(${other})`)}`]
+    : []
+  const lineOf = (folder: string) =>
+    `DATA_DIR: this user may not read ${folder} (EACCES): run the command as the user of the service\n`
+  for (const folder of [dir, join(dir, 'postgres')]) {
+    chmodSync(folder, asOther.length > 0 ? 0o700 : 0)
+    if (folder !== dir) chmodSync(dir, 0o755)
+    for (const args of [['user', 'list'], ['backup', join(dir, 'file')]]) {
+      const ended = await run(process.execPath, [...asOther, CLI, ...args], { DATA_DIR: dir })
+      t.same(ended, { code: 1, stdout: '', stderr: lineOf(folder) }, args.join(' '))
+    }
+    chmodSync(folder, 0o700)
+  }
+})
+
+t.test('a command that reads or changes data makes no schema in an empty database, which a restore still accepts', async (t) => {
+  const full = { DATA_DIR: scratchDirectory(t) }
+  const file = join(scratchDirectory(t), 'backup')
+  t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], full)).code, 0)
+  t.equal((await command(['backup', file], full)).code, 0)
+  const MASTER_KEY = readFileSync(join(full.DATA_DIR, 'master.key'), 'utf8').trim()
+  const place = { DATA_DIR: join(scratchDirectory(t), 'data'), MASTER_KEY }
+  // As an interrupted restore leaves the database.
+  const interrupted = await run('sh', ['-c', `head -c -500 '${file}' | '${process.execPath}' '${CLI}' restore -`], place)
+  t.match(interrupted, { code: 1, stdout: '', stderr: /is truncated/ })
+  t.ok(existsSync(join(place.DATA_DIR, 'postgres')))
+  const stderr = `The database at ${join(place.DATA_DIR, 'postgres')} is empty: start the service, or run \`init\` or \`restore\`\n`
+  for (const args of [['user', 'list'], ['organization', 'add', '--name', 'Nimbus'], ['rewrap'], ['audit', 'export']]) {
+    t.same(await command(args, place), { code: 1, stdout: '', stderr }, args.join(' '))
+    t.same(await command(args, { DATA_DIR: place.DATA_DIR }), { code: 1, stdout: '', stderr }, `${args.join(' ')} without a key`)
+  }
+  t.notOk(existsSync(join(place.DATA_DIR, 'master.key')), 'and no key')
+  t.same(await command(['audit', 'verify'], place), { code: 2, stdout: '', stderr })
+  t.match(await command(['restore', file], place), { code: 0, stdout: /^Restored 1 organizations/ })
+  t.match(await command(['user', 'list'], place), { code: 0, stdout: /rosa@nimbus\.example/ })
+})
+
 t.test('only serve, init, migrate and restore create DATA_DIR; the other commands name the missing folder', async (t) => {
   const scratch = scratchDirectory(t)
   const missing = join(scratch, 'missing')
@@ -69,7 +114,18 @@ t.test('only serve, init, migrate and restore create DATA_DIR; the other command
       code: 1, stdout: '', stderr: `No database in ${empty} (DATA_DIR): set DATA_DIR or DATABASE_URL as for the service\n`
     }, args.join(' '))
   }
-  t.match(await command(['audit', 'verify'], { DATA_DIR: missing }), { code: 2, stderr: /^There is no folder/ })
+  t.match(await command(['audit', 'verify'], { DATA_DIR: missing }), { code: 1, stderr: /^There is no folder/ })
+  t.match(await command(['audit', 'verify'], { DATA_DIR: empty }), { code: 2, stderr: /^No database in/ })
+  // These need no database, but the key file in the folder.
+  for (const args of [['drill', join(scratch, 'file')], ['audit', 'verify', '--file', join(scratch, 'file')]]) {
+    t.same(await command(args, { DATA_DIR: missing }), {
+      code: 1,
+      stdout: '',
+      stderr: `There is no folder ${missing} (DATA_DIR): set DATA_DIR, MASTER_KEY or MASTER_KEY_FILE as for the service\n`
+    }, args.join(' '))
+    const withKey = { DATA_DIR: missing, MASTER_KEY: generateMasterKey().text }
+    t.match(await command(args, withKey), { code: 2, stderr: /file cannot be read \(ENOENT\)/ }, `${args.join(' ')} with a key`)
+  }
   t.same([readdirSync(scratch), readdirSync(empty)], [['empty'], []], 'nothing was made')
 
   const { stdout } = await command(['help'])
