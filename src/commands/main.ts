@@ -1,6 +1,7 @@
 import cluster from 'node:cluster'
 import { unknownVariables } from '../config.ts'
 import { DirectoryLocked } from '../db/database.ts'
+import { didYouMean } from '../rules/formats/choices.ts'
 import { sendCommand } from './common/in-service.ts'
 import { untilExit, type Environment, type Noun } from './common/noun.ts'
 import { warn, write } from './common/stdio.ts'
@@ -36,7 +37,9 @@ export async function run (argv: string[], env: Environment, begin = () => {}): 
   const [name = '', ...args] = argv
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
   if (load === undefined && !HELP.includes(name)) {
-    process.stderr.write(`${name === '' ? '' : `Unknown command ${name}\n`}${await usage()}`)
+    process.stderr.write(name === ''
+      ? await usage()
+      : `Unknown command ${name}${didYouMean(Object.keys(NOUNS), name)}. \`help\` lists the commands.\n`)
     begin()
     return 2
   }

@@ -249,6 +249,15 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
     const type = { 'content-type': 'application/x-www-form-urlencoded' }
     t.match(await ask('/oauth/sign-in', { host, ...type }, 'POST'), { status: 403, text: /Sign in over https/ })
   }
+  // All addresses that the service prints and mails open on this machine.
+  t.equal(server.address, `http://127.0.0.1:${port}`)
+  t.match(server.stdout(), `Documentation   http://127.0.0.1:${port}/docs`)
+  const metadata = await (await fetch(`${server.address}/.well-known/oauth-authorization-server`)).json() as { issuer: string }
+  t.equal(metadata.issuer, server.address)
+  const { link } = JSON.parse((await command(['user', 'password', '--email', 'owner@example.com', '--json'], env)).stdout)
+  t.ok(link.startsWith(`${server.address}/account/set-password/`), link)
+  const opened = await ask(new URL(link).pathname, { host: new URL(link).host })
+  t.match(opened, { status: 200, text: /name="password"/ })
   const safe: Record<string, string>[] = [
     { host: `127.0.0.1:${port}` }, { host: `localhost:${port}` }, { host: `[::1]:${port}` },
     // Behind a proxy with TLS.
@@ -259,12 +268,27 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
   }
   t.equal((await server.stop()).code, 0)
 })
-  // All addresses that the service prints and mails open on this machine.
-  t.equal(server.address, `http://127.0.0.1:${port}`)
-  t.match(server.stdout(), `Documentation   http://127.0.0.1:${port}/docs`)
-  const metadata = await (await fetch(`${server.address}/.well-known/oauth-authorization-server`)).json() as { issuer: string }
-  t.equal(metadata.issuer, server.address)
-  const { link } = JSON.parse((await command(['user', 'password', '--email', 'owner@example.com', '--json'], env)).stdout)
-  t.ok(link.startsWith(`${server.address}/account/set-password/`), link)
-  const opened = await ask(new URL(link).pathname, { host: new URL(link).host })
-  t.match(opened, { status: 200, text: /name="password"/ })
+
+t.test('a misspelt command or option names the nearest one and the valid ones, without the whole help', async (t) => {
+  const rows: [args: string[], line: string][] = [
+    [['usr'], 'Unknown command usr (did you mean user?). `help` lists the commands.'],
+    [['users', 'list'], 'Unknown command users (did you mean user?). `help` lists the commands.'],
+    [['constructor'], 'Unknown command constructor. `help` lists the commands.'],
+    [['client', 'lst'], 'Unknown command client lst (did you mean list?); client has: add, disable, enable, list'],
+    [['client', 'toString'], 'Unknown command client toString; client has: add, disable, enable, list'],
+    [['client'], 'client needs a command, one of: add, disable, enable, list'],
+    [['client', '--id', 'x'], 'client needs a command, one of: add, disable, enable, list'],
+    [
+      ['token', 'add', '--organizaton', 'nimbus'],
+      "Unknown option '--organizaton' (did you mean --organization?); allowed: --organization, --name, --ability"
+    ],
+    [['client', 'enable', '--idx=canary'], "Unknown option '--idx' (did you mean --id?); allowed: --id"],
+    [['client', 'list', '-v'], "Unknown option '-v'; the command has no options"],
+    [['restore', 'file', '--identiy', 'x'], "Unknown option '--identiy' (did you mean --identity?); allowed: --identity"]
+  ]
+  for (const [args, line] of rows) {
+    t.same(await command(args), { code: 2, stdout: '', stderr: `${line}\n` }, args.join(' '))
+  }
+  t.match(await command([]), { code: 2, stdout: '', stderr: /^Usage: strongroom COMMAND\n/ })
+  t.match(await command(['help']), { code: 0, stdout: /^Usage: strongroom COMMAND\n/, stderr: '' })
+})
