@@ -489,6 +489,31 @@ t.test('“not production” follows the present status, also for versions, mome
   t.equal((await call('DELETE', `/${o}/secrets/versions/${versions['backend/stage']}`)).status, 204)
 })
 
+t.test('for “not production” the status decides, not the name, and a change opens or hides the whole history', async (t) => {
+  await project('named')
+  const created = await owner.call('POST', `/${o}/named/backend/environments`, { name: 'production' })
+  t.match(created, { status: 201, body: { data: { attributes: { slug: 'production', status: 'development' } } } })
+  const { call } = await member('named', 'developer', [{ except_status: 'production' }])
+  const path = 'named/backend/production'
+  const level = { project: 'named', target: 'backend', environment: 'production' }
+  const store = async (value: string) =>
+    (await owner.call('POST', `/${o}/secrets/store`, { ...level, plaintext: `A=${value}` })).body.data.version as string
+  const set = (status: string) => owner.call('PATCH', `/${o}/${path}`, { status })
+  const versions = [await store('before')]
+  t.equal(await statusOf(call, path, '?decrypt=true'), 200, 'the name decides nothing')
+  await set('production')
+  versions.push(await store('during'))
+  const readable = async () => [
+    await statusOf(call, path),
+    ...await Promise.all(versions.map(async (id) => (await call('GET', `/${o}/secrets/versions/${id}`)).status))
+  ]
+  t.strictSame(await readable(), [404, 404, 404], 'also the version from before')
+  await set('staging')
+  t.strictSame(await readable(), [200, 200, 200], 'also the version from the time in production')
+  const said = (service.app.swagger() as any).components.schemas.TeamRestriction.properties.except_status.description
+  t.match(said, /The status decides, not the name: a new environment is `development` unless the request sets `status`/)
+})
+
 t.test('TI-41: no write of a restricted person is in the history after the change of the status', async (t) => {
   const { ids } = await project('races')
   const { person, call } = await member('races', 'administrator', [{ except_status: 'production' }])
