@@ -50,7 +50,9 @@ export const TeamRestriction = Type.Object({
   target: Type.Optional(Slug),
   environment: Type.Optional(Slug),
   except_status: Type.Optional(OneOf(EXCEPT_STATUSES, {
-    description: 'only environments whose `status` is another one at the moment'
+    description: 'only environments whose `status` is another one at the moment. The status decides, not the name: a ' +
+      'new environment is `development` unless the request sets `status`. A change of the status opens or hides the ' +
+      'whole history of the environment'
   }))
 }, {
   title: 'TeamRestriction',

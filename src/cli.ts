@@ -5,9 +5,12 @@ import { fileURLToPath } from 'node:url'
 
 /** Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. */
 export async function main (argv: string[]): Promise<number> {
-  // A static import would be linked before the version is checked.
+  // A static import would be linked before the version is checked. The other modules take a while to load, so the
+  // signals are handled first.
+  const { interceptStart } = await import('./commands/common/scratch.ts')
+  const begin = argv[0] === 'serve' ? () => {} : interceptStart()
   const { run } = await import('./commands/main.ts')
-  return run(argv, process.env)
+  return run(argv, process.env, begin)
 }
 
 // Follow links, because the installed command is a symbolic link to this file.

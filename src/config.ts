@@ -267,14 +267,28 @@ function refuseFile (name: string, path: string, given: string, allowed: string)
   refuse(`${name}: ${quote(path)} ${given}; ${allowed} is allowed`)
 }
 
-/** Returns the http URL of a host and a port; adds the brackets around an IPv6 address. */
+/**
+ * Returns the http URL of a host and a port, as this machine can open it: the loopback address for a wildcard, which is
+ * every address of this machine; with brackets around an IPv6 address.
+ */
 export function httpAddress (host: string, port: number): string {
-  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`
+  const written = host.includes(':') ? `[${host}]` : host
+  // The parser normalizes other spellings of the wildcards.
+  const wildcard = WILDCARDS[parseUrl(`http://${written}`)?.hostname ?? '']
+  return `http://${wildcard ?? written}:${port}`
 }
+
+const WILDCARDS: Readonly<Record<string, string>> = { '0.0.0.0': '127.0.0.1', '[::]': '[::1]' }
+
+/** Whether people of other machines may open the pages over plain http, which shows passwords to the network. */
+export const isOpenInsecurely = ({ publicUrl, host }: Pick<Config, 'publicUrl' | 'host'>): boolean =>
+  publicUrl === undefined ? !isLoopback(host) : isInsecureUrl(publicUrl)
+
+const isInsecureUrl = (url: string) => url.startsWith('http:') && !isLoopback(new URL(url).hostname)
 
 // Plain HTTP exposes tokens, passwords and secrets on the network, except on loopback addresses.
 function checkPublicUrl (url: string | undefined) {
-  if (url === undefined || url.startsWith('https:') || isLoopback(new URL(url).hostname)) return
+  if (url === undefined || !isInsecureUrl(url)) return
   refuse(`PUBLIC_URL is ${redact(url)}; allowed: https://, or http:// with 127.0.0.1, [::1] or localhost. ` +
     'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }

@@ -5,7 +5,7 @@ const [major, minor] = process.versions.node.split('.').map(Number)
 
 const needed = major < 20 || (major === 20 && minor < 19)
   ? '20.19'
-  // Without `crc32` of node:zlib, too.
+  // `crc32` of node:zlib is missing in 21 and in 22 before 22.2.
   : major === 21 || (major === 22 && minor < 2) ? '22.2' : undefined
 if (needed !== undefined) {
   console.error(`Node.js ${needed} or newer is needed; this is ${process.versions.node}`)

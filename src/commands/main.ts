@@ -1,6 +1,7 @@
 import cluster from 'node:cluster'
 import { unknownVariables } from '../config.ts'
 import { DirectoryLocked } from '../db/database.ts'
+import { didYouMean } from '../rules/formats/choices.ts'
 import { sendCommand } from './common/in-service.ts'
 import { untilExit, type Environment, type Noun } from './common/noun.ts'
 import { warn, write } from './common/stdio.ts'
@@ -28,12 +29,18 @@ async function usage (): Promise<string> {
   return `Usage: strongroom COMMAND\n\n${nouns.map(({ help }) => help).join('')}`
 }
 
-/** Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. */
-export async function run (argv: string[], env: Environment): Promise<number> {
+/**
+ * Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. Calls `begin`
+ * when the command begins and handles signals itself.
+ */
+export async function run (argv: string[], env: Environment, begin = () => {}): Promise<number> {
   const [name = '', ...args] = argv
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
   if (load === undefined && !HELP.includes(name)) {
-    process.stderr.write(`${name === '' ? '' : `Unknown command ${name}\n`}${await usage()}`)
+    process.stderr.write(name === ''
+      ? await usage()
+      : `Unknown command ${name}${didYouMean(Object.keys(NOUNS), name)}. \`help\` lists the commands.\n`)
+    begin()
     return 2
   }
   // The supervisor warns once for all workers.
@@ -41,9 +48,12 @@ export async function run (argv: string[], env: Environment): Promise<number> {
   return untilExit(async () => {
     if (load === undefined) {
       await write(await usage())
+      begin()
       return 0
     }
-    return (await load()).run(args, env).catch((error: unknown) => {
+    const noun = await load()
+    begin()
+    return noun.run(args, env).catch((error: unknown) => {
       if (error instanceof DirectoryLocked && Object.hasOwn(OPERATOR_NOUNS, name)) return sendCommand(error, argv)
       throw error
     })

@@ -7,7 +7,7 @@ import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import { CreateTargetBody, Target, TargetList, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { inLevel, levelOf, reachBelow, requireInside } from '../http/guard/level-lookup.ts'
+import { inLevel, levelOf, reachBelow, requireInside, requireSiblings } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
@@ -139,17 +139,12 @@ const placesOf = (
       const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
       refuseReserved(kind, body.slug)
       const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
-        const { organization_id, level_id: id, project, target, environment } = level
+        const { organization_id, level_id: id, project, environment } = level
         // The status decides about access, so a caller that is restricted to a part of the project cannot change it.
         if (body.status !== undefined && body.status !== environment?.status) {
           requireInside(request, { project_id: project.id })
         }
-        // A refused slug names a sibling, which only a caller with access to the parent may learn.
-        if (body.slug !== undefined) {
-          requireInside(request, kind === 'target'
-            ? { project_id: project.id }
-            : { project_id: project.id, target_id: target!.id })
-        }
+        requireSiblings(request, level, body.slug)
         await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
         await recordEvent(db, actorOf(request), {
           ...event('update', id), details: { members: Object.keys(body).join(' ') }

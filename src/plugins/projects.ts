@@ -9,7 +9,7 @@ import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
-import { inProject, levelOf, reachIn } from '../http/guard/level-lookup.ts'
+import { inProject, levelOf, reachIn, requireSiblings } from '../http/guard/level-lookup.ts'
 import { requirePlanQuota } from '../http/limits/plan-limits.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -157,6 +157,7 @@ export const projects: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { body } = request
       refuseReserved('project', body.slug)
+      requireSiblings(request, levelOf(request), body.slug)
       const handover = await prepareHandover(request, reply, body)
       const change = async (db: Db, project: KeyState) => {
         const { name, slug, description, secret_format, history_policy } = body

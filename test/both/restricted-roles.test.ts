@@ -273,6 +273,88 @@ t.test('a restricted role learns nothing about hidden levels from the audit log 
   t.ok(ids)
 })
 
+// The slugs of organizations are public within a service.
+const SLUG_SETTERS = Object.keys(OPERATIONS).filter((id) => setsSlug(id) && !id.endsWith('Organization'))
+
+function setsSlug (id: string): boolean {
+  const [method, path] = OPERATIONS[id]!.at.split(' ')
+  const { paths, components } = service.app.swagger() as any
+  const [media] = Object.values<any>(paths[path!][method!.toLowerCase()].requestBody?.content ?? {})
+  const name = media?.schema.$ref?.split('/').at(-1)
+  return (components.schemas[name] ?? media?.schema)?.properties?.slug !== undefined
+}
+
+t.test('a caller learns no hidden slug by setting a slug, for every operation that sets one', async (t) => {
+  t.match(SLUG_SETTERS.join(), /createProject.*updateProject/)
+  t.ok(SLUG_SETTERS.length >= 8, SLUG_SETTERS.join())
+  const world = await settle(service, 'slugs')
+  const { caller: { organization }, ids, sliceOf } = world
+  const whole = { ...sliceOf(), target_id: null, environment_id: null }
+  const parts: Record<string, Slice[]> = {
+    project: [whole],
+    target: [{ ...sliceOf(), environment_id: null }],
+    environment: [sliceOf()],
+    status: [{ ...whole, except_status: 'production' }]
+  }
+  const callers: Record<string, string> = {}
+  for (const [name, slices] of Object.entries(parts)) {
+    const person = await makePerson(service, { [organization]: OWN_ROLE })
+    await makeTeam(service, organization, [person], { [ids.project!]: 'owner' }, slices)
+    callers[`person of the ${name}`] = (await issuePair(service, person, SCOPE_NAMES)).access
+    if (name === 'status') continue
+    callers[`token of the ${name}`] = (await service.token(organization, ['*'], { slices })).token
+  }
+  const person = await makePerson(service, { [organization]: OWN_ROLE })
+  await makeTeam(service, organization, [person], { [ids.project!]: 'owner' })
+  callers['person of a team'] = (await issuePair(service, person, SCOPE_NAMES)).access
+  t.equal((await world.caller.call('POST', `/organizations/${organization}/teams`, { name: 'slugs-other', slug: 'slugs-other' })).status, 201)
+
+  let [refused, hidden] = [0, 0]
+  for (const id of SLUG_SETTERS) {
+    const row = OPERATIONS[id]!
+    // The siblings of the test data have this slug.
+    const set = (slug: string, token: string) => send(service, { ...row, body: { name: 'Any', slug } }, ids, token)
+    const [noun] = /project|target|environment|team/i.exec(id)!
+    const sibling = {
+      project: '/slugs-other',
+      target: `/${ids.project}/slugs-other`,
+      environment: `/${ids.project}/${ids.target}/slugs-other`
+    }[noun.toLowerCase()]
+    for (const [name, token] of Object.entries(callers)) {
+      const taken = await set('slugs-other', token)
+      if (taken.body.error === 'slug_taken') {
+        refused += 1
+        t.equal((await bearer(token)('GET', `/${organization}${sibling}`)).status, 200, `${id} by ${name} sees the sibling`)
+        continue
+      }
+      hidden += 1
+      const free = await set('slugs-free', token)
+      t.strictSame([taken.status, taken.body.error], [free.status, free.body.error], `${id} by ${name}`)
+      t.match(taken.status, /^40[34]$/, `${id} by ${name}`)
+    }
+  }
+  t.ok(refused >= 10 && hidden >= 20, `${refused} see the sibling, ${hidden} learn nothing`)
+})
+
+t.test('the slug of a project can be changed with access to all projects, and sent back without', async (t) => {
+  await project('zeta')
+  await project('atlas')
+  const [row] = await service.sql(`SELECT id FROM projects WHERE organization_id = '${o}' AND slug = 'zeta'`)
+  const slices = [{ project_id: row!.id as string, target_id: null, environment_id: null }]
+  const { call: token } = await service.token(o, ['*'], { slices })
+  const { call: ofTeam } = await member('zeta', 'administrator')
+  const { call: readsAll } = await member('zeta', 'administrator', undefined, 'api_user')
+  const rename = (call: Caller['call'], slug: string) => call('PATCH', `/${o}/zeta`, { slug, description: 'Any' })
+  for (const call of [token, ofTeam]) {
+    t.match(await rename(call, 'atlas'), { status: 404, body: { error: 'not_found', details: undefined } })
+    t.equal((await rename(call, 'free')).text.replace(/"request_id":"[^"]*"/, ''),
+      (await rename(call, 'atlas')).text.replace(/"request_id":"[^"]*"/, ''))
+    t.match(await rename(call, 'zeta'), { status: 200, body: { data: { attributes: { slug: 'zeta' } } } }, 'the present slug')
+  }
+  t.match(await rename(readsAll, 'atlas'), { status: 422, body: { error: 'slug_taken' } }, 'a role that reads all projects')
+  t.match(await owner.call('GET', `/${o}/zeta`), { status: 200 })
+})
+
 t.test('the access of a person is the union of the roles, for each scope', async (t) => {
   const { versions } = await project('union')
   const { person, call } = await member('union', 'api_user')
@@ -405,6 +487,31 @@ t.test('“not production” follows the present status, also for versions, mome
   )
   t.strictSame(await statuses(), every(200), '`is_production` is a hint for tools')
   t.equal((await call('DELETE', `/${o}/secrets/versions/${versions['backend/stage']}`)).status, 204)
+})
+
+t.test('for “not production” the status decides, not the name, and a change opens or hides the whole history', async (t) => {
+  await project('named')
+  const created = await owner.call('POST', `/${o}/named/backend/environments`, { name: 'production' })
+  t.match(created, { status: 201, body: { data: { attributes: { slug: 'production', status: 'development' } } } })
+  const { call } = await member('named', 'developer', [{ except_status: 'production' }])
+  const path = 'named/backend/production'
+  const level = { project: 'named', target: 'backend', environment: 'production' }
+  const store = async (value: string) =>
+    (await owner.call('POST', `/${o}/secrets/store`, { ...level, plaintext: `A=${value}` })).body.data.version as string
+  const set = (status: string) => owner.call('PATCH', `/${o}/${path}`, { status })
+  const versions = [await store('before')]
+  t.equal(await statusOf(call, path, '?decrypt=true'), 200, 'the name decides nothing')
+  await set('production')
+  versions.push(await store('during'))
+  const readable = async () => [
+    await statusOf(call, path),
+    ...await Promise.all(versions.map(async (id) => (await call('GET', `/${o}/secrets/versions/${id}`)).status))
+  ]
+  t.strictSame(await readable(), [404, 404, 404], 'also the version from before')
+  await set('staging')
+  t.strictSame(await readable(), [200, 200, 200], 'also the version from the time in production')
+  const said = (service.app.swagger() as any).components.schemas.TeamRestriction.properties.except_status.description
+  t.match(said, /The status decides, not the name: a new environment is `development` unless the request sets `status`/)
 })
 
 t.test('TI-41: no write of a restricted person is in the history after the change of the status', async (t) => {

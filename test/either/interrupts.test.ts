@@ -1,8 +1,9 @@
 // duration: 60 s
-import { spawn, spawnSync } from 'node:child_process'
+import { spawn, spawnSync, type ChildProcessByStdio } from 'node:child_process'
 import { once } from 'node:events'
 import { createReadStream, createWriteStream, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
+import type { Readable, Writable } from 'node:stream'
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
@@ -10,7 +11,7 @@ import { ulid } from 'ulidx'
 import { lines } from '../../src/commands/common/progress.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { startApp, type TestApp } from '../helpers/app.ts'
-import { CLI, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
+import { CLI, cli, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
 t.setTimeout(300_000)
@@ -35,6 +36,7 @@ function inTerminal (t: Test, args: string[], env: Env, redirect = '') {
   return {
     ended,
     shown: () => shown,
+    isRunning: () => child.exitCode === null,
     /** Resolves when the terminal shows the text, or when the command has ended. */
     async until (text: RegExp) {
       while (!text.test(shown) && child.exitCode === null) await pause(5)
@@ -66,6 +68,8 @@ let service: TestApp
 let env: Env
 let o: string
 let whole: Buffer
+/** A command without a terminal that waits for its input during the tests. */
+let waiting: ChildProcessByStdio<Writable, null, Readable>
 
 t.before(async () => {
   service = await startApp(t)
@@ -89,7 +93,14 @@ t.before(async () => {
   const { code, stderr } = await command(['backup', backedUp], env)
   if (code !== 0) throw new Error(stderr)
   whole = readFileSync(backedUp)
+  waiting = spawn(process.execPath, [CLI, 'audit', 'verify', '--file', '-'], {
+    env: { PATH, HOME, NODE_OPTIONS, MASTER_KEY: env.MASTER_KEY! }, stdio: ['pipe', 'ignore', 'pipe']
+  })
+  waiting.stdin.on('error', () => {})
+  // At least one chunk, so that the verification has begun.
+  waiting.stdin.write(readFileSync(exported).subarray(0, 100))
 })
+t.teardown(() => waiting?.kill('SIGKILL'))
 
 t.test('an interrupted backup leaves no file', { skip }, async (t) => {
   const dir = scratchDirectory(t)
@@ -114,9 +125,9 @@ t.test('an interrupted backup leaves no file', { skip }, async (t) => {
 /** Interrupts a command that reads a pipe, after it has read shares of `content`. */
 async function readingPipe (
   t: Test, args: (pipe: string) => { args: string[], redirect?: string }, place: Env, content: Buffer,
-  step: RegExp, last: RegExp
+  step: RegExp, last: RegExp, shares = [0.01, 0.4, 0.9]
 ) {
-  for (const share of [0.01, 0.4, 0.9]) {
+  for (const share of shares) {
     const pipe = fifo(t)
     const { args: words, redirect } = args(pipe)
     const run = inTerminal(t, words, place, redirect)
@@ -138,10 +149,35 @@ async function readingPipe (
   }
 }
 
+const MAX_ATTEMPTS = 20
+
+/** Interrupts a command in a step. Repeated until the command is interrupted there, and not later. */
+async function inStep (t: Test, step: RegExp, args: string[], placeOf: () => Promise<Env> | Env, last: RegExp) {
+  for (let attempt = 1; attempt <= MAX_ATTEMPTS; attempt++) {
+    const run = inTerminal(t, args, await placeOf())
+    await run.until(step)
+    const { code, text } = await run.interrupt()
+    if (code === 130 && last.test(text)) {
+      t.pass(`${args[0]} in ${step}`)
+      return
+    }
+    t.comment(`${args[0]} came further than ${step}: ${code} ${text.trim().split('\n').at(-1)}`)
+  }
+  t.fail(`${args[0]} was never interrupted in ${step}`)
+}
+
 t.test('an interrupted restore leaves an empty database', { skip }, async (t) => {
-  const place = { ...await emptyPlace(t), MASTER_KEY: env.MASTER_KEY! }
+  let place: Env = {}
+  const emptyOne = async () => {
+    place = { ...await emptyPlace(t), MASTER_KEY: env.MASTER_KEY! }
+    return place
+  }
+  for (const step of [/Verifying the backup [#-]{24} /, /Comparing [#-]{24} /]) {
+    await inStep(t, step, ['restore', backedUp], emptyOne,
+      /Interrupted\. Nothing was restored, and the database was not changed\.\n$/)
+  }
   await readingPipe(t, (pipe) => ({ args: ['restore', '-'], redirect: `< ${pipe}` }), place, whole,
-    /Restoring: \d+\.\d MiB/, /Interrupted\. Nothing was restored, and the database was not changed\.\n$/)
+    /Restoring: \d+\.\d MiB/, /Interrupted\. Nothing was restored, and the database was not changed\.\n$/, [0.4])
   const restored = inTerminal(t, ['restore', backedUp], place)
   t.equal(await restored.ended, 0)
   t.match(restored.shown(), /Verifying the backup [#-]{24} /)
@@ -152,8 +188,11 @@ t.test('an interrupted restore leaves an empty database', { skip }, async (t) =>
 
 t.test('an interrupted drill removes its database', { skip }, async (t) => {
   const TMPDIR = scratchDirectory(t)
-  await readingPipe(t, (pipe) => ({ args: ['drill', '-'], redirect: `< ${pipe}` }), { TMPDIR, MASTER_KEY: env.MASTER_KEY! }, whole,
-    /Restoring: \d+\.\d MiB/, /Interrupted\. The drill is incomplete\. Its temporary database was removed\.\n$/)
+  const place = { TMPDIR, MASTER_KEY: env.MASTER_KEY! }
+  const last = /Interrupted\. The drill is incomplete\. Its temporary database was removed\.\n$/
+  await readingPipe(t, (pipe) => ({ args: ['drill', '-'], redirect: `< ${pipe}` }), place, whole,
+    /Restoring: \d+\.\d MiB/, last, [0.4])
+  for (const step of [/Comparing [#-]{24} /, /Opening [#-]{24} /]) await inStep(t, step, ['drill', backedUp], () => place, last)
   t.strictSame(readdirSync(TMPDIR), [])
 })
 
@@ -189,12 +228,50 @@ t.test('an interrupted export of the audit says that its last line is missing', 
   }
 })
 
+t.test('Ctrl-C before a command begins says that nothing was written', async (t) => {
+  // Sends SIGINT as soon as the process handles signals, while the modules of the command are loaded.
+  const early = `--import data:text/javascript,${encodeURIComponent(`
+    const timer = setInterval(() => {
+      if (process.listenerCount('SIGINT') === 0) return
+      clearInterval(timer)
+      process.kill(process.pid, 'SIGINT')
+    }, 0)`)}`
+  const file = join(scratchDirectory(t), 'never')
+  for (const args of [
+    ['backup', file], ['restore', backedUp], ['drill', backedUp], ['rewrap'], ['migrate'], ['audit', 'verify'],
+    ['audit', 'export'], ['user', 'list']
+  ]) {
+    const place = args[0] === 'restore' ? { DATA_DIR: join(scratchDirectory(t), 'data'), MASTER_KEY: env.MASTER_KEY! } : env
+    t.same(await cli(args, { ...place, NODE_OPTIONS: `${NODE_OPTIONS} ${early}` }), {
+      code: 130, stdout: '', stderr: 'Interrupted. Nothing was written.\n'
+    }, args.join(' '))
+    if (place.DATA_DIR !== env.DATA_DIR) t.notOk(existsSync(place.DATA_DIR!))
+  }
+  t.notOk(existsSync(file))
+})
+
 t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database has one session') }, async (t) => {
   const sessionOf = (t: Test, url: string) => {
     const session = postgres(url, { max: 1, onnotice: () => {} })
     t.teardown(() => session.end({ timeout: 2 }))
     return session
   }
+
+  const waitsForLock = async (run: ReturnType<typeof inTerminal>) => {
+    while (run.isRunning() && (await service.sql(`SELECT FROM pg_stat_activity
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length === 0) await pause(20)
+  }
+
+  await t.test('an interrupted verification does not wait for a locked table', async (t) => {
+    const session = sessionOf(t, env.DATABASE_URL!)
+    await session.unsafe('BEGIN; LOCK TABLE audit_events IN ACCESS EXCLUSIVE MODE')
+    const verify = inTerminal(t, ['audit', 'verify', '--organization', o], env)
+    await waitsForLock(verify)
+    const { code, text } = await verify.interrupt()
+    t.equal(code, 130)
+    t.match(text, /Interrupted\. The verification is incomplete\. Nothing was changed\.\n$/)
+    await session.unsafe('ROLLBACK')
+  })
 
   await t.test('an interrupted rewrap keeps the values that it re-wrapped, and continues', async (t) => {
     const { text: newest } = generateMasterKey()
@@ -204,8 +281,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
       await session.unsafe(`BEGIN; SELECT FROM ${table} FOR UPDATE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
       await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)
-      while ((await service.sql(`SELECT FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length === 0) await pause(20)
+      await waitsForLock(rewrap)
       const { code, text } = await rewrap.interrupt()
       t.equal(code, 130)
       t.match(text, table === 'service_keys'
@@ -251,4 +327,15 @@ t.test('without a terminal, progress is a line at each interval', async (t) => {
   process.stderr.write = write
   t.match(shown[0], /^Restoring: 1\.0 of 4\.0 MiB, 25 %, 1 s left\n$/)
   t.equal(shown.at(-1), 'Exporting: 7 events\n')
+})
+
+t.test('a command without a terminal writes such a line after ten seconds, and says at a signal what is left', async (t) => {
+  let shown = ''
+  waiting.stderr.setEncoding('utf8').on('data', (more: string) => { shown += more })
+  while (!shown.includes('\n')) await pause(50)
+  t.match(shown, /^Verifying: 0\.0 MiB\n/)
+  waiting.kill('SIGINT')
+  const [code] = await once(waiting, 'close')
+  t.equal(code, 130)
+  t.match(shown, /\nInterrupted\. The verification is incomplete\. Nothing was changed\.\n$/)
 })

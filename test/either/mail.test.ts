@@ -186,7 +186,16 @@ t.test('OA-63: what cannot be done changes nothing', async (t) => {
   t.equal(
     serviceAddress({ publicUrl: 'https://secrets.example.com', host: '::1', port: 0 }), 'https://secrets.example.com'
   )
-  t.equal(serviceAddress({ publicUrl: undefined, host: '::1', port: 8080 }), 'http://[::1]:8080')
+  for (const [host, shown] of Object.entries({
+    '::1': '[::1]',
+    // Wildcards, as this machine can open them.
+    '0.0.0.0': '127.0.0.1',
+    0: '127.0.0.1',
+    '::': '[::1]',
+    '0:0:0:0:0:0:0:0': '[::1]',
+    '192.168.1.5': '192.168.1.5',
+    'vault.example': 'vault.example'
+  })) t.equal(serviceAddress({ publicUrl: undefined, host, port: 8080 }), `http://${shown}:8080`, host)
   t.throws(() => serviceAddress({ publicUrl: undefined, host: '127.0.0.1', port: 0 }), /^PORT is 0.*PUBLIC_URL$/)
 })
 

@@ -307,7 +307,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
 
   // Makes the key, and its canary: the first thing that is under it.
   const events = await watchDisk(async () => {
-    const { database } = await open(loadConfig({ DATA_DIR: dir }))
+    const { database } = await open(loadConfig({ DATA_DIR: dir }), { creates: true })
     await database.close()
   })
   const [named, wrapped] = [

@@ -142,8 +142,19 @@ t.test('an operator manages a running service with the embedded database, as a s
     t.match(ended.stderr, line)
   }
 
+  await run('client', 'list')
+  await run('plan', 'price', '--plan', 'none', '--interval', 'month', '--currency', 'EUR', '--amount', '900')
+
   const { code, stdout, stderr } = await server.stop()
   t.equal(code, 0)
+  // Commands that concern no organization, with LOG_LEVEL=warn.
+  const logged = stdout.split('\n').filter((line) => line.includes('"operator command"')).map((line) => JSON.parse(line))
+    .map(({ level, command, arguments: [verb], status }) => [level, command, verb, status])
+  t.strictSame(logged, [
+    [30, 'client', 'add', 0], [30, 'client', 'disable', 0], [30, 'plan', 'price', 0], [30, 'coupon', 'add', 0],
+    [30, 'client', 'list', 0], [30, 'plan', 'price', 1]
+  ])
+  t.match(stdout, '"arguments":["add","--code","SPRING","--percent","10"]')
   // The last part of a link and of a token is secret.
   for (const one of secrets) t.notOk((stdout + stderr).includes(one.replace(/"?\}?$/, '').slice(-30)), 'only the terminal')
   const recorded = (await run('audit', 'export')).stdout.trim().split('\n').map((line) => JSON.parse(line))

@@ -1,5 +1,5 @@
 // duration: 9 s
-import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'
 import t from 'tap'
@@ -30,7 +30,11 @@ t.test('on a Node.js that is too old, every command and script says which one is
   for (const version of ['20.19.0', '22.2.0', '24.0.0', '26.1.0']) {
     t.match(await runAs(version, CLI, 'help'), { code: 0, stderr: '' }, version)
   }
-  t.match(JSON.parse(readFileSync('package.json', 'utf8')), { engines: { node: '>=20.19' } })
+  t.match(JSON.parse(readFileSync('package.json', 'utf8')), { engines: { node: '^20.19 || >=22.2' } })
+  for (const page of ['README.md', 'CONTRIBUTING.md', 'docs/operations/install.md']) {
+    const said = [...readFileSync(page, 'utf8').matchAll(/Node\.js 20[^;:\n]*/g)].map(([text]) => text)
+    t.same(said, ['Node.js 20 from 20.19, or 22.2 or newer'], page)
+  }
 })
 
 t.test('the entries import nothing before this check that an old Node.js could fail to link', async (t) => {
@@ -39,6 +43,51 @@ t.test('the entries import nothing before this check that an old Node.js could f
   t.same(importsOf(CLI), ['./node-version.mjs', 'node:fs', 'node:url'])
   t.same(importsOf('src/node-version.mjs'), [])
   for (const file of ['scripts/start.mjs', 'scripts/cli.mjs']) t.same(importsOf(file), ['../src/node-version.mjs'])
+})
+
+t.test('a folder that this user may not read is named as such, not as missing', async (t) => {
+  const scratch = scratchDirectory(t)
+  chmodSync(scratch, 0o711)
+  const dir = join(scratch, 'data')
+  mkdirSync(join(dir, 'postgres'), { recursive: true })
+  // Root may read everything, so its commands drop to another user.
+  const other = 65534
+  const asOther = process.getuid?.() === 0
+    ? ['--import', `data:text/javascript,${encodeURIComponent(`process.setgid(${other}); process.setuid(${other})`)}`]
+    : []
+  const lineOf = (folder: string) =>
+    `DATA_DIR: this user may not read ${folder} (EACCES): run the command as the user of the service\n`
+  for (const folder of [dir, join(dir, 'postgres')]) {
+    chmodSync(folder, asOther.length > 0 ? 0o700 : 0)
+    if (folder !== dir) chmodSync(dir, 0o755)
+    for (const args of [['user', 'list'], ['backup', join(dir, 'file')]]) {
+      const ended = await run(process.execPath, [...asOther, CLI, ...args], { DATA_DIR: dir })
+      t.same(ended, { code: 1, stdout: '', stderr: lineOf(folder) }, args.join(' '))
+    }
+    chmodSync(folder, 0o700)
+  }
+})
+
+t.test('a command that reads or changes data makes no schema in an empty database, which a restore still accepts', async (t) => {
+  const full = { DATA_DIR: scratchDirectory(t) }
+  const file = join(scratchDirectory(t), 'backup')
+  t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], full)).code, 0)
+  t.equal((await command(['backup', file], full)).code, 0)
+  const MASTER_KEY = readFileSync(join(full.DATA_DIR, 'master.key'), 'utf8').trim()
+  const place = { DATA_DIR: join(scratchDirectory(t), 'data'), MASTER_KEY }
+  // As an interrupted restore leaves the database.
+  const interrupted = await run('sh', ['-c', `head -c -500 '${file}' | '${process.execPath}' '${CLI}' restore -`], place)
+  t.match(interrupted, { code: 1, stdout: '', stderr: /is truncated/ })
+  t.ok(existsSync(join(place.DATA_DIR, 'postgres')))
+  const stderr = `The database at ${join(place.DATA_DIR, 'postgres')} is empty: start the service, or run \`init\` or \`restore\`\n`
+  for (const args of [['user', 'list'], ['organization', 'add', '--name', 'Nimbus'], ['rewrap'], ['audit', 'export']]) {
+    t.same(await command(args, place), { code: 1, stdout: '', stderr }, args.join(' '))
+    t.same(await command(args, { DATA_DIR: place.DATA_DIR }), { code: 1, stdout: '', stderr }, `${args.join(' ')} without a key`)
+  }
+  t.notOk(existsSync(join(place.DATA_DIR, 'master.key')), 'and no key')
+  t.same(await command(['audit', 'verify'], place), { code: 2, stdout: '', stderr })
+  t.match(await command(['restore', file], place), { code: 0, stdout: /^Restored 1 organizations/ })
+  t.match(await command(['user', 'list'], place), { code: 0, stdout: /rosa@nimbus\.example/ })
 })
 
 t.test('only serve, init, migrate and restore create DATA_DIR; the other commands name the missing folder', async (t) => {
@@ -65,7 +114,18 @@ t.test('only serve, init, migrate and restore create DATA_DIR; the other command
       code: 1, stdout: '', stderr: `No database in ${empty} (DATA_DIR): set DATA_DIR or DATABASE_URL as for the service\n`
     }, args.join(' '))
   }
-  t.match(await command(['audit', 'verify'], { DATA_DIR: missing }), { code: 2, stderr: /^There is no folder/ })
+  t.match(await command(['audit', 'verify'], { DATA_DIR: missing }), { code: 1, stderr: /^There is no folder/ })
+  t.match(await command(['audit', 'verify'], { DATA_DIR: empty }), { code: 2, stderr: /^No database in/ })
+  // These need no database, but the key file in the folder.
+  for (const args of [['drill', join(scratch, 'file')], ['audit', 'verify', '--file', join(scratch, 'file')]]) {
+    t.same(await command(args, { DATA_DIR: missing }), {
+      code: 1,
+      stdout: '',
+      stderr: `There is no folder ${missing} (DATA_DIR): set DATA_DIR, MASTER_KEY or MASTER_KEY_FILE as for the service\n`
+    }, args.join(' '))
+    const withKey = { DATA_DIR: missing, MASTER_KEY: generateMasterKey().text }
+    t.match(await command(args, withKey), { code: 2, stderr: /file cannot be read \(ENOENT\)/ }, `${args.join(' ')} with a key`)
+  }
   t.same([readdirSync(scratch), readdirSync(empty)], [['empty'], []], 'nothing was made')
 
   const { stdout } = await command(['help'])
@@ -165,7 +225,8 @@ t.test('an unknown variable that resembles one of ours gives a warning without i
 })
 
 t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask for https before a password', async (t) => {
-  const server = await startServer(t, { DATA_DIR: join(scratchDirectory(t), 'data'), HOST: '0.0.0.0' })
+  const env = { DATA_DIR: join(scratchDirectory(t), 'data'), HOST: '0.0.0.0', PORT: '0' }
+  const server = await startServer(t, env)
   t.match(server.stderr(), /^HOST is 0\.0\.0\.0, but PUBLIC_URL is not set: [^\n]+ Set PUBLIC_URL to the https address [^\n]+\n$/)
   const port = new URL(server.address).port
   const ask = (path: string, headers: Record<string, string>, method = 'GET') =>
@@ -188,6 +249,15 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
     const type = { 'content-type': 'application/x-www-form-urlencoded' }
     t.match(await ask('/oauth/sign-in', { host, ...type }, 'POST'), { status: 403, text: /Sign in over https/ })
   }
+  // All addresses that the service prints and mails open on this machine.
+  t.equal(server.address, `http://127.0.0.1:${port}`)
+  t.match(server.stdout(), `Documentation   http://127.0.0.1:${port}/docs`)
+  const metadata = await (await fetch(`${server.address}/.well-known/oauth-authorization-server`)).json() as { issuer: string }
+  t.equal(metadata.issuer, server.address)
+  const { link } = JSON.parse((await command(['user', 'password', '--email', 'owner@example.com', '--json'], env)).stdout)
+  t.ok(link.startsWith(`${server.address}/account/set-password/`), link)
+  const opened = await ask(new URL(link).pathname, { host: new URL(link).host })
+  t.match(opened, { status: 200, text: /name="password"/ })
   const safe: Record<string, string>[] = [
     { host: `127.0.0.1:${port}` }, { host: `localhost:${port}` }, { host: `[::1]:${port}` },
     // Behind a proxy with TLS.
@@ -197,4 +267,28 @@ t.test('beyond this machine without PUBLIC_URL: the start warns, and pages ask f
     t.match(await ask('/account', headers), { status: 200, text: /name="password"/ }, String(headers.host))
   }
   t.equal((await server.stop()).code, 0)
+})
+
+t.test('a misspelt command or option names the nearest one and the valid ones, without the whole help', async (t) => {
+  const rows: [args: string[], line: string][] = [
+    [['usr'], 'Unknown command usr (did you mean user?). `help` lists the commands.'],
+    [['users', 'list'], 'Unknown command users (did you mean user?). `help` lists the commands.'],
+    [['constructor'], 'Unknown command constructor. `help` lists the commands.'],
+    [['client', 'lst'], 'Unknown command client lst (did you mean list?); client has: add, disable, enable, list'],
+    [['client', 'toString'], 'Unknown command client toString; client has: add, disable, enable, list'],
+    [['client'], 'client needs a command, one of: add, disable, enable, list'],
+    [['client', '--id', 'x'], 'client needs a command, one of: add, disable, enable, list'],
+    [
+      ['token', 'add', '--organizaton', 'nimbus'],
+      "Unknown option '--organizaton' (did you mean --organization?); allowed: --organization, --name, --ability"
+    ],
+    [['client', 'enable', '--idx=canary'], "Unknown option '--idx' (did you mean --id?); allowed: --id"],
+    [['client', 'list', '-v'], "Unknown option '-v'; the command has no options"],
+    [['restore', 'file', '--identiy', 'x'], "Unknown option '--identiy' (did you mean --identity?); allowed: --identity"]
+  ]
+  for (const [args, line] of rows) {
+    t.same(await command(args), { code: 2, stdout: '', stderr: `${line}\n` }, args.join(' '))
+  }
+  t.match(await command([]), { code: 2, stdout: '', stderr: /^Usage: strongroom COMMAND\n/ })
+  t.match(await command(['help']), { code: 0, stdout: /^Usage: strongroom COMMAND\n/, stderr: '' })
 })

@@ -14,6 +14,7 @@ import {
 } from '../../vault/audit/chain.ts'
 import { Anchors, ChainVerifier, type ChainKey, type ChainKeys, type Verified } from '../../vault/audit/verification.ts'
 import { command, verbs, withOpened, type Noun } from '../common/noun.ts'
+import { FolderMissing, requireDatabase, requireKeyFolder } from '../common/data-dir.ts'
 import { Interrupted, lineOf, refuse } from '../common/errors.ts'
 import { open, openKeyring, type Opened } from '../common/open.ts'
 import { NO_PROGRESS, withProgress } from '../common/progress.ts'
@@ -59,7 +60,7 @@ export const noun: Noun = {
           return status
         })
       } catch (error) {
-        if (error instanceof Interrupted) throw error
+        if (error instanceof Interrupted || error instanceof FolderMissing) throw error
         warn(lineOf(error))
         return 2
       }
@@ -101,6 +102,8 @@ export async function * verifyAudit (
   { file, anchors: log, ...filter }: Filter & { file?: string | undefined, anchors?: string | undefined },
   progress = NO_PROGRESS
 ): AsyncGenerator<Verified> {
+  if (file === undefined) requireDatabase(config)
+  else requireKeyFolder(config)
   const anchors = await readAnchors(log)
   if (file !== undefined) {
     yield * verifyFile(await openKeyring(config), file, filter, anchors, progress)

@@ -10,6 +10,7 @@ import { describeVerified, readAnchors, verifyDatabase } from '../audit/audit.ts
 import { DamagedBackup } from './backup-file.ts'
 import { describeSummary, openBackup, refuseWithoutRoom, restoreInto, rowsIn, type Source } from './backup.ts'
 import { fileCommand, type Noun } from '../common/noun.ts'
+import { FolderMissing, requireKeyFolder } from '../common/data-dir.ts'
 import { Interrupted, lineOf, StartError } from '../common/errors.ts'
 import { checkKeys, openKeyring } from '../common/open.ts'
 import { withProgress, type Progress } from '../common/progress.ts'
@@ -29,7 +30,7 @@ export const noun: Noun = {
       return await withProgress({ left: 'The drill is incomplete. Its temporary database was removed.' }, (progress) =>
         drill(config, { file, identity }, anchors, progress))
     } catch (error) {
-      if (error instanceof Interrupted) throw error
+      if (error instanceof Interrupted || error instanceof FolderMissing) throw error
       warn(lineOf(error))
       return 2
     }
@@ -43,6 +44,7 @@ export const noun: Noun = {
 async function drill (
   config: Config, source: Source, anchorLog: string | undefined, progress: Progress
 ): Promise<number> {
+  requireKeyFolder(config)
   await refuseWithoutRoom(source, tmpdir())
   const keyring = await openKeyring(config)
   const anchors = await readAnchors(anchorLog)

@@ -14,6 +14,7 @@ import { allRows } from '../common/pages.ts'
 import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 
 export const coupon: Noun = {
+  isOfInstallation: true,
   help: `  coupon add --code CODE [--percent N] [--amount N --currency CODE] [--valid-until TIME] [--redemptions N]
                                           create a coupon; amounts are in minor units
   coupon end --code CODE                  end a coupon, also for organizations that redeemed it
@@ -85,6 +86,7 @@ export const refund: Noun = {
 }
 
 export const plan: Noun = {
+  isOfInstallation: true,
   help: `  plan price --plan NAME --interval month|year --currency CODE --amount N
                                           set the price of a plan, in minor units; 0 removes the price
 `,

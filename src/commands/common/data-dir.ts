@@ -1,9 +1,9 @@
-import { accessSync, chmodSync, constants, existsSync } from 'node:fs'
+import { accessSync, chmodSync, constants, existsSync, statSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import type { Config } from '../../config.ts'
 import { hasCluster } from '../../db/database.ts'
 import { makeDirectoryDurably } from './durable.ts'
-import { refuse } from './errors.ts'
+import { refuse, StartError } from './errors.ts'
 
 /** The directory of the embedded database. */
 export const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
@@ -24,14 +24,41 @@ export function makeDataDir ({ dataDir }: Config): void {
   }
 }
 
+/** The data directory does not exist. Exit status 1, also of commands whose other errors are 2. */
+export class FolderMissing extends StartError {}
+
 /** Throws a StartError without an embedded database, for commands that do not create one. */
 export function requireDatabase (config: Config): void {
   const { databaseUrl, dataDir } = config
-  if (databaseUrl !== undefined || hasCluster(directoryOf(config))) return
+  if (databaseUrl !== undefined) return
   const advice = 'set DATA_DIR or DATABASE_URL as for the service'
-  refuse(existsSync(dataDir)
-    ? `No database in ${resolve(dataDir)} (DATA_DIR): ${advice}`
-    : `There is no folder ${resolve(dataDir)} (DATA_DIR): ${advice}`)
+  requireFolder(dataDir, advice)
+  if (isReadable(directoryOf(config)) && hasCluster(directoryOf(config))) return
+  refuse(`No database in ${resolve(dataDir)} (DATA_DIR): ${advice}`)
+}
+
+/** Throws a StartError without the folder of the master key, for commands that need no database. */
+export function requireKeyFolder ({ masterKey, masterKeyFile, dataDir }: Config): void {
+  if (masterKey !== undefined || masterKeyFile !== undefined) return
+  requireFolder(dataDir, 'set DATA_DIR, MASTER_KEY or MASTER_KEY_FILE as for the service')
+}
+
+function requireFolder (dataDir: string, advice: string): void {
+  if (isReadable(dataDir)) return
+  throw new FolderMissing(`There is no folder ${resolve(dataDir)} (DATA_DIR): ${advice}`)
+}
+
+// Whether a directory exists. Throws a StartError if this user may not read the directory: `existsSync` does not tell
+// a missing directory from a forbidden one.
+function isReadable (dir: string): boolean {
+  try {
+    accessSync(dir, constants.R_OK | constants.X_OK)
+    return statSync(dir).isDirectory()
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException
+    if (code !== 'EACCES' && code !== 'EPERM') return false
+    return refuse(`DATA_DIR: this user may not read ${resolve(dir)} (${code}): run the command as the user of the service`)
+  }
 }
 
 /** Throws errors of the file system as a StartError that names DATA_DIR. */

@@ -1,5 +1,6 @@
 import { parseArgs } from 'node:util'
 import { loadConfig, type Config } from '../../config.ts'
+import { didYouMean } from '../../rules/formats/choices.ts'
 import type { Database } from '../../db/database.ts'
 import { Interrupted, lineOf, UsageError } from './errors.ts'
 import { openedByService } from './in-service.ts'
@@ -14,7 +15,12 @@ export type Environment = NodeJS.ProcessEnv
 export type Command = (args: string[], env: Environment) => Promise<number>
 
 /** The first word of a command line, with its help text. */
-export interface Noun { help: string, run: Command }
+export interface Noun {
+  help: string
+  run: Command
+  /** The commands concern the whole installation, so no audit log of an organization records them. */
+  isOfInstallation?: true
+}
 
 type Options = Record<string, { type: 'string', multiple?: boolean } | { type: 'boolean' }>
 type Parsing<O extends Options> = { args: string[], options: O, strict: true, allowPositionals: boolean }
@@ -53,7 +59,12 @@ function parse<O extends Options> (args: string[], options: O, allowPositionals:
   try {
     return parseArgs<Parsing<O>>({ args, options, strict: true, allowPositionals })
   } catch (error) {
-    throw new UsageError((error as Error).message)
+    const { message } = error as Error
+    const [, unknown] = /^Unknown option '(-[^']*)'/.exec(message) ?? []
+    if (unknown === undefined) throw new UsageError(message)
+    const known = Object.keys(options).map((name) => `--${name}`)
+    throw new UsageError(`Unknown option '${unknown}'${didYouMean(known, unknown)}; ` +
+      (known.length === 0 ? 'the command has no options' : `allowed: ${known.join(', ')}`))
   }
 }
 
@@ -61,7 +72,11 @@ function parse<O extends Options> (args: string[], options: O, allowPositionals:
 export function verbs (noun: string, commands: Record<string, Command>): Command {
   return async ([verb = '', ...args], env) => {
     const command = Object.hasOwn(commands, verb) ? commands[verb] : undefined
-    return command?.(args, env) ?? fail(`${noun} needs a command, one of: ${Object.keys(commands).join(', ')}`)
+    if (command !== undefined) return command(args, env)
+    const known = Object.keys(commands)
+    return fail(verb === '' || verb.startsWith('-')
+      ? `${noun} needs a command, one of: ${known.join(', ')}`
+      : `Unknown command ${noun} ${verb}${didYouMean(known, verb)}; ${noun} has: ${known.join(', ')}`)
   }
 }
 

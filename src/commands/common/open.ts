@@ -24,7 +24,10 @@ export interface Opened { database: Database, keyring: Keyring }
 
 /** Options for `serve`; other commands use the defaults. */
 export interface Opening {
-  /** Creates the data directory and the embedded database if they are missing. By default, this is a StartError. */
+  /**
+   * Creates the data directory, the embedded database, the schema and the keys if they are missing. By default, a
+   * missing or empty database is a StartError.
+   */
   creates?: boolean | undefined
   /** Called when the database has failed and the process has to restart. */
   onFatal?: (error: Error) => void
@@ -58,6 +61,10 @@ export async function open (
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits, onRequest })
   return orClose(database, async () => {
+    // Also of an interrupted restore. `init` and `restore` need the database without keys.
+    if (!creates && await wrapsNothing(database.db)) {
+      refuse(`The database at ${database.where} is empty: start the service, or run \`init\` or \`restore\``)
+    }
     const keyring = given ?? await makeKeyring(config, await makeMasterKey(config, database), provider)
     await checkKeys(database, keyring)
     await database.migrate(waits).catch((error) => { throw error === waits?.reason ? new StartEnded() : error })

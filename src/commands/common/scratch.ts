@@ -5,8 +5,7 @@ const SIGNALS = ['SIGINT', 'SIGTERM'] as const
 export type Signal = typeof SIGNALS[number]
 
 const registered = new Set<string>()
-let isIntercepting = false
-let firstSignal: ((signal: Signal) => void) | undefined
+let interception: { act: (signal: Signal) => void, isFirst: boolean } | undefined
 let isListening = false
 
 /**
@@ -24,18 +23,27 @@ export function makeScratch (path: string): () => void {
 }
 
 /**
- * Calls `act` at the first SIGINT or SIGTERM. Further signals remove the scratch and end the process. Returns a
- * function that restores the behaviour before.
+ * Calls `act` at the first SIGINT or SIGTERM. Further signals remove the scratch and end the process. Replaces an
+ * earlier interception. Returns a function that restores the behaviour without interception.
  */
 export function interceptSignal (act: (signal: Signal) => void): () => void {
-  isIntercepting = true
-  firstSignal = act
+  const mine = interception = { act, isFirst: true }
   listen()
   return () => {
-    isIntercepting = false
-    firstSignal = undefined
+    if (interception !== mine) return
+    interception = undefined
     listen()
   }
+}
+
+/** SIGINT and SIGTERM end a command that has not begun. Call the returned function in the tick in which it begins. */
+export function interceptStart (): () => void {
+  const restore = interceptSignal((signal) => {
+    process.stderr.write('Interrupted. Nothing was written.\n')
+    endBy(signal)
+  })
+  // In the next tick, so that a command that replaces this interception leaves no gap in which a signal kills.
+  return () => { setImmediate(restore) }
 }
 
 /** The exit status of a process that a signal ends. */
@@ -54,7 +62,7 @@ export function endBy (signal: Signal): never {
 }
 
 function listen (): void {
-  const isNeeded = isIntercepting || registered.size > 0
+  const isNeeded = interception !== undefined || registered.size > 0
   if (isNeeded === isListening) return
   isListening = isNeeded
   for (const name of SIGNALS) {
@@ -64,10 +72,9 @@ function listen (): void {
 }
 
 function handle (signal: Signal): void {
-  if (firstSignal === undefined) endBy(signal)
-  const act = firstSignal
-  firstSignal = undefined
-  act(signal)
+  if (interception?.isFirst !== true) endBy(signal)
+  interception.isFirst = false
+  interception.act(signal)
 }
 
 // Retries, because a database thread or another process may still write into the directory.

@@ -10,6 +10,7 @@ import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
 
 export const noun: Noun = {
+  isOfInstallation: true,
   help: `  client add --id ID --name NAME --redirect-uri URI [--redirect-uri URI ...]
                                           register an OAuth client
   client disable --id ID                  disable a client and revoke its grants

@@ -3,15 +3,25 @@ import { commandIn, runInService } from '../common/in-service.ts'
 import { untilExit, type Environment } from '../common/noun.ts'
 import type { Opened } from '../common/open.ts'
 import { OPERATOR_NOUNS } from '../operator-nouns.ts'
+import type { Log } from '../../telemetry/log.ts'
+
+interface Service {
+  opened: Opened
+  env: Environment
+  log: Pick<Log, 'info'>
+}
 
 /** Runs the commands of operators that arrive while the service has the embedded database open. */
 export function createOperator () {
-  let service: { opened: Opened, env: Environment } | undefined
+  let service: Service | undefined
   const running = new Set<Promise<number>>()
   return {
-    /** Accepts commands from now on. `env` configures them, as it configures the service. */
-    start (opened: Opened, env: Environment): void {
-      service = { opened, env }
+    /**
+     * Accepts commands from now on. `env` configures them, as it configures the service. `log` records the commands
+     * that no audit log records; their arguments contain no secrets.
+     */
+    start (started: Service): void {
+      service = started
     },
     /** Accepts no more commands, and waits for those that are running. */
     async stop (): Promise<void> {
@@ -24,8 +34,13 @@ export function createOperator () {
       const load = Object.hasOwn(OPERATOR_NOUNS, name) ? OPERATOR_NOUNS[name] : undefined
       if (load === undefined) return undefined
       if (service === undefined) throw new Error('it is starting or stopping: run the command again')
-      const { opened, env } = service
-      const mine = runInService(opened, client, () => untilExit(async () => (await load()).run(args, env)))
+      const { opened, env, log } = service
+      const mine = runInService(opened, client, async () => {
+        const { run, isOfInstallation } = await load()
+        const status = await untilExit(() => run(args, env))
+        if (isOfInstallation) log.info({ command: name, arguments: args, status }, 'operator command')
+        return status
+      })
       running.add(mine)
       return mine.finally(() => running.delete(mine))
     }

@@ -51,10 +51,12 @@ async function serveAlone (config: Config, env: Environment): Promise<number> {
   return run(config, {
     interrupted,
     operator,
-    async ready (opened, port) {
+    async ready (opened, port, app) {
       process.stdout.write(await greet(opened, config, port))
-      // Links need the port that the system chose for PORT=0.
-      operator.start(opened, { ...env, PORT: String(port) })
+      // Writes at any log level, because the line stands for an audit event. Links need the port that the system chose
+      // for PORT=0.
+      const log = app.log.child({}, { level: 'info' })
+      operator.start({ opened, env: { ...env, PORT: String(port) }, log })
     },
     async end (app) {
       app.log.info({ signal: await signal }, 'stopping')
@@ -130,7 +132,7 @@ interface ServeOptions {
   /** Runs commands of operators. Workers have none: the embedded database has one process. */
   operator?: ReturnType<typeof createOperator>
   /** Called when the port is open. */
-  ready (opened: Opened, port: number): Promise<void>
+  ready (opened: Opened, port: number, app: FastifyInstance): Promise<void>
   /** Resolves when the service has to stop. */
   end (app: FastifyInstance): Promise<void>
 }
@@ -162,7 +164,7 @@ async function run (
 
     // Open the port first: if it is in use, the start fails before `ready` creates credentials, which are shown once.
     const port = await listen(app, config)
-    await ready(opened, port)
+    await ready(opened, port, app)
     for (const job of ['histories', 'removals', 'lateEvents', 'anchors', 'billing', 'calls'] as const) app[job].start()
 
     await end(app)

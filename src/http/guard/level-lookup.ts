@@ -265,6 +265,21 @@ export function requireInside (request: FastifyRequest, place: Place) {
   if (!isInside(slicesOf(request), place)) throw new HiddenResource()
 }
 
+/**
+ * Ends a change of the slug of a level with 404 if the level may have siblings that the caller cannot see: a refused
+ * slug would reveal a sibling. Creations need no such check, because they require access to the parent.
+ */
+export function requireSiblings (request: FastifyRequest, level: LevelState, slug: string | undefined) {
+  if (slug === undefined || slug === level.slug) return
+  const project_id = level.project.id
+  if (level.level === 'environment') return requireInside(request, { project_id, target_id: level.target!.id })
+  if (level.level === 'target') return requireInside(request, { project_id })
+  // The role of a team never shows all projects, but the role in the organization may.
+  const principal = principalOf(request)
+  const seesAll = principal.slices.length === 0 && (request.byTeams === null || holds(principal, 'project:read'))
+  if (!seesAll) throw new HiddenResource()
+}
+
 /** Like `requireInside`, for `preload`. Also 404 if the team roles in the project do not grant the scopes. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {

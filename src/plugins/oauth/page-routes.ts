@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { isLoopback } from '../../config.ts'
+import { isLoopback, isOpenInsecurely } from '../../config.ts'
 import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../http/pages/pages.ts'
 import { formCookie, SessionEnded, signedIn } from './browser.ts'
 import { problemPage, type SignedIn } from './views.ts'
@@ -26,9 +26,8 @@ const INSECURE = problemPage(
 // Whether a person of another machine would send the password unencrypted. Browsers send `Sec-Fetch-Site` only to https
 // and to their own machine; without the header, the forms would be refused after the password was sent.
 function isInsecure (app: FastifyInstance, { headers, protocol, hostname }: FastifyRequest): boolean {
-  const issuer = new URL(app.issuer())
-  const isServedInsecurely = issuer.protocol === 'http:' && !isLoopback(issuer.hostname)
-  return isServedInsecurely && headers['sec-fetch-site'] === undefined && protocol === 'http' && !isLoopback(hostname)
+  return isOpenInsecurely(app.config) && headers['sec-fetch-site'] === undefined && protocol === 'http' &&
+    !isLoopback(hostname)
 }
 
 /** Functions that add pages and forms. Those of signed-in users respond with `signedOut` if there is no session. */
