@@ -32,7 +32,7 @@ RULES = {
         r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^Larger than 256 KiB"
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
-        r"^Contains an? \w+ twice|^(?:Does not exist|No such payment method) in |^Limit of \d+ payment methods "
+        r"^Contains an? \w+ twice|^There is no such (?:project|target|environment)$|^No such payment method in |^Limit of \d+ payment methods "
     ),
 }
 
