@@ -65,6 +65,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `get${Kind}`,
       summary: `Get ${a}`,
+      description: 'Returns the attributes; the document is at `…/secrets`.',
       response: { 200: answers.one }
     },
     handler: async (request) => {
@@ -80,6 +81,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `create${Kind}`,
       summary: `Create ${a}`,
+      description: 'The slug in its path is made from the name unless you send one.',
       body: bodies.create,
       response: { 201: answers.one }
     },
@@ -119,6 +121,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `update${Kind}`,
       summary: `Change ${a}; omitted fields stay unchanged`,
+      description: 'The document and its history stay. A new slug changes the paths.',
       body: bodies.update,
       response: { 200: answers.one }
     },
@@ -159,6 +162,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `delete${Kind}`,
       summary: deletion.summary,
+      description: 'It takes effect at once, and the slug is free again.',
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
