@@ -81,7 +81,7 @@ export const ERRORS = {
       })),
       side: SIDE
     }, { resource: 'project' }),
-    inWords: ({ resource = 'resource', at, paths }: { resource?: string, at?: Date, paths?: string[] }) => {
+    inWords: ({ resource = 'resource', at, paths }: { resource?: string, at?: Date | string, paths?: string[] }) => {
       if (paths !== undefined) {
         const hint = paths.length === 0 ? '' : ` Did you mean ${paths.join(' or ')}?`
         return `The API has no such path.${hint} /openapi.json lists all paths.`
@@ -89,7 +89,7 @@ export const ERRORS = {
       const words = resource.replace(/^api-/, 'API ').replaceAll('-', ' ')
       return at === undefined
         ? `There is no such ${words}.`
-        : `This ${words} did not exist yet at ${at.toISOString()}.`
+        : `This ${words} did not exist yet at ${new Date(at).toISOString()}.`
     },
     mayLackDetails: true
   },

@@ -201,7 +201,7 @@ t.test('a 404 names the first part of the path, or of the level in the body, tha
         const resource = RESOURCES[part] ?? part
         t.match({ status, body }, {
           status: 404,
-          body: { error: 'not_found', message: `There is no such ${resource.replace('-', ' ')}.`, details: { resource } }
+          body: { error: 'not_found', message: `There is no such ${resource === 'api-token' ? 'API token' : resource.replace('-', ' ')}.`, details: { resource } }
         }, `${id} without ${missing.join(', ')}`)
       }
     }
@@ -274,7 +274,7 @@ t.test('a 404 of a path that the API does not have names the most similar paths,
     [`/api/v1/organizations/${o}/api-keys/7/rotat`, ['/api/v1/organizations/{organization}/api-keys/{id}/rotate']],
     [`/api/v1/${o}/projects/`, ['/api/v1/{organization}/projects']],
     [`/api/${o}/s3cret`, [project]],
-    [`/api/v1/${o}/projects/s3cret/labels/red`, []],
+    [`/api/v1/${o}/s3cret/a/b/c/d`, []],
     ['/s3cret.php', []],
     [`/api/v1/${o}${'/projects'.repeat(500)}`, []]
   ] as const) {

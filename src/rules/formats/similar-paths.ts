@@ -23,31 +23,36 @@ const SYNONYMS: Readonly<Record<string, string>> = {
 /** The patterns that are most like a path that fits none of them; none if the path is too different. */
 export function similarPatterns<P extends Pattern> (patterns: readonly P[], path: Pattern): P[] {
   if (path.length > MAX_SEGMENTS) return []
-  const costs = patterns.map((pattern) => costOf(pattern, path))
-  const least = Math.min(MAX_COST, ...costs)
-  return patterns.filter((_, i) => costs[i] === least).slice(0, MAX_SIMILAR)
+  let least = MAX_COST
+  let similar: P[] = []
+  for (const pattern of patterns) {
+    const cost = costOf(pattern, path, least)
+    if (cost < least) similar = []
+    if (cost <= least) similar.push(pattern)
+    least = Math.min(least, cost)
+  }
+  return similar.slice(0, MAX_SIMILAR)
 }
 
 /** Whether a path fits a pattern. A parameter matches every segment except reserved words of static routes. */
 export const fits = (pattern: Pattern, path: Pattern): boolean =>
   pattern.length === path.length && pattern.every((segment, i) => costOfSegment(segment, path[i]!) === 0)
 
-// The edit distance of the segments.
-function costOf (pattern: Pattern, path: Pattern): number {
-  let row = pattern.reduce((costs, segment) => [...costs, costs.at(-1)! + costOfMissing(segment)], [0])
-  for (const word of path) {
-    const next = [row[0]! + (EXCESS[word] ?? Infinity)]
-    for (const [i, segment] of pattern.entries()) {
-      next.push(Math.min(
-        row[i]! + costOfSegment(segment, word), row[i + 1]! + (EXCESS[word] ?? Infinity), next[i]! + costOfMissing(segment)
-      ))
-    }
-    row = next
+// The edit distance of the segments from `i` and `j` on; Infinity if it exceeds `most`.
+function costOf (pattern: Pattern, path: Pattern, most: number, i = 0, j = 0): number {
+  if (most < 0) return Infinity
+  const segment = pattern[i]
+  const word = path[j]
+  if (segment === undefined && word === undefined) return 0
+  let least = Infinity
+  const attempt = (cost: number, nextI: number, nextJ: number) => {
+    least = Math.min(least, cost + costOf(pattern, path, Math.min(most, least) - cost, nextI, nextJ))
   }
-  return row.at(-1)!
+  if (segment !== undefined && word !== undefined) attempt(costOfSegment(segment, word), i + 1, j + 1)
+  if (word !== undefined && Object.hasOwn(EXCESS, word)) attempt(EXCESS[word]!, i, j + 1)
+  if (segment !== undefined && !segment.startsWith(':')) attempt(MISSING_WORD, i + 1, j)
+  return least
 }
-
-const costOfMissing = (segment: string) => segment.startsWith(':') ? Infinity : MISSING_WORD
 
 function costOfSegment (segment: string, word: string): number {
   if (segment.startsWith(':')) return word !== '' && !isWordOfRoute(segment.slice(1), word) ? 0 : Infinity
