@@ -28,11 +28,15 @@ interface Kind {
   bodies: { create: TSchema, update: TSchema }
   /** Values of the columns that only this kind has. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
+  /** What the level is, for the document. */
+  meaning: string
   /** Deleting a target can be a long operation; deleting an environment deletes a single level. */
   deletion: { summary: string, isLong: boolean }
 }
 
-const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion }: Kind): Domain => async (app) => {
+const placesOf = (
+  { kind, a, parent, parentPath, answers, bodies, own, meaning, deletion }: Kind
+): Domain => async (app) => {
   const plural = `${kind}s` as const
   // For operation ids: `createTarget`.
   const Kind = `${kind[0]!.toUpperCase()}${kind.slice(1)}`
@@ -50,6 +54,7 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     schema: {
       operationId: `list${Kind}s`,
       summary: `List ${plural} of a ${parent}`,
+      description: meaning,
       querystring: NamedListQuery,
       response: { 200: answers.list }
     },
@@ -190,6 +195,7 @@ export const targets = placesOf({
   answers: Target,
   bodies: { create: CreateTargetBody, update: UpdateTargetBody },
   own: () => ({}),
+  meaning: 'A target is a part of the project that is deployed by itself: a service, an app or a job.',
   deletion: { summary: 'Delete a target with its environments, documents and history', isLong: true }
 })
 
@@ -202,5 +208,6 @@ export const environments = placesOf({
   bodies: { create: CreateEnvironmentBody, update: UpdateEnvironmentBody },
   own: ({ status = 'development', is_production = status === 'production' }, target_id) =>
     ({ target_id: target_id!, status, is_production }),
+  meaning: 'An environment is a stage of the target, such as `live` or `test`.',
   deletion: { summary: 'Delete an environment with its document and history', isLong: false }
 })

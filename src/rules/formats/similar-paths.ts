@@ -57,6 +57,7 @@ function costOf (pattern: Pattern, path: Pattern, most: number, i = 0, j = 0): n
 function costOfSegment (segment: string, word: string): number {
   if (segment.startsWith(':')) return word !== '' && !isWordOfRoute(segment.slice(1), word) ? 0 : Infinity
   if (segment === word) return 0
-  const isNear = word.length <= segment.length + MAX_EDITS && segment.length > MAX_EDITS && distance(segment, word) <= MAX_EDITS
+  const hasLength = segment.length > MAX_EDITS && word.length <= segment.length + MAX_EDITS
+  const isNear = hasLength && distance(segment, word) <= MAX_EDITS
   return isNear || SYNONYMS[word] === segment ? OTHER_WORD : Infinity
 }
