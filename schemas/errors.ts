@@ -51,7 +51,9 @@ export const ERRORS = {
     ...error(400, 'The project is client-managed: only a client can rotate its key.'), as: 'client_managed_encryption'
   },
   server_managed_encryption: error(400, 'The project is server-managed: only the server can do this.'),
-  unauthenticated: error(401, 'The bearer token is missing, malformed, unknown, expired or revoked.'),
+  unauthenticated: error(
+    401, 'Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked.'
+  ),
   insufficient_permissions: error(
     403, 'The token lacks the required scope.',
     { required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) },
@@ -73,11 +75,24 @@ export const ERRORS = {
     ...error(404, 'There is no such resource.', {
       resource: Type.Optional(Type.String({
         description: 'the first part of the path, or of the level in the body, that does not exist: `project`, ' +
-          '`target`, `environment`, `secret`, `version`, `team`, `api-token`, …'
+          '`target`, `environment`, `secret`, `version`, `team`, `api-token`, …; `path` if the API has no such path'
+      })),
+      paths: Type.Optional(Type.Array(Type.String(), { description: 'with `path`: the most similar paths of the API' })),
+      at: Type.Optional(Type.Unsafe<Date>({
+        ...Timestamp, description: 'the time of the request, if the resource exists, but did not exist then'
       })),
       side: SIDE
     }, { resource: 'project' }),
-    inWords: ({ resource = 'resource' }: { resource?: string }) => `There is no such ${resource.replaceAll('-', ' ')}.`,
+    inWords: ({ resource = 'resource', at, paths }: { resource?: string, at?: Date | string, paths?: string[] }) => {
+      if (paths !== undefined) {
+        const hint = paths.length === 0 ? '' : ` Did you mean ${paths.join(' or ')}?`
+        return `The API has no such path.${hint} /openapi.json lists all paths.`
+      }
+      const words = resource.replace(/^api-/, 'API ').replaceAll('-', ' ')
+      return at === undefined
+        ? `There is no such ${words}.`
+        : `This ${words} did not exist yet at ${new Date(at).toISOString()}.`
+    },
     mayLackDetails: true
   },
   method_not_allowed: {

@@ -29,6 +29,7 @@ export const audit: Domain = async (app) => {
     schema: {
       operationId: 'listAuditEvents',
       summary: 'List audit events, newest first; empty for restricted tokens and roles without projects',
+      description: 'An event has the time, the caller, the action and the resource. No event is ever changed.',
       querystring: AuditQuery,
       response: { 200: AuditEventList }
     },

@@ -9,6 +9,7 @@ export const cli: Domain = async (app) => {
       operationId: 'sendTelemetry',
       tags: ['operations'],
       summary: 'Accept and discard usage telemetry of command-line tools',
+      description: 'Tools that report their use work with it, and nothing is stored.',
       response: { 200: TelemetryAnswer }
     },
     handler: async () => ({ success: true })

@@ -52,6 +52,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'getEncryptionKey',
       summary: 'Get the active key, which can decrypt every document of the project',
+      description: 'If the clients hold the key, the response only describes it.',
       response: { 200: EncryptionKeyAnswer }
     },
     handler: async (request) => {
@@ -67,6 +68,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'listEncryptionKeys',
       summary: 'List all keys of the project, the active key first',
+      description: 'Older keys decrypt the versions that a rotation kept under them.',
       querystring: ListQuery,
       response: { 200: KeyHistoryAnswer }
     },
@@ -99,6 +101,7 @@ export const encryptionKeys: Domain = async (app) => {
       operationId: 'rotateEncryptionKey',
       summary:
         'Rotate a server-managed key: re-encrypts all current documents immediately, and optionally the history',
+      description: '`history_policy` decides what happens to the versions under older keys.',
       body: RotateBody,
       response: { 200: RotateAnswer }
     },
@@ -149,6 +152,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'listPendingVersions',
       summary: 'List versions under older client-managed keys, oldest first, for re-encryption by the client',
+      description: 'Only a client that has the keys can re-encrypt them. Submit the result to `…/re-encrypt-history`.',
       body: PendingBody,
       response: { 200: PendingAnswer }
     },
@@ -192,6 +196,7 @@ export const encryptionKeys: Domain = async (app) => {
     schema: {
       operationId: 'reEncryptHistory',
       summary: 'Submit pending versions, re-encrypted with the active key: all are stored, or none',
+      description: 'Repeat this until no versions are pending.',
       body: ReEncryptBody,
       response: { 200: ReEncryptAnswer }
     },
@@ -235,6 +240,7 @@ const clientRotation: Domain = async (app) => {
       operationId: 'rotateClientKeys',
       summary:
         'Rotate a client-managed key: send all current documents encrypted with the new key, and the proof of that key',
+      description: 'The server cannot read the documents, so a client re-encrypts all of them first.',
       body: RotateClientKeysBody,
       response: { 200: RotateClientKeysAnswer }
     },

@@ -57,6 +57,7 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'inviteMember',
       summary: 'Invite a person by e-mail address; the person becomes a member by accepting',
+      description: 'The service sends an e-mail. If it has no mail server, `message` says how the person can accept.',
       body: InviteMemberBody,
       response: { 201: SentInvitation }
     },
@@ -92,6 +93,7 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'listInvitations',
       summary: 'List the open invitations of an organization',
+      description: 'An invitation is open for seven days, and takes a seat of the plan.',
       querystring: ListQuery,
       response: { 200: Invitation.list }
     },
@@ -104,6 +106,7 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'getInvitation',
       summary: 'Get an open invitation',
+      description: 'Returns the address, the role and the time at which the invitation ends.',
       params: InvitationParams,
       response: { 200: Invitation.one }
     },
@@ -125,6 +128,8 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'sendInvitation',
       summary: 'Send an invitation again; it is open for seven more days',
+      description: 'An address gets one e-mail of an organization in 24 hours; the response is the same without an ' +
+        'e-mail.',
       params: InvitationParams,
       body: SendInvitationBody,
       response: { 200: SentInvitation }
@@ -159,6 +164,7 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'withdrawInvitation',
       summary: 'Withdraw an invitation',
+      description: 'The person can no longer accept it, and it no longer takes a seat of the plan.',
       params: InvitationParams,
       response: { 204: NoContent }
     },

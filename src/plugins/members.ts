@@ -35,6 +35,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'listMembers',
       summary: 'List the members of an organization, without open invitations',
+      description: 'A member has one role in the organization; teams add roles in projects.',
       querystring: NamedListQuery,
       response: { 200: Member.list }
     },
@@ -47,6 +48,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'getMember',
       summary: 'Get a member',
+      description: 'Returns the role in the organization; teams add roles in projects.',
       params: MemberParams,
       response: { 200: Member.one }
     },
@@ -69,6 +71,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'updateMember',
       summary: 'Change the role of a member',
+      description: 'It applies from the next request on, also to API tokens of the member.',
       params: MemberParams,
       body: UpdateMemberBody,
       response: { 200: Member.one }
@@ -112,6 +115,7 @@ export const members: Domain = async (app) => {
     schema: {
       operationId: 'removeMember',
       summary: 'Remove a member, or leave; API tokens created by the member in the organization end',
+      description: 'The roles through teams end as well. The last owner cannot be removed.',
       params: MemberParams,
       response: { 204: NoContent }
     },

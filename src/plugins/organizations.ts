@@ -28,6 +28,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'getOrganization',
       summary: 'Get an organization',
+      description: 'The path takes the id or the slug, here and in all operations of an organization.',
       response: { 200: OrganizationAnswer }
     },
     handler: async (request) => toAnswer(principalOf(request).organization)
@@ -38,6 +39,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'listOrganizations',
       summary: 'List the organizations that the caller can access',
+      description: 'An API token has exactly one; a user has one for each membership.',
       querystring: ListQuery,
       response: { 200: OrganizationList }
     },
@@ -61,6 +63,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'createOrganization',
       summary: 'Create an organization; the caller must be a user and becomes its owner',
+      description: 'The slug is made from the name unless you send one.',
       body: CreateOrganizationBody,
       response: { 201: OrganizationAnswer }
     },
@@ -99,6 +102,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'updateOrganization',
       summary: 'Change an organization; omitted fields stay unchanged',
+      description: 'A new slug changes all paths of the organization; the former slug is 404.',
       body: UpdateOrganizationBody,
       response: { 200: OrganizationAnswer }
     },
@@ -132,6 +136,7 @@ export const organizations: Domain = async (app) => {
       operationId: 'deleteOrganization',
       summary: 'Delete an organization with everything in it; its audit log is kept, and its slug stays reserved for ' +
         `${FORMER_SLUG_DAYS} days`,
+      description: 'It cannot be undone, so the body must have `"confirmed": true`.',
       body: DeleteOrganizationBody,
       response: { 204: NoContent }
     },
@@ -156,6 +161,7 @@ export const organizations: Domain = async (app) => {
     schema: {
       operationId: 'getOwnOrganization',
       summary: 'Get the organization of the API token',
+      description: 'For clients that know only their token. A user has to name the organization in the path.',
       response: { 200: OrganizationAnswer }
     },
     handler: async (request) =>

@@ -34,12 +34,14 @@ interface Kind {
   bodies: { create: TSchema, update: TSchema }
   /** Values of the columns that only this kind has. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
+  /** What the level is, for the document. */
+  meaning: string
   /** Deleting a target can be a long operation; deleting an environment deletes a single level. */
   deletion: { summary: string, isLong: boolean }
 }
 
 const placesOf = (
-  { kind, a, parent, parentPath, answers, placeOf, bodies, own, deletion }: Kind
+  { kind, a, parent, parentPath, answers, placeOf, bodies, own, meaning, deletion }: Kind
 ): Domain => async (app) => {
   const plural = `${kind}s` as const
   // For operation ids: `createTarget`.
@@ -58,6 +60,7 @@ const placesOf = (
     schema: {
       operationId: `list${Kind}s`,
       summary: `List ${plural} of a ${parent}, with the last change of each`,
+      description: meaning,
       querystring: NamedListQuery,
       response: { 200: answers.list }
     },
@@ -78,6 +81,7 @@ const placesOf = (
     schema: {
       operationId: `get${Kind}`,
       summary: `Get ${a}`,
+      description: 'Returns the attributes; the document is at `…/secrets`.',
       response: { 200: answers.one }
     },
     handler: async (request) => {
@@ -93,6 +97,7 @@ const placesOf = (
     schema: {
       operationId: `create${Kind}`,
       summary: `Create ${a}`,
+      description: 'The slug in its path is made from the name unless you send one.',
       body: bodies.create,
       response: { 201: answers.one }
     },
@@ -132,6 +137,7 @@ const placesOf = (
     schema: {
       operationId: `update${Kind}`,
       summary: `Change ${a}; omitted fields stay unchanged`,
+      description: 'The document and its history stay. A new slug changes the paths.',
       body: bodies.update,
       response: { 200: answers.one }
     },
@@ -167,6 +173,7 @@ const placesOf = (
     schema: {
       operationId: `delete${Kind}`,
       summary: deletion.summary,
+      description: 'It takes effect at once, and the slug is free again.',
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {
@@ -195,6 +202,7 @@ export const targets = placesOf({
   placeOf: ({ project_id, id }) => ({ project_id, target_id: id }),
   bodies: { create: CreateTargetBody, update: UpdateTargetBody },
   own: () => ({}),
+  meaning: 'A target is a part of the project that is deployed by itself: a service, an app or a job.',
   deletion: { summary: 'Delete a target with its environments, documents and history', isLong: true }
 })
 
@@ -211,5 +219,6 @@ export const environments = placesOf({
   bodies: { create: CreateEnvironmentBody, update: UpdateEnvironmentBody },
   own: ({ status = 'development', is_production = status === 'production' }, target_id) =>
     ({ target_id: target_id!, status, is_production }),
+  meaning: 'An environment is a stage of the target, such as `live` or `test`.',
   deletion: { summary: 'Delete an environment with its document and history', isLong: false }
 })

@@ -42,6 +42,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'listProjects',
       summary: 'List projects, with the last change of each',
+      description: 'Contains only the projects that the caller can access.',
       querystring: NamedListQuery,
       response: { 200: ProjectList }
     },
@@ -73,6 +74,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'getProject',
       summary: 'Get a project',
+      description: 'Returns the attributes; the documents are at `…/secrets`.',
       response: { 200: Project.one }
     },
     handler: async (request) => {
@@ -93,6 +95,8 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'createProject',
       summary: 'Create a project with its first key',
+      description: 'The key encrypts all documents of the project. The server holds it, unless `storage_mode` is ' +
+        '`client`.',
       body: CreateProjectBody,
       response: { 201: Project.one }
     },
@@ -150,6 +154,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'updateProject',
       summary: 'Change a project; omitted fields stay unchanged. `storage_mode` changes who holds the key',
+      description: 'Documents stay as they are. A new slug changes the paths of everything in the project.',
       body: UpdateProjectBody,
       response: { 200: Project.one }
     },
@@ -193,6 +198,7 @@ export const projects: Domain = async (app) => {
     schema: {
       operationId: 'deleteProject',
       summary: 'Delete a project with everything below it, including documents and history',
+      description: 'It takes effect at once, and the slug is free again.',
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {

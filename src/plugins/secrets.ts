@@ -67,7 +67,9 @@ export const secrets: Domain = async (app) => {
       },
       schema: {
         operationId: `read${word}Secrets`,
-        summary: `Read the documents of a ${level} and of the levels above`,
+        summary: `Read the documents of the ${level} and of the levels above`,
+        description: 'Returns encrypted documents, or plain ones with `decrypt`; `merge` combines the levels, and ' +
+          '`at` reads the past.',
         querystring: ReadSecretsQuery,
         headers: ReadHeaders,
         response: { 200: ReadAnswer, 304: Type.Null({ description: 'Not modified since the ETag in If-None-Match' }) }
@@ -107,6 +109,7 @@ export const secrets: Domain = async (app) => {
     schema: {
       operationId: 'retrieveSecrets',
       summary: 'Read or decrypt documents, or get the key, named in a body; the required scope depends on `action`',
+      description: 'For tools that name the level in a body; other clients read `…/secrets` of the level.',
       body: RetrieveBody,
       response: { 200: RetrieveAnswer }
     },
@@ -139,6 +142,7 @@ export const secrets: Domain = async (app) => {
     schema: {
       operationId: 'storeSecrets',
       summary: 'Store the document of a level and record a version',
+      description: 'Replaces the whole document: send `plaintext`, which the server encrypts, or encrypted `content`.',
       headers: WriteHeaders,
       body: StoreBody,
       response: { 200: StoreAnswer }
@@ -201,6 +205,7 @@ export const secrets: Domain = async (app) => {
     schema: {
       operationId: 'deleteSecrets',
       summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
+      description: 'The level itself stays. Restore the snapshot to undo the deletion.',
       headers: WriteHeaders,
       body: DeleteBody,
       response: { 200: DryRunAnswer, 204: NoContent }
@@ -300,7 +305,7 @@ export const secrets: Domain = async (app) => {
     validateReading(state, reading)
     const found = await waitFor(
       request, findDocumentsAt(app.reads, state, at, organization.plan.retention_days)
-    ) ?? fail('not_found')
+    ) ?? fail('not_found', { resource: state.level, at })
     if (found === 'future') return refuse('at', 'Lies in the future')
     const visible = found.filter(({ level }) => isInside(slices, placeOf(state, level)))
     requireKeptAt(visible, organization.plan)

@@ -41,6 +41,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'listTeams',
       summary: 'List teams',
+      description: 'A team gives its members roles in projects.',
       querystring: NamedListQuery,
       response: { 200: Team.list }
     },
@@ -53,6 +54,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'getTeam',
       summary: 'Get a team with its members and its roles in projects',
+      description: 'The path takes the id or the slug.',
       params: TeamParams,
       response: { 200: WholeTeam.one }
     },
@@ -65,6 +67,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'createTeam',
       summary: 'Create a team',
+      description: 'A new team has no members and no roles.',
       body: CreateTeamBody,
       response: { 201: Team.one }
     },
@@ -91,6 +94,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'updateTeam',
       summary: 'Change a team; omitted fields stay unchanged',
+      description: 'Members and roles have operations of their own.',
       params: TeamParams,
       body: UpdateTeamBody,
       response: { 200: Team.one }
@@ -114,6 +118,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'deleteTeam',
       summary: 'Delete a team; its members lose its roles immediately',
+      description: 'The members stay in the organization.',
       params: TeamParams,
       response: { 204: NoContent }
     },
@@ -140,6 +145,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'addTeamMember',
       summary: 'Add a member of the organization to a team',
+      description: 'The member gets the roles of the team in all its projects.',
       params: TeamMemberParams,
       body: AddTeamMemberBody,
       response: { 200: WholeTeam.one }
@@ -169,6 +175,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamMember',
       summary: 'Remove a member from a team',
+      description: 'The member stays in the organization, and in other teams.',
       params: TeamMemberParams,
       response: { 204: NoContent }
     },
@@ -195,6 +202,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'setTeamProject',
       summary: 'Give the members of a team a role in a project, or in parts of it; omitted fields stay unchanged',
+      description: '`restrictions` limits the role to targets, environments or what is not in production.',
       params: TeamProjectParams,
       body: SetTeamProjectBody,
       response: { 200: WholeTeam.one }
@@ -229,6 +237,7 @@ export const teams: Domain = async (app) => {
     schema: {
       operationId: 'removeTeamProject',
       summary: "Remove a team's role in a project",
+      description: 'The members keep the roles that they have there otherwise.',
       params: TeamProjectParams,
       response: { 204: NoContent }
     },
@@ -283,7 +292,8 @@ async function slicesIn (
       refuse(at, 'Expected a target, an environment or except_status')
     }
     const found = await findSlice(db, organization_id, { project: named, ...level })
-    if (found?.project_id !== project.id) return refuse(at, 'Does not exist in this project')
+    if (typeof found === 'string') return refuse(`${at}.${found}`, `There is no such ${found}`)
+    if (found.project_id !== project.id) return refuse(`${at}.project`, 'There is no such project')
     const slice = { ...found, ...(except_status !== undefined && { except_status }) }
     slices.set(textOf(slice), slice)
   }

@@ -36,6 +36,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'listApiTokens',
       summary: 'List API tokens, newest first, without their values',
+      description: 'A restricted token sees only tokens inside of its own restrictions.',
       querystring: NamedListQuery,
       response: { 200: ApiTokenList }
     },
@@ -58,6 +59,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'createApiToken',
       summary: 'Create an API token; its value is returned only once',
+      description: 'The token has at most the scopes, the restrictions and the expiry of its creator.',
       body: CreateTokenBody,
       response: { 201: CreatedToken }
     },
@@ -96,6 +98,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'getApiToken',
       summary: 'Get an API token without its value',
+      description: '`token_suffix`, the end of the value, tells the tokens of an organization apart.',
       params: TokenParams,
       response: { 200: ApiTokenAnswer }
     },
@@ -114,6 +117,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'updateApiToken',
       summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
+      description: 'Scopes and restrictions are fixed: create another token instead.',
       params: TokenParams,
       body: UpdateTokenBody,
       response: { 200: ApiTokenAnswer }
@@ -194,6 +198,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'deleteApiToken',
       summary: 'Revoke an API token; it becomes invalid immediately on every instance',
+      description: 'Former values that a rotation left valid end as well.',
       params: TokenParams,
       response: { 204: NoContent }
     },
@@ -300,10 +305,11 @@ async function slicesOf (db: Db, principal: Principal, restrictions: readonly Re
     }
     const slice = await findSlice(db, organization.id, restriction)
     // A restricted caller must not learn whether something exists outside its restrictions.
-    if (own.length > 0 && (slice === undefined || !isInside(own, slice))) {
+    if (own.length > 0 && (typeof slice === 'string' || !isInside(own, slice))) {
       refuseAs(principal, 'api-token:create')
     }
-    slices.push(slice ?? refuse(`restrictions.${i}`, 'Does not exist in this organization'))
+    if (typeof slice === 'string') return refuse(`restrictions.${i}.${slice}`, `There is no such ${slice}`)
+    slices.push(slice)
   }
   return slices
 }

@@ -24,6 +24,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'getUser',
       summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
+      description: 'Use this to check a token, and to find the organizations that it can access.',
       response: { 200: PrincipalAnswer }
     },
     handler: async (request, reply) => {
@@ -72,6 +73,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'listOwnInvitations',
       summary: 'List the open invitations of the calling user in all organizations',
+      description: 'Send the access token of a user; an API token cannot be invited.',
       querystring: ListQuery,
       response: { 200: OwnInvitationList }
     },
@@ -96,6 +98,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'acceptInvitation',
       summary: 'Accept an invitation: the calling user becomes a member',
+      description: 'The role of the invitation applies from the next request on.',
       params: OwnInvitationParams,
       body: AcceptInvitationBody,
       response: { 200: AcceptedInvitation }
@@ -126,6 +129,7 @@ export const user: Domain = async (app) => {
     schema: {
       operationId: 'declineInvitation',
       summary: 'Decline an invitation; the organization sees the decline, but nothing about the user',
+      description: 'The invitation ends at once, and no longer takes a seat of the plan.',
       params: OwnInvitationParams,
       response: { 204: NoContent }
     },

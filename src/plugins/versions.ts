@@ -68,6 +68,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'listVersions',
       summary: 'List the version history of a level, newest first',
+      description: 'Each write of a document records a version, unless it has `no_backup`.',
       body: ListVersionsBody,
       response: { 200: VersionPage }
     },
@@ -100,6 +101,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'getVersion',
       summary: 'Get a version with its encrypted content and key descriptor',
+      description: 'The descriptor says which key decrypts the content, and how a client derives that key.',
       params: VersionParams,
       response: { 200: VersionAnswer }
     },
@@ -131,6 +133,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'restoreVersion',
       summary: 'Restore a version: its content becomes the current document, as a new version',
+      description: 'History only grows: the document that it replaces stays a version.',
       params: VersionParams,
       headers: WriteHeaders,
       body: RestoreBody,
@@ -183,6 +186,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'deleteVersion',
       summary: 'Delete a version; the restore snapshot of a deleted secret needs `force`',
+      description: 'Removes one entry of the history; the other versions and the current document stay.',
       params: VersionParams,
       querystring: DeleteVersionQuery,
       body: DeleteVersionBody,
@@ -223,6 +227,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'purgeVersions',
       summary: 'Purge the history of a level or of a whole project, including restore snapshots',
+      description: 'It cannot be undone, so the body must have `"confirmed": true`.',
       body: PurgeBody,
       response: { 200: PurgeAnswer }
     },
@@ -268,6 +273,7 @@ export const versions: Domain = async (app) => {
     schema: {
       operationId: 'restoreProject',
       summary: 'Restore all documents of a project to a point in time, as new versions; later documents are deleted',
+      description: 'The body must have `"confirmed": true`. A second restore, to a time before the first, undoes it.',
       body: RestoreToBody,
       response: { 200: RestoreToAnswer }
     },

@@ -45,13 +45,13 @@ const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !s
 
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
 
-/** The `client_id` of a request; undefined if it is missing or repeated. */
+/** The `client_id` of a request; undefined if it is missing or repeated. `judgeAuthorization` says which. */
 export const namedClient = (parameters: Parameters): string | undefined =>
   isRepeated(parameters, 'client_id') ? undefined : single(parameters, 'client_id')
 
 /** Validates a request: the client and its redirect URI first, so that there is no open redirect (RFC 9700, 4.11). */
 export function judgeAuthorization (parameters: Parameters, client: Client | undefined, issuer: string): Judged {
-  if (client === undefined) return { page: 'There is no application with this client_id.' }
+  if (client === undefined) return { page: clientProblem(parameters) }
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||
     !client.redirect_uris.some((registered) => redirectMatches(registered, redirect_uri, issuer))) {
@@ -65,6 +65,13 @@ export function judgeAuthorization (parameters: Parameters, client: Client | und
   const scopes = scope === '*' ? SCOPE_NAMES : [...new Set(scope.split(' '))] as Scope[]
   const code_challenge = single(parameters, 'code_challenge')!
   return { request: { client_id: client.id, redirect_uri, state, code_challenge, scopes } }
+}
+
+function clientProblem (parameters: Parameters): string {
+  if (isRepeated(parameters, 'client_id')) return 'The address has client_id more than once. The application must send it once.'
+  return single(parameters, 'client_id') === undefined
+    ? 'client_id is missing in the address. The application must send the id with which it is registered.'
+    : 'No application is registered with this client_id, or it was disabled.'
 }
 
 // The first failed check.
@@ -86,7 +93,11 @@ function problemIn (parameters: Parameters): Problem | undefined {
   }
   const unknown = unknownScope(of('scope') ?? '*')
   if (unknown !== undefined) {
-    return { error: 'invalid_scope', description: `scope contains an unknown scope${didYouMean(SCOPE_NAMES, unknown)}` }
+    return {
+      error: 'invalid_scope',
+      description: `${shownScope(unknown)} is not a scope${didYouMean(SCOPE_NAMES, unknown)}: ` +
+        'scopes_supported in /.well-known/oauth-authorization-server lists all scopes'
+    }
   }
   // Consent always needs a page (RFC 8252, 8.6).
   if (of('prompt')?.split(' ').includes('none')) return { error: 'consent_required' }
@@ -95,6 +106,10 @@ function problemIn (parameters: Parameters): Problem | undefined {
 
 /** The name of a parameter for an error message, unless it could be a misplaced secret. */
 export const shownParameter = (name: string): string => /^[a-z_]{1,32}$/.test(name) ? name : 'A parameter'
+
+// The name of a scope for an error message, unless it could be a misplaced secret. RFC 6749 allows these characters.
+const shownScope = (scope: string): string =>
+  scope.length <= 40 && /^[a-z-]+(?::[a-z-]+)?$/.test(scope) ? scope : 'A part of scope'
 
 const unknownScope = (scope: string): string | undefined => scope === '*'
   ? undefined

@@ -220,6 +220,12 @@ t.test('what is no restriction inside of the project is refused, and nothing is 
     const answer = await owner.call('PUT', `${teams}/${team}/projects/orbit`, { role: 'owner', restrictions })
     t.strictSame([answer.status, answer.body.error], [422, 'validation_failed'], JSON.stringify(restrictions).slice(0, 100))
   }
+  for (const [missing, restriction] of [
+    ['target', { target: 'never', environment: 'stage' }], ['environment', { target: 'backend', environment: 'never' }]
+  ] as const) {
+    const { body } = await owner.call('PUT', `${teams}/${team}/projects/orbit`, { restrictions: [restriction] })
+    t.strictSame(body.errors, { [`restrictions.0.${missing}`]: [`There is no such ${missing}`] })
+  }
   t.strictSame([await statusOf(call, 'orbit/backend/stage'), await statusOf(call, 'orbit/backend/live')], [200, 404])
   t.match(await owner.call('GET', `${teams}/${team}`), {
     body: { data: { attributes: { projects: [{ role: 'member', restrictions: [stage] }] } } }

@@ -213,7 +213,7 @@ t.test('401 has one body; the challenge is plain when nothing was sent, and name
     const label = String(authorization).slice(0, 60)
     t.strictSame([answer.status, answer.text], [
       401,
-      '{"error":"unauthenticated","message":"The bearer token is missing, malformed, unknown, expired or revoked."}'
+      '{"error":"unauthenticated","message":"Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked."}'
     ], label)
     const challenge = String(answer.headers['www-authenticate'])
     t.match(challenge, /^Bearer\b/, label)

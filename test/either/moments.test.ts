@@ -138,13 +138,27 @@ t.test('a moment is of any time zone, and none that the database has not seen; a
   }
   for (const earlier of [before, '0001-01-01T00:00:00Z']) {
     for (const path of [at, at.project, `${at.project}/${at.target}`]) {
-      t.match(await read(path, { at: earlier }), { status: 404, body: { error: 'not_found' } }, earlier)
+      const resource = ['project', 'target', 'environment'][(typeof path === 'string' ? path : 'a/b/c').split('/').length - 1]
+      const time = new Date(earlier).toISOString()
+      t.match(await read(path, { at: earlier }), {
+        status: 404,
+        body: { error: 'not_found', message: `This ${resource} did not exist yet at ${time}.`, details: { resource, at: time } }
+      })
     }
   }
   const { body } = await owner.call('POST', org(owner, `/${at.project}/targets`), { name: 'Later' })
   const path = `${at.project}/${body.data.attributes.slug}`
-  t.match(await read(path, { at: time }), { status: 404, body: { error: 'not_found' } })
+  t.match(await read(path, { at: time }), { status: 404, body: { details: { resource: 'target', at: time } } })
   t.equal((await read(path, { at: await now() })).status, 200)
+  // A `+` in a query is a space.
+  t.match(
+    (await owner.call('GET', org(owner, `/${path}/secrets?at=${time.slice(0, -1)}+00:00`))).body.errors,
+    { at: [/such as 2026-03-01T12:00:00Z; in a query, write the \+ of an offset as %2B$/] }
+  )
+  t.match(
+    (await owner.call('GET', org(owner, `/${path}/secrets/diff?from=${time.slice(0, -1)}+00:00&to=${time}`))).body.errors,
+    { from: [/write the \+ of an offset as %2B$/] }
+  )
 })
 
 t.test('a read at a moment takes secret:history beside what the read takes, and shows a narrowed token its part', async (t) => {

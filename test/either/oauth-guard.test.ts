@@ -23,7 +23,7 @@ await makeLevel(nimbus, { slug: 'orbit' })
 const rosa = await makePerson(service, { [o]: 'owner' })
 
 const UNAUTHENTICATED =
-  '{"error":"unauthenticated","message":"The bearer token is missing, malformed, unknown, expired or revoked."}'
+  '{"error":"unauthenticated","message":"Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked."}'
 const PLAIN = `Bearer realm="strongroom", resource_metadata="${address}/.well-known/oauth-protected-resource"`
 const INVALID = `${PLAIN}, error="invalid_token", error_description="The token is not valid"`
 

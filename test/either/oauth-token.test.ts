@@ -853,7 +853,7 @@ t.test('OA-76: only POST is taken, and what is no request is not called a succes
       t.equal(answer.status, 405, `${method} ${path}`)
       t.match(answer.headers.get('allow'), /\bPOST\b/)
       if (method !== 'HEAD') {
-        t.strictSame(Object.keys(JSON.parse(text)).sort(), ['error', 'error_description', 'message'])
+        t.strictSame(Object.keys(JSON.parse(text)).sort(), ['details', 'error', 'error_description', 'message'])
       }
     }
     t.equal((await fetch(`${address}/api/oauth/${path}/x`, { method: 'POST', body: 'x' })).status, 404)

@@ -143,7 +143,7 @@ t.test('with-secrets does not run the command when the read is refused', { skip 
   }
 })
 
-const INVALID_TOKEN = 'The bearer token is missing, malformed, unknown, expired or revoked'
+const INVALID_TOKEN = 'Send the header `Authorization: Bearer TOKEN` with a token that is complete'
 
 const REFUSALS: Record<string, (token: string) => Promise<Ended>> = {
   'Store a file': (token) => bash(block('Store a file', 'bash'), { STRONGROOM_TOKEN: token }),
@@ -187,11 +187,16 @@ t.test('a rollout of 100 pods beyond the rate limit: each reads its secrets afte
   // Uses up the window, which then ends soon.
   while ((await caller.call('GET', `/${caller.organization}/orbit`)).status !== 429);
   Date.now = () => now() + 45_000
-  const script = block('A process', 'sh').replace(/ server .*/, '')
-  const ended = await Promise.all(Array.from({ length: 100 }, () => sh(
-    `${script.replace('https://strongroom.example', url)}`, { STRONGROOM_TOKEN: caller.token }
-  )))
-  for (const { code, stdout } of ended) t.same([code, stdout], [0, "export GREETING='hello'\n"])
+  const script = block('A process', 'sh').replace(/ server .*/, '').replace('https://strongroom.example', url)
+  // Half of them with the script, half with the init container.
+  const ended = await Promise.all(Array.from({ length: 100 }, async (_, i) => {
+    if (i % 2 === 0) return (await sh(script, { STRONGROOM_TOKEN: caller.token })).stdout
+    const folder = scratchDirectory(t)
+    const { code, stderr } = await initContainer(caller.token, (text) =>
+      text.replace('https://strongroom.example', url).replace('/run/strongroom', folder))
+    return code === 0 ? readFileSync(join(folder, 'secrets.json'), 'utf8') : stderr
+  }))
+  for (const [i, read] of ended.entries()) t.equal(read, i % 2 === 0 ? "export GREETING='hello'\n" : '{"GREETING":"hello"}')
   t.equal(statuses.get(200), 100)
   t.ok(statuses.get(429)! > 0, `some were beyond the limit: ${JSON.stringify([...statuses])}`)
 })
@@ -268,6 +273,37 @@ t.test('the External Secrets Operator reads one value for each name', { skip }, 
   t.same(JSON.parse(stdout), ALL)
 })
 
+t.test('External Secrets Operator: a request with the token of the operator shows the message of a refusal', { skip }, async (t) => {
+  // `kubectl` renders the template with the Secret of the page.
+  const [, secret] = parseAllDocuments(block('External Secrets Operator', 'yaml')).map((document) => document.toJS())
+  const script = block('External Secrets Operator', 'sh')
+  const [, name, template] = /kubectl get secret (\S+) -o 'go-template=(.+?)'/.exec(script)!
+  t.equal(name, secret.metadata.name)
+  t.match(template, /\{\{ \.data\.token \| base64decode \}\}$/)
+  t.ok('token' in secret.stringData)
+  for (const [sent, said] of [[`${token}x`, INVALID_TOKEN], [token, '']] as const) {
+    writeFileSync(at('etc', 'header'), template!.replace(/\{\{.*\}\}/, sent))
+    writeFileSync(at('bin', 'kubectl'), `#!/bin/sh\ncat ${at('etc', 'header')}\n`)
+    chmodSync(at('bin', 'kubectl'), 0o755)
+    const { code, stdout, stderr } = await sh(script)
+    t.same([code, stderr], [0, ''])
+    t.ok(said === '' ? stdout === '' : stdout.startsWith(said), stdout)
+  }
+})
+
+t.test('the table of the page has every recipe, and says of each what retries', async (t) => {
+  const rows = page.table('| Recipe | Retries |')
+  const listed = rows.flatMap(([names = '', retries = '']) => names.split(', ').map((name) => [name, retries] as const))
+  const headings = [...page.text.matchAll(/^## (.+)$/gm)].map(([, heading]) => heading!).filter((heading) => heading !== 'Many readers at once')
+  t.strictSame(listed.map(([name]) => name).sort(), headings.sort())
+  for (const [name, retries] of listed) {
+    const text = page.text.split(`\n## ${name}\n`)[1]!.split('\n## ')[0]!
+    if (retries.startsWith('curl')) t.match(text, /--retry 5|with-secrets/, name)
+    else if (retries === 'the provider') t.match(text, /retry \{\n +attempts = 5/, name)
+    else t.match([retries, text], ['the operator', /tries again by itself/], name)
+  }
+})
+
 t.test('the systemd unit starts the application with every value, by the credential that it loads', { skip }, async (t) => {
   const unit = block('systemd', 'ini')
   t.match(unit, /^(?:(?:\[[A-Z]\w+\]|[A-Z]\w+=\S.*)?\n)+$/, 'sections and settings')
@@ -332,13 +368,13 @@ t.test('every block of the page has run', { skip }, async (t) => {
   for (const text of all) t.ok(taken.has(text), text)
 })
 
-/** Runs the init container of the page. */
-async function initContainer (token: string): Promise<Ended> {
+/** Runs the init container of the page; `changed` replaces the places of the page before `here`. */
+async function initContainer (token: string, changed = (text: string) => text): Promise<Ended> {
   const [init] = parse(block('Kubernetes', 'yaml')).spec.initContainers
   const env = Object.fromEntries(init.env.map(({ name, value, valueFrom }: any) =>
-    [name, valueFrom?.secretKeyRef.key === 'token' ? token : here(value)]))
+    [name, valueFrom?.secretKeyRef.key === 'token' ? token : here(changed(value))]))
   const [shell, flags, script] = init.command
-  return inShell([shell, flags], script, env)
+  return inShell([shell, flags], changed(script), env)
 }
 
 /** Runs the step of the page as the runner does; what it leaves in the file for the steps after it. */

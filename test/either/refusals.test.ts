@@ -201,7 +201,7 @@ t.test('a 404 names the first part of the path, or of the level in the body, tha
         const resource = RESOURCES[part] ?? part
         t.match({ status, body }, {
           status: 404,
-          body: { error: 'not_found', message: `There is no such ${resource.replace('-', ' ')}.`, details: { resource } }
+          body: { error: 'not_found', message: `There is no such ${resource === 'api-token' ? 'API token' : resource.replace('-', ' ')}.`, details: { resource } }
         }, `${id} without ${missing.join(', ')}`)
       }
     }
@@ -257,6 +257,51 @@ t.test('a 404 names nothing that a restriction hides: a hidden part and a missin
   }
 })
 
+t.test('a 404 of a path that the API does not have names the most similar paths, and nothing of the path that was sent', async (t) => {
+  const { token } = await service.token(o, ['*'], { slices: [world.sliceOf()] })
+  const ask = (path: string, headers = bearer(world.caller.token)) => service.inject({ method: 'GET', url: path, headers })
+  const [project, target, environment] = ['/{project}', '/{project}/{target}', '/{project}/{target}/{environment}'].map((path) =>
+    `/api/v1/{organization}${path}`)
+  for (const [path, similar] of [
+    [`/api/v1/${o}/projects/s3cret`, [project]],
+    [`/api/v1/${o}/s3cret/targets/api`, [target]],
+    [`/api/v1/${o}/projects/s3cret/targets/api`, [target]],
+    [`/api/v1/${o}/projects/s3cret/targets`, [`${project}/targets`]],
+    [`/api/v1/${o}/projects/s3cret/targets/api/environments/live`, [environment]],
+    [`/api/v1/${o}/s3cret/targets/api/environments/live/secrets`, [`${environment}/secrets`]],
+    [`/api/v1/organizations/${o}/tokens`, ['/api/v1/organizations/{organization}/api-keys']],
+    [`/api/v1/organizations/${o}/member`, ['/api/v1/organizations/{organization}/members']],
+    [`/api/v1/organizations/${o}/api-keys/7/rotat`, ['/api/v1/organizations/{organization}/api-keys/{id}/rotate']],
+    [`/api/v1/${o}/projects/`, ['/api/v1/{organization}/projects']],
+    [`/api/${o}/s3cret`, [project]],
+    [`/api/v1/${o}/s3cret/a/b/c/d`, []],
+    ['/s3cret.php', []],
+    [`/api/v1/${o}${'/projects'.repeat(500)}`, []]
+  ] as const) {
+    const { status, body, text } = await ask(path)
+    const hint = similar.length === 0 ? '' : ` Did you mean ${similar.join(' or ')}?`
+    const message = `The API has no such path.${hint} /openapi.json lists all paths.`
+    t.strictSame([status, body], [404, { error: 'not_found', message, details: { resource: 'path', paths: similar } }], path.slice(0, 100))
+    t.notMatch(text, /s3cret|api\/v1\/01/, 'no part of the path is repeated')
+    t.equal((await ask(path, bearer(token))).text, text, 'a restriction makes no difference')
+  }
+  // Each path of the document is found by a word that is misspelt.
+  let misspelt = 0
+  for (const [template] of Object.entries(publishedPaths(service)).filter(([path]) => path.startsWith('/api/'))) {
+    const segments = template.split('/')
+    for (const [i, segment] of segments.entries()) {
+      if (segment.startsWith('{') || segment.length < 4) continue
+      const path = segments.with(i, `${segment}x`).join('/').replace('{organization}', o).replaceAll(/\{\w+\}/g, 'nothing')
+      const { body } = await ask(path)
+      if (body.details?.resource !== 'path') continue
+      misspelt++
+      const { deprecated } = Object.values(publishedPaths(service)[template]!)[0] as Operation
+      if (!deprecated) t.ok(body.details.paths.includes(template) || body.details.paths.length === 5, `${path}: ${body.message}`)
+    }
+  }
+  t.ok(misspelt > 20, `${misspelt}`)
+})
+
 t.test('a 405 names the methods of the path in the message and in details.allowed, at every path', async (t) => {
   const METHODS = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'] as const
   const urls = [...new Set(routes.map(({ url }) => url))].filter((url) => !url.includes('*') && !url.startsWith('/docs'))
@@ -272,8 +317,8 @@ t.test('a 405 names the methods of the path in the message and in details.allowe
       const allowed = String(headers.allow).split(', ')
       t.ok(routes.filter((one) => one.url === url).every((one) => allowed.includes(one.method)), `${method} ${url}: ${allowed.join()}`)
       const said = `This path does not support the method. It supports ${allowed.join(', ')}`
-      if (url.startsWith('/api/oauth/')) t.match(body, { error: 'method_not_allowed', error_description: said })
-      else t.match(body, { error: 'method_not_allowed', message: `${said}.`, details: { allowed } }, `${method} ${url}`)
+      t.match(body, { error: 'method_not_allowed', message: `${said}.`, details: { allowed } }, `${method} ${url}`)
+      if (url.startsWith('/api/oauth/')) t.equal(body.error_description, said)
     }
   }
   t.ok(refused > 100, `${refused}`)
@@ -362,7 +407,15 @@ t.test('an error of the OAuth endpoints names the parameter', async (t) => {
     [{ code_challenge: '' }, 'invalid_request', 'code_challenge is missing'],
     [{ code_challenge: 'short' }, 'invalid_request', /^code_challenge must have 43/],
     [{ code_challenge_method: 'plain' }, 'invalid_request', 'code_challenge_method must be S256'],
-    [{ scope: 'secret:reed' }, 'invalid_scope', 'scope contains an unknown scope (did you mean secret:read?)'],
+    [
+      { scope: 'project:read secret:reed' }, 'invalid_scope',
+      'secret:reed is not a scope (did you mean secret:read?): scopes_supported in /.well-known/oauth-authorization-server lists all scopes'
+    ],
+    [{ scope: 'secret:foo' }, 'invalid_scope', /^secret:foo is not a scope: scopes_supported in /],
+    // These could be secrets, and some characters are not allowed in a description.
+    [{ scope: 'dotenv_01k_s3cret' }, 'invalid_scope', /^A part of scope is not a scope: /],
+    [{ scope: '"secret:read"' }, 'invalid_scope', /^A part of scope is not a scope \(did you mean secret:read\?\): /],
+    [{ scope: 'secret:'.padEnd(41, 'x') }, 'invalid_scope', /^A part of scope /],
     [{ request: 'x' }, 'request_not_supported', /^request /],
     [{ request_uri: 'x' }, 'request_uri_not_supported', /^request_uri /],
     [{ prompt: 'none' }, 'consent_required', /^prompt /],
@@ -376,6 +429,17 @@ t.test('an error of the OAuth endpoints names the parameter', async (t) => {
   }
   const repeated = await service.inject({ method: 'GET', url: `/oauth/authorize?${form(request)}&nonce=1&nonce=2` })
   t.equal(new URL(String(repeated.headers.location)).searchParams.get('error_description'), 'nonce is repeated')
+  const metadata = await service.inject({ method: 'GET', url: '/.well-known/oauth-authorization-server' })
+  t.strictSame(metadata.body.scopes_supported, SCOPE_NAMES, 'the place that the refusal of a scope names')
+  for (const [query, said] of [
+    [without(request, 'client_id'), 'client_id is missing'],
+    [form({ ...request, client_id: '' }), 'client_id is missing'],
+    [`${form(request)}&client_id=dotenv-cli`, 'client_id more than once'],
+    [form({ ...request, client_id: 'nobody' }), 'No application is registered with this client_id']
+  ] as const) {
+    const { status, text } = await service.inject({ method: 'GET', url: `/oauth/authorize?${query}` })
+    t.match({ status, text }, { status: 400, text: said })
+  }
 })
 
 t.test('PUT and PATCH both work wherever one of them does, except on documents and memberships; duplicates are deprecated', async (t) => {

@@ -281,15 +281,15 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
   const { project } = await makeLevel(theirs, { slug: 'comet' })
   const own = Array.from({ length: 49 }, () => ({ project: 'orbit' }))
   const rows: [members: object, named: string[]][] = [
-    [{ restrictions: [...own.slice(0, 20), { project }, ...own.slice(20)] }, ['restrictions.20']],
+    [{ restrictions: [...own.slice(0, 20), { project }, ...own.slice(20)] }, ['restrictions.20.project']],
     ...['', ' ', 'a'.repeat(256), 5, null, undefined].map((name): [object, string[]] => [{ name }, ['name']]),
     ...[
       '2001-01-01T00:00:00Z', new Date().toISOString(), 'tomorrow', '', '2099-01-01', '2099-01-01T00:00:00',
       '2099-13-01T00:00:00Z', 4102444800, true, {}
     ].map((expires_at): [object, string[]] => [{ expires_at }, ['expires_at']]),
-    [{ restrictions: [{ project: 'none' }] }, ['restrictions.0']],
-    [{ restrictions: [{ project: 'orbit' }, { project: 'orbit', target: 'none' }] }, ['restrictions.1']],
-    [{ restrictions: [{ project: 'orbit', target: 'backend', environment: 'none' }] }, ['restrictions.0']],
+    [{ restrictions: [{ project: 'none' }] }, ['restrictions.0.project']],
+    [{ restrictions: [{ project: 'orbit' }, { project: 'orbit', target: 'none' }] }, ['restrictions.1.target']],
+    [{ restrictions: [{ project: 'orbit', target: 'backend', environment: 'none' }] }, ['restrictions.0.environment']],
     [{ restrictions: [{ project: 'orbit', environment: 'live' }] }, ['restrictions.0.target']],
     [{ restrictions: [{}] }, ['restrictions.0.project']],
     [{ restrictions: [{ project: 'orbit', team: 'x' }] }, ['restrictions.0.team']],
@@ -306,6 +306,11 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
       failing(await create(owner, { abilities: ['secret:read'], ...members })), [422, 'validation_failed', named],
       JSON.stringify(members).slice(0, 100)
     )
+  }
+  for (const level of ['project', 'target', 'environment']) {
+    const restriction = { project: 'orbit', target: 'backend', environment: 'live', [level]: 'none' }
+    const { body } = await create(owner, { abilities: ['secret:read'], restrictions: [restriction] })
+    t.equal(body.message, `The request does not match its schema. restrictions.0.${level}: There is no such ${level}.`)
   }
   t.equal(await count(owner), 1)
 })

@@ -95,9 +95,13 @@ t.test('the page about encryption names requests and fields of the API', async (
   t.same(named.filter((name) => !fields.has(name) && name !== 'client'), [])
 })
 
-t.test('the example of an invitation without mail is the one of the API', async (t) => {
-  const shown = JSON.parse(readDoc('docs/access.md').block('json')!)
-  t.ok(readFileSync('openapi.yaml', 'utf8').includes(shown.message))
+t.test('the README says what a target is, and the glossary has eight words, each with a meaning', async (t) => {
+  t.match(readFileSync('README.md', 'utf8'), 'A target is a part of a project that is deployed by itself: a service, an app or a job.')
+  const glossary = readDoc('docs/concepts.md').table('| Word | Meaning |')
+  t.strictSame(glossary.map(([word]) => word), [
+    'Organization', 'Project', 'Target', 'Environment', 'Level', 'Document', 'Version', 'Key string'
+  ])
+  t.strictSame(glossary.filter(([, meaning = '']) => meaning.split(' ').length < 4), [])
 })
 
 t.test('the page about scaling names the operations that use several nodes, and no other', async (t) => {

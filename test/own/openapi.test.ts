@@ -215,12 +215,34 @@ t.test('errors that every operation can have are listed once, as `default`; a st
   }
 })
 
-t.test('every operation has a description with its scopes, their purpose, and its own errors by status', async (t) => {
+/** The part of a description in plain words, before its scopes and its errors. */
+const plainWordsOf = (description: string) =>
+  description.split(/(?:^| )(?:Needs (?:`|no token|, depending)|Needs, depending|Any token is accepted|Errors of its own)/)[0]!.trim()
+
+t.test('every operation says in plain words what it does, more than its summary, beside its scopes and its errors', async (t) => {
+  const scopeOnly = ['Needs no token.', 'Any token is accepted.', 'Needs `secret:read`. Errors of its own: 422 `limit_reached`.']
+  t.strictSame(scopeOnly.map(plainWordsOf), ['', '', ''])
+  t.equal(plainWordsOf('Reads all. Needs, depending on the request, `a` or `b`.'), 'Reads all.')
+  for (const { operationId, summary, description, deprecated } of operations) {
+    const words = plainWordsOf(description)
+    t.match(words, /^[A-Z`].*\.$/, operationId)
+    t.not(words, `${summary}.`, operationId)
+    const [, original] = /^A duplicate of `(\w+)`\.$/.exec(words) ?? []
+    t.equal(original !== undefined, deprecated === true, operationId)
+    const named = operations.find((one) => one.operationId === original)
+    if (deprecated) t.ok(named !== undefined && named.deprecated !== true, operationId)
+    else t.ok(words.split(' ').length >= 5, `${operationId}: ${words}`)
+  }
+})
+
+t.test('every operation has a description with its scopes, and its own errors by status', async (t) => {
+  const { oauth } = components.securitySchemes as { oauth: { flows: { authorizationCode: { scopes: object } } } }
+  t.strictSame(oauth.flows.authorizationCode.scopes, SCOPES, 'the purpose of each scope is listed once')
   for (const { operationId, summary, description, security, 'x-error-codes': own = [] } of operations) {
     t.ok(summary.length > 0 && description.length > 0, operationId)
     const scopes = new Set(security.flatMap((way) => Object.values(way).flat()))
     for (const scope of scopes) {
-      t.match(description.toLowerCase(), `\`${scope}\` to ${SCOPES[scope].toLowerCase()}`, operationId)
+      t.match(description, `\`${scope}\``, operationId)
     }
     if (security.length === 0) t.match(description, /Needs no token\./, operationId)
     else if (scopes.size === 0) t.match(description, /Any token is accepted\./, operationId)

@@ -48,7 +48,10 @@ t.test('an operator makes, lists and ends tokens and organizations, also whoever
   const wrong: [args: string[], code: number, line: RegExp][] = [
     [['token', 'revoke', '--id', lines[2]![0]!], 1, /^There is no token \d+\n$/],
     [['token', 'revoke', '--id', 'x'], 2, /^token revoke needs --id ID\n$/],
-    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'Secret:Read'], 2, /^--ability must be a scope/],
+    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'Secret:Read'], 2, /^--ability must be one of \*, secret:read, .*\(did you mean secret:read\?\)$/m],
+    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'secret:rea'], 2, /\(did you mean secret:read\?\)$/m],
+    [['user', 'add', '--email', 'omar@nimbus.example', '--organization', 'nimbus', '--role', 'ower'], 2, /^--role must be one of owner, administrator, .*\(did you mean owner\?\)\n$/],
+    [['organization', 'set', '--id', 'nimbus', '--status', 'suspend'], 2, /^--status must be one of active, .*\(did you mean suspended\?\)\n$/],
     [['token', 'add', '--organization', 'none', '--name', 'X'], 1, /^There is no organization none\n$/],
     [['token', 'add', '--organization', 'nimbus'], 2, /^token add needs --name/],
     [['organization', 'add', '--name', 'X', '--owner', 'nobody@nimbus.example'], 1, /^There is no account with/],
@@ -125,6 +128,9 @@ t.test('an operator manages a running service with the embedded database, as a s
   t.equal(statSync(join(env.DATA_DIR, 'postgres', 'requests')).mode & 0o777, 0o600)
 
   const wrong: [args: string[], code: number, line: RegExp][] = [
+    [['token', 'add', '--organization', 'nimbus', '--name', 'X', '--ability', 'secret:rea'], 2, /\(did you mean secret:read\?\)$/m],
+    [['user', 'add', '--email', 'omar@nimbus.example', '--organization', 'nimbus', '--role', 'ower'], 2, /^--role must be one of owner, administrator, .*\(did you mean owner\?\)\n$/],
+    [['organization', 'set', '--id', 'nimbus', '--status', 'suspend'], 2, /^--status must be one of active, .*\(did you mean suspended\?\)\n$/],
     [['token', 'add', '--organization', 'none', '--name', 'X'], 1, /^There is no organization none\n$/],
     [['user', 'add', '--email', 'omar@stratus.example'], 1, /^An account with omar@stratus\.example already exists\n$/],
     [['user', 'add'], 2, /^user add needs --email/],

@@ -1,6 +1,7 @@
 // duration: 15 s
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
+import { ULID_PATTERN } from '../../schemas/shapes.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { readDoc } from '../helpers/docs.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
@@ -46,7 +47,7 @@ t.test('the examples of the README, the tour and the page of access run one afte
     'URL=http://127.0.0.1:8080 TOKEN=dotenv_… ORG=01…', `URL=${server.address} TOKEN=${token} ORG=${organization}`
   )
   t.match(script, token, 'the values of the first start replace those of the README')
-  t.equal(examples[0]!.join('').match(/^call /gm)!.length, 6, 'the README has a tour of six calls')
+  t.equal(examples[0]!.join('').match(/^call /gm)!.length, 8, 'the README has a tour of eight calls')
   const { code, stdout, stderr } = await run('sh', ['-euc', script], {})
   t.same([code, stderr], [0, ''])
   t.same(
@@ -54,6 +55,11 @@ t.test('the examples of the README, the tour and the page of access run one afte
     'the one refusal is the one that the tour names'
   )
   t.match(stdout, '"restored_from":"1"', 'the README restores the first version')
+  const shown = JSON.parse(readDoc('README.md').block('json')!.replace('http://127.0.0.1:8080', server.address))
+  const [invited] = stdout.split('\n').filter((line) => line.includes('rosa@nimbus.example')).map((line) => JSON.parse(line))
+  t.match(shown.data.id, new RegExp(ULID_PATTERN))
+  t.match(invited, { ...shown, data: { ...shown.data, id: new RegExp(ULID_PATTERN) } }, 'the README shows the invitation without mail')
+  t.match(stdout, /"token":"dotenv_[^"]+".*"name":"CI"/, 'and makes a token for CI')
   t.match(stdout, '"content":"GREETING=hello"', 'and reads it')
   t.equal((await server.stop()).code, 0)
 })

@@ -34,7 +34,7 @@ RULES = {
         r"|^The document is too large to try "
     ),
     "a list names each thing once, and what is there; and it ends": re.compile(
-        r"^Contains an? \w+ twice|^(?:Does not exist|No such payment method) in |^Limit of \d+ payment methods "
+        r"^Contains an? \w+ twice|^There is no such (?:project|target|environment)$|^No such payment method in |^Limit of \d+ payment methods "
     ),
 }
 

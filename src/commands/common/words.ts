@@ -1,5 +1,6 @@
 import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
+import { mustBeOneOf } from '../../rules/formats/choices.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
 import { UsageError } from './errors.ts'
@@ -28,6 +29,10 @@ export function emailOf (option: string, text: string | undefined): string {
     ? `${option} ADDRESS`
     : `${option} ADDRESS, an e-mail address as in rosa@example.com; the given one is not valid`)
 }
+
+/** One of the choices; throws a UsageError that lists the choices and names the nearest. */
+export const choiceOf = <T extends string>(option: string, choices: readonly T[], text: string | undefined): T =>
+  choices.find((choice) => choice === text) ?? fail(`${option} ${mustBeOneOf(choices, text)}`)
 
 /** A whole number from 1 to `most`; null when the option is absent. */
 export function numberOf (option: string, text: string | undefined, most: number): number | null {

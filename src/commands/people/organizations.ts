@@ -12,7 +12,7 @@ import { change, command, listing, verbs, withOpened, type Noun } from '../commo
 import { refuse } from '../common/errors.ts'
 import type { Opened } from '../common/open.ts'
 import { write } from '../common/stdio.ts'
-import { emailOf, fail, nameOf, TEXT } from '../common/words.ts'
+import { choiceOf, emailOf, fail, nameOf, TEXT } from '../common/words.ts'
 import { everyOrganization } from './tokens.ts'
 
 export const noun: Noun = {
@@ -48,8 +48,7 @@ export const noun: Noun = {
       const require_second_factor = required === undefined ? undefined : required === 'yes'
       const status = given.status === undefined
         ? undefined
-        : ORGANIZATION_STATUSES.find((known) => known === given.status) ??
-          fail(`--status must be one of ${ORGANIZATION_STATUSES.join(', ')}`)
+        : choiceOf('--status', ORGANIZATION_STATUSES, given.status)
       return change(env, (database) => setOrganization(database, id, { plan, status, require_second_factor }))
     }),
 

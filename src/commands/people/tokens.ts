@@ -1,4 +1,4 @@
-import { canonicalAbilities, type Ability } from '../../../schemas/scopes.ts'
+import { canonicalAbilities, SCOPE_NAMES, type Ability } from '../../../schemas/scopes.ts'
 import { mintApiToken, storedToken } from '../../crypto/bearer.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { eventOf, operatorOf, recordEvent } from '../../repositories/audit/audit.ts'
@@ -8,6 +8,7 @@ import {
   createToken, deleteTokens, findOrganizationOfToken, findSlices, listTokens, findReachedTokenLimit,
   type OwnToken
 } from '../../repositories/people/tokens.ts'
+import { mustBeOneOf } from '../../rules/formats/choices.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
@@ -27,7 +28,7 @@ export const noun: Noun = {
       if (!organization) fail('token add needs --organization ID')
       const name = nameOf('token add needs --name', given.name)
       const abilities = [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling) ??
-        fail(`--ability must be a scope such as secret:read, or *; ${JSON.stringify(spelling)} is not`)))]
+        fail(`--ability ${mustBeOneOf(['*', ...SCOPE_NAMES], spelling)}`)))]
       const held = abilities.includes('*') ? ['*' as const] : abilities
       return change(env, (database) => addToken(database, { organization, name, abilities: held }))
     }),

@@ -24,7 +24,7 @@ import { change, command, listing, print, verbs, withOpened, type Environment, t
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
 import { warn, write } from '../common/stdio.ts'
-import { emailOf, fail, FLAG, isName, TEXT } from '../common/words.ts'
+import { choiceOf, emailOf, fail, FLAG, isName, TEXT } from '../common/words.ts'
 import { lineOfToken } from './tokens.ts'
 
 export const noun: Noun = {
@@ -49,7 +49,7 @@ export const noun: Noun = {
       const { organization, role: text } = given
       const role = text === undefined
         ? undefined
-        : ROLES.find((known) => known === canonicalRole(text)) ?? fail(`--role must be one of ${ROLES.join(', ')}`)
+        : choiceOf('--role', ROLES, canonicalRole<string>(text))
       if ((organization === undefined) !== (role === undefined)) {
         fail('--organization and --role must be given together')
       }

@@ -3,7 +3,7 @@ import { ValueErrorType, type ValueError } from '@sinclair/typebox/compiler'
 import { ACTOR_PATTERN } from '../../../schemas/audit.ts'
 import { ruleOf } from '../../../schemas/shapes.ts'
 import { didYouMean, mustBeOneOf } from '../../rules/formats/choices.ts'
-import { TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
+import { timestampProblem } from '../../rules/formats/timestamps.ts'
 
 /** The message for an invalid value: says which values are valid, and never contains the value. */
 export function messageOf ({ type, schema, value, message, errors }: ValueError): string {
@@ -13,7 +13,7 @@ export function messageOf ({ type, schema, value, message, errors }: ValueError)
   if (choices !== undefined) return mustBeOneOf(choices, value)
   const rule = ruleOf(schema)
   if (rule !== undefined) return `must be ${rule}${schema.pattern === ACTOR_PATTERN ? suggestActor(value) : ''}`
-  if (schema.format === 'date-time') return TIMESTAMP_RULE
+  if (schema.format === 'date-time') return timestampProblem(value)
   if (type !== ValueErrorType.Union) return message
   // Nullable values are unions.
   const alternatives = schema.anyOf as TSchema[]

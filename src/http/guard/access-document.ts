@@ -1,7 +1,7 @@
 import type { FastifyContextConfig, RouteOptions } from 'fastify'
 import type { TSchema } from '@sinclair/typebox'
 import { codeOf, ERRORS, ErrorBodies, type ErrorCode } from '../../../schemas/errors.ts'
-import { SCOPES, type Scope } from '../../../schemas/scopes.ts'
+import type { Scope } from '../../../schemas/scopes.ts'
 import { replacedBy } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
@@ -61,14 +61,14 @@ export function documentAccess (route: RouteOptions): void {
   }
 }
 
-// The description that the route declares, its scopes and its own errors, in plain words.
+// The description that the route declares, its scopes and its own errors. The purpose of a scope is in `security`.
 function descriptionOf (
   { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
   own: ReadonlySet<ErrorCode>
 ): string {
   const { description } = (schema ?? {}) as { description?: string }
   const parts = [description, needsOf(alternatives), ...extra.length > 0
-    ? [`Depending on the request, also needs ${extra.map(purposeOf).join(', and ')}.`]
+    ? [`Depending on the request, also needs ${extra.map(nameOf).join(' and ')}.`]
     : []]
   const byStatus = [...new Set([...own].map((code) => ERRORS[code].status))].sort().map((status) =>
     `${status} ${[...own].filter((code) => ERRORS[code].status === status).map((code) => `\`${codeOf(code)}\``).join(', ')}`)
@@ -82,12 +82,11 @@ export const OWN_ERRORS = 'Errors of its own:'
 function needsOf (alternatives: readonly (readonly Scope[])[]): string {
   if (alternatives.length === 0) return 'Needs no token.'
   if (alternatives.flat().length === 0) return 'Any token is accepted.'
-  const ways = alternatives.map((scopes) => scopes.map(purposeOf).join(', and '))
-  return `Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join('; or ')}.`
+  const ways = alternatives.map((scopes) => scopes.map(nameOf).join(' and '))
+  return `Needs${ways.length > 1 ? ', depending on the request,' : ''} ${ways.join(' or ')}.`
 }
 
-const purposeOf = (scope: Scope) =>
-  `\`${scope}\` to ${SCOPES[scope].charAt(0).toLowerCase()}${SCOPES[scope].slice(1)}`
+const nameOf = (scope: Scope) => `\`${scope}\``
 
 const securityOf = (scopes: readonly Scope[]): Record<string, Scope[]>[] =>
   [{ bearerToken: [...scopes] }, { oauth: [...scopes] }]

@@ -50,7 +50,7 @@ export async function missingLevel (
   const depth = missing === -1 ? paths.length - 1 : missing
   const parent = depth === 0 ? undefined : found[depth - 1]
   const isVisible = missing === -1
-    // The level exists, but its history does not begin until later, or it was deleted meanwhile.
+    // The level exists now, but was deleted or replaced while the request ran.
     ? isInside(slices, placeOf(found[depth]!))
     : parent === undefined ? slices.length === 0 : isInside(slices, placeOf(parent))
   return isVisible ? LEVELS[depth] : undefined

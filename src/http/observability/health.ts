@@ -16,16 +16,22 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       if (!await isWritable(app.reads)) fail('service_unavailable')
     })
     const config = { access: 'public', limit: 'none' } as const
-    const schema = (operationId: string, summary: string) =>
-      ({ operationId, tags: ['operations'], summary, response: { 200: Health } })
+    const schema = (operationId: string, summary: string, description: string) =>
+      ({ operationId, tags: ['operations'], summary, description, response: { 200: Health } })
     app.get('/healthz', {
       config,
-      schema: schema('getHealth', 'Check that the process is running'),
+      schema: schema(
+        'getHealth', 'Check that the process is running',
+        'For a supervisor that restarts the process. It does not use the database.'
+      ),
       handler: async () => ({ status: 'ok' as const })
     })
     app.get('/readyz', {
       config,
-      schema: schema('getReadiness', 'Check that the service is ready for requests'),
+      schema: schema(
+        'getReadiness', 'Check that the service is ready for requests',
+        'For a load balancer: 503 while the service stops, or cannot write to the database.'
+      ),
       handler: async () => {
         if (isLeaving()) fail('service_unavailable')
         await look()

@@ -31,10 +31,12 @@ const TWINS: Record<string, 'PUT' | 'PATCH'> = { PATCH: 'PUT', PUT: 'PATCH' }
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
     const { hasLongPath, also, onlyMethod, ...config } = route.config ?? {}
-    const { operationId } = (route.schema ?? {}) as { operationId?: string }
+    const { operationId, deprecated } = (route.schema ?? {}) as { operationId?: string, deprecated?: true }
     // Operations only: HEAD routes, which Fastify registers itself, are none, nor are forms and files.
     if (route.method === 'HEAD' || operationId === undefined) return
-    const schema = { ...route.schema, deprecated: true, tags: [DEPRECATED] }
+    // A duplicate of a duplicate names the same operation.
+    const named = deprecated ? {} : { description: `A duplicate of \`${operationId}\`.` }
+    const schema = { ...route.schema, ...named, deprecated: true, tags: [DEPRECATED] }
     if (hasLongPath) {
       const url = route.routePath.replace(/\/:(\w+)/g, '/$1s/:$1')
       const alias = { ...schema, operationId: `${operationId}LongPath` }

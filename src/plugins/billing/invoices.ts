@@ -21,6 +21,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'listInvoices',
       summary: 'List invoices, newest first',
+      description: 'Contains the invoices of subscriptions and of single charges.',
       querystring: ListQuery,
       response: { 200: InvoiceItem.list }
     },
@@ -33,6 +34,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'listLatestInvoices',
       summary: 'List the latest 50 invoices',
+      description: 'The same invoices as in the list, newest first, without pages.',
       response: { 200: LatestInvoices }
     },
     handler: async (request) => {
@@ -46,6 +48,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'getInvoice',
       summary: 'Get an invoice with its lines',
+      description: 'Amounts are in the smallest unit of the currency, such as cents.',
       params: InvoiceParams,
       response: { 200: Invoice.one }
     },
@@ -57,6 +60,7 @@ export const invoices: Domain = async (app) => {
     schema: {
       operationId: 'downloadInvoice',
       summary: 'Download an invoice as a printable HTML page',
+      description: 'For printing, or for saving as a PDF file.',
       params: InvoiceParams,
       response: { 200: InvoiceFile }
     },

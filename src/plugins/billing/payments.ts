@@ -44,6 +44,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'listPaymentMethods',
       summary: 'List payment methods, the default method first',
+      description: 'A payment method is a label and a reference of the payment provider.',
       querystring: ListQuery,
       response: { 200: PaymentMethod.list }
     },
@@ -62,6 +63,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'createPaymentMethod',
       summary: 'Add a payment method; card numbers are rejected',
+      description: 'The first payment method of an organization becomes the default.',
       body: CreatePaymentMethodBody,
       response: { 201: PaymentMethod.one }
     },
@@ -84,6 +86,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'updateDefaultPaymentMethod',
       summary: 'Make a payment method the default',
+      description: 'Later invoices are charged to this payment method.',
       params: PaymentMethodParams,
       body: EmptyBody,
       response: { 200: PaymentMethod.one }
@@ -102,6 +105,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'deletePaymentMethod',
       summary: 'Delete a payment method, unless it is the default one of a subscription',
+      description: 'Earlier invoices and charges stay.',
       params: PaymentMethodParams,
       response: { 204: NoContent }
     },
@@ -121,6 +125,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'createCharge',
       summary: 'Charge an amount with a separate invoice',
+      description: 'For an amount that does not belong to the subscription.',
       body: CreateChargeBody,
       response: { 201: Charge.one }
     },
@@ -160,6 +165,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'refundCharge',
       summary: 'Refund a settled charge or a part of it; without `amount`, the remaining amount',
+      description: 'Several refunds of one charge are possible, up to its amount.',
       params: ChargeParams,
       body: CreateRefundBody,
       response: { 201: Refund.one }
@@ -183,6 +189,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'redeemCoupon',
       summary: 'Redeem a coupon once: it reduces future invoices of the subscription',
+      description: 'An organization has at most one coupon at a time.',
       body: RedeemCouponBody,
       response: { 201: Coupon.one }
     },
@@ -203,6 +210,7 @@ export const payments: Domain = async (app) => {
     schema: {
       operationId: 'removeCoupon',
       summary: 'Remove the coupon; it still counts as redeemed',
+      description: 'Invoices that exist already stay as they are.',
       response: { 204: NoContent }
     },
     handler: async (request, reply) => {

@@ -11,6 +11,7 @@ export const plans: Domain = async (app) => {
     schema: {
       operationId: 'listPlans',
       summary: 'List the plans with their limits and prices',
+      description: 'Amounts are in the smallest unit of the currency, such as cents.',
       response: { 200: PlanList }
     },
     handler: async () => ({
@@ -23,6 +24,7 @@ export const plans: Domain = async (app) => {
     schema: {
       operationId: 'getUsage',
       summary: "Get the organization's usage in this month and on each of the last 31 days, and the limits of its plan",
+      description: 'A limit that is null means that there is no limit.',
       response: { 200: Usage.one }
     },
     handler: async (request) => {

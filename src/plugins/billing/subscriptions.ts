@@ -52,6 +52,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'getSubscription',
       summary: 'Get the subscription',
+      description: 'An organization has none until it subscribes to a plan.',
       response: { 200: Subscription.one }
     },
     handler: async (request) => {
@@ -72,6 +73,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'createSubscription',
       summary: 'Subscribe to a plan, effective immediately',
+      description: 'The plan with its limits applies at once, and is renewed each month or year.',
       body: CreateSubscriptionBody,
       response: { 201: Subscription.one }
     },
@@ -102,6 +104,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'updateSubscription',
       summary: 'Change the plan or the interval, effective immediately, or the billing details',
+      description: 'The limits of the new plan apply at once. Omitted fields stay unchanged.',
       body: UpdateSubscriptionBody,
       response: { 200: Subscription.one }
     },
@@ -131,6 +134,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'cancelSubscription',
       summary: 'Cancel the subscription: it ends with the current period and can be resumed until then',
+      description: 'Until then, the limits of the plan stay.',
       response: { 200: Subscription.one }
     },
     handler: async (request, reply) => setEnding(request, reply, true)
@@ -141,6 +145,7 @@ export const subscriptions: Domain = async (app) => {
     schema: {
       operationId: 'resumeSubscription',
       summary: 'Undo a cancellation before the period ends',
+      description: 'The subscription is then renewed as if it had not been cancelled.',
       body: EmptyBody,
       response: { 200: Subscription.one }
     },

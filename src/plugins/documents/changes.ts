@@ -47,6 +47,7 @@ export const changes: Domain = async (app) => {
       schema: {
         operationId: `change${word}Secrets`,
         summary: `Change single names in the document of the ${level} and record a version`,
+        description: 'All other bytes of the document stay. No version is recorded if nothing changes.',
         headers: WriteHeaders,
         body: ChangeBodies,
         response: { 200: ChangeAnswer }

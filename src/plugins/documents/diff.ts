@@ -18,7 +18,7 @@ import type { Entries } from '../../rules/documents/entries.ts'
 import { compareEntries } from '../../rules/editing/compare.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
 import { parseId } from '../../rules/formats/ids.ts'
-import { parseTimestamp } from '../../rules/formats/timestamps.ts'
+import { offsetHint, parseTimestamp } from '../../rules/formats/timestamps.ts'
 import { requireKeptAt, requireKeptVersion } from '../../rules/moments.ts'
 import { isInside, type Slice } from '../../rules/slices.ts'
 import {
@@ -59,6 +59,7 @@ export const diff: Domain = async (app) => {
       schema: {
         operationId: `compare${word}Secrets`,
         summary: `Compare two versions, levels or times of the ${level}: the names added, removed and changed`,
+        description: '`values` adds both values of each difference.',
         querystring: DiffQuery,
         response: { 200: DiffAnswer }
       },
@@ -137,7 +138,8 @@ export const diff: Domain = async (app) => {
     const { organization } = principalOf(request)
     const slices = slicesOf(request)
     const state = levelOf(request)
-    const found = await findDocumentsAt(app.reads, state, at, organization.plan.retention_days) ?? fail('not_found')
+    const found = await findDocumentsAt(app.reads, state, at, organization.plan.retention_days) ??
+      fail('not_found', { resource: state.level, at })
     if (found === 'future') return refuse(member, 'Lies in the future')
     const documents = found.filter(({ level, level_id }) =>
       isInside(slices, placeOf(state, level)) && (isMerged || level_id === state.level_id))
@@ -200,7 +202,8 @@ function sideOf (member: Member, text: string, own: LevelNames): Side {
   if (level !== null) return { kind: 'level', names: namesOfLevel(member, level, own) }
   const at = parseTimestamp(text)
   if (at !== undefined) return { kind: 'moment', at }
-  return refuse(member, 'Expected an RFC 3339 time, the number of a version, or a level, such as `environment:live`')
+  const rule = 'Expected an RFC 3339 time, the number of a version, or a level, such as `environment:live`'
+  return refuse(member, rule + offsetHint(text))
 }
 
 const FORMS: Record<string, string> = { target: 'target:SLUG', environment: 'environment:TARGET/SLUG' }

@@ -29,6 +29,7 @@ export const nameSearch: Domain = async (app) => {
     schema: {
       operationId: 'searchNames',
       summary: 'Find the projects and levels in which a name occurs, without values; server-managed projects only',
+      description: 'Looks only where the caller can decrypt. Continue with `after` until `meta.next` is null.',
       querystring: SearchNamesQuery,
       response: { 200: SearchNamesAnswer }
     },

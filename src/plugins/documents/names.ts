@@ -52,6 +52,7 @@ export const names: Domain = async (app) => {
       schema: {
         operationId: `read${word}Values`,
         summary: `Read the values of the ${level}, merged with the levels above: JSON, a shell text or YAML, by Accept`,
+        description: 'For a process or a script: each name once, with the value of the deepest level.',
         headers: ReadHeaders,
         response: { 200: ValuesAnswer, 304: UNCHANGED }
       },
@@ -63,6 +64,7 @@ export const names: Domain = async (app) => {
       schema: {
         operationId: `read${word}Names`,
         summary: `List the names of the ${level}, without values; with merge, of the levels above as well`,
+        description: 'Each name has the level of its value.',
         querystring: NamesQuery,
         headers: ReadHeaders,
         response: { 200: NamesAnswer, 304: UNCHANGED }
@@ -81,6 +83,7 @@ export const names: Domain = async (app) => {
       schema: {
         operationId: `read${word}NameHistory`,
         summary: `List the versions of the ${level}'s document that changed a name, newest first`,
+        description: 'Each entry has the action, time and author of the version; `values` adds the value.',
         querystring: NameHistoryQuery,
         response: { 200: NameHistoryAnswer }
       },

@@ -8,6 +8,8 @@ interface OAuthErrorOptions {
   description?: string | undefined
   /** Whether the client used HTTP Basic. Only then is the status 401, with a challenge (RFC 6749, 5.2). */
   basic?: boolean
+  /** The `details` of the error of the API that this error stands for. */
+  details?: unknown
 }
 
 /** An error with a code of RFC 6749. */
@@ -15,11 +17,13 @@ export class OAuthError extends Error {
   override name = 'OAuthError'
   readonly code: OAuthErrorCode
   readonly basic: boolean
+  readonly details: unknown
 
-  constructor (code: OAuthErrorCode, { description, basic = false }: OAuthErrorOptions = {}) {
+  constructor (code: OAuthErrorCode, { description, basic = false, details }: OAuthErrorOptions = {}) {
     super(description ?? OAUTH_ERRORS[code].description)
     this.code = code
     this.basic = basic
+    this.details = details
   }
 }
 
@@ -27,14 +31,14 @@ export function failOAuth (code: OAuthErrorCode, description?: string): never {
   throw new OAuthError(code, { description })
 }
 
-/** Sends `error` and `error_description` of RFC 6749, and `message`, which all errors of this API have. */
-export function sendOAuthError (reply: FastifyReply, { code, basic, message: description }: OAuthError) {
+/** Sends `error` and `error_description` of RFC 6749, and the `message` and `details` that errors of this API have. */
+export function sendOAuthError (reply: FastifyReply, { code, basic, details, message: description }: OAuthError) {
   const { status } = OAUTH_ERRORS[code]
   if (basic) reply.header('www-authenticate', 'Basic realm="strongroom"')
   return reply.code(basic ? 401 : status)
     .headers({ 'cache-control': 'no-store', pragma: 'no-cache' })
     .type('application/json').serializer(JSON.stringify)
-    .send({ error: code, error_description: description, message: `${description}.` })
+    .send({ error: code, error_description: description, message: `${description}.`, details })
 }
 
 const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
@@ -52,5 +56,5 @@ export function toOAuthError ({ code, details }: ApiError): OAuthError {
   if (known !== undefined && known !== 'method_not_allowed') return new OAuthError(known)
   // RFC 6749, 5.2, forbids these characters.
   const description = messageOf(code, details).replace(/["\\]/g, "'").replace(/\.$/, '')
-  return new OAuthError(known ?? 'invalid_request', { description })
+  return new OAuthError(known ?? 'invalid_request', { description, details })
 }

@@ -12,7 +12,7 @@ export const metadata: Domain = async (app) => {
 
   // The RFCs append the path of the issuer to the well-known path. The document is also published without that suffix.
   function publish<T extends TSchema> (
-    name: string, operation: { operationId: string, summary: string }, answer: T,
+    name: string, operation: { operationId: string, summary: string, description: string }, answer: T,
     read: (issuer: string, documentation: string) => Static<T>
   ) {
     for (const suffix of new Set(['', basePath])) {
@@ -29,7 +29,8 @@ export const metadata: Domain = async (app) => {
 
   publish('oauth-authorization-server', {
     operationId: 'getAuthorizationServer',
-    summary: 'Describe the authorization server (RFC 8414)'
+    summary: 'Describe the authorization server (RFC 8414)',
+    description: 'OAuth libraries read the endpoints, the scopes and the methods of the service here.'
   }, ServerMetadata, (issuer, documentation) => ({
     issuer,
     authorization_endpoint: `${issuer}/oauth/authorize`,
@@ -48,7 +49,8 @@ export const metadata: Domain = async (app) => {
 
   publish('oauth-protected-resource', {
     operationId: 'getProtectedResource',
-    summary: 'Describe the API as a protected resource (RFC 9728)'
+    summary: 'Describe the API as a protected resource (RFC 9728)',
+    description: 'Tells an application which server issues tokens for this API.'
   }, ResourceMetadata, (issuer, documentation) => ({
     resource: issuer,
     authorization_servers: [issuer],

@@ -1,4 +1,5 @@
 import { and, desc, eq, gt, isNull, ne, or, sql, type SQL } from 'drizzle-orm'
+import type { Level } from '../../../schemas/secrets.ts'
 import { TOKEN_LIMITS, type ApiToken, type Restriction } from '../../../schemas/tokens.ts'
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
@@ -309,12 +310,12 @@ export async function findTokenNames (
 }
 
 /**
- * Resolves the slugs of a restriction to ids; undefined if a slug does not exist. Locks the project, because a
- * concurrent deletion would not see the token that is about to be created.
+ * Resolves the slugs of a restriction to ids. Returns the first level that does not exist, if one does not. Locks the
+ * project, because a concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
-): Promise<Slice | undefined> {
+): Promise<Slice | Level> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
   // A separate statement, so that the next one sees the result of a deletion that this one waited for.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share', waitUnlessCounter(db))
@@ -329,8 +330,9 @@ export async function findSlice (
     .leftJoin(targets, matching(targets, { organization_id, project_id, slug: target ?? '' }))
     .leftJoin(environments, matching(environments, { organization_id, target_id: targets.id, slug: environment ?? '' }))
     .where(named)
-  if (row === undefined || (target !== undefined && row.target === null)) return undefined
-  if (environment !== undefined && row.environment === null) return undefined
+  if (row === undefined) return 'project'
+  if (target !== undefined && row.target === null) return 'target'
+  if (environment !== undefined && row.environment === null) return 'environment'
   requireAuthentic(db, 'projects', row.project)
   if (row.target !== null) requireAuthentic(db, 'targets', row.target)
   if (row.environment !== null) requireAuthentic(db, 'environments', row.environment)

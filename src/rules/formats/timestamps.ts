@@ -29,9 +29,18 @@ export function parseTimestamp (text: string): Date | undefined {
   return time < EARLIEST || time > LATEST ? undefined : new Date(time)
 }
 
+/** The message for a text that is no timestamp. */
+export const timestampProblem = (text: unknown): string => TIMESTAMP_RULE + offsetHint(text)
+
+/** The hint for a timestamp whose `+` was not encoded: in a query, `+` stands for a space. Otherwise empty. */
+export const offsetHint = (text: unknown): string =>
+  typeof text === 'string' && text.includes(' ') && parseTimestamp(text.replace(' ', '+')) !== undefined
+    ? '; in a query, write the + of an offset as %2B'
+    : ''
+
 /** Parses the timestamp of a request's member; throws 422 for that member if it is invalid. */
 export const requireTimestamp = (member: string, text: string): Date =>
-  parseTimestamp(text) ?? refuse(member, TIMESTAMP_RULE)
+  parseTimestamp(text) ?? refuse(member, timestampProblem(text))
 
 /** Milliseconds of a day. */
 export const DAY = 24 * 60 * MINUTE

@@ -52,7 +52,7 @@ export async function restoreTo (
     const storageKey = storageKeyOf(vault.keyring, organization)
     const held: LockedProject = { vault, db, actor, organization, project, key, storageKey }
     const levels = await listChangedLevels(db, project, at, organization.plan.retention_days)
-    if (levels === undefined) return fail('not_found')
+    if (levels === undefined) return fail('not_found', { resource: 'project', at })
     if (levels === 'future') return refuse('at', 'Lies in the future')
     requireKeptAt(levels, organization.plan)
     const toRestore = levels.filter((level): level is Restored => level.held === 'version')
