@@ -1,3 +1,4 @@
+import { Type } from '@sinclair/typebox'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT, isPrivileged, PRIVILEGED_SECONDS } from '../../../schemas/console.ts'
 import { LIFETIMES } from '../../../schemas/oauth.ts'
@@ -60,7 +61,8 @@ const FORBIDDEN = problemPage(403, 'This request is not valid', 'The console in 
 export const signOut: Domain = async (app) => {
   app.post('/sign-out', {
     config: { access: 'public', audit: 'session.delete', responseFormat: 'html' },
-    schema: { hide: true },
+    schema: { hide: true, body: Type.Unknown() },
+    validatorCompiler: () => () => true,
     handler: async (request, reply) => {
       const token = formOf(request).get('token') ?? ''
       const user_id = isOwnPage(app, request) && isCredential('at', token)
