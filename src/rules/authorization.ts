@@ -4,7 +4,8 @@ import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { didYouMean } from './formats/choices.ts'
 import { redirectMatches } from './redirects.ts'
 
-// The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700; `prompt` and `max_age`: OpenID Connect Core 3.1.2.1).
+// The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700). `prompt` and `max_age` are from OpenID Connect
+// Core, 3.1.2.1.
 
 /** Query parameters by name, each with all values that were sent. */
 export type Parameters = ReadonlyMap<string, readonly string[]>

@@ -15,7 +15,9 @@ export async function enabledClient ({ db, config }: FastifyInstance, id: string
  * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
  * accepted, too, because some libraries try it first (RFC 6749, 2.3.1).
  */
-export async function clientOf (app: FastifyInstance, request: FastifyRequest, parameters: Parameters): Promise<Client> {
+export async function clientOf (
+  app: FastifyInstance, request: FastifyRequest, parameters: Parameters
+): Promise<Client> {
   const basic = basicOf(request)
   const named = parameters.get('client_id')
   if (basic !== undefined && named !== undefined && basic.id !== named) {
