@@ -83,9 +83,7 @@ export const TokenAnswer = Answer('TokenAnswer', {
   access_token: Example(Type.String(), 'dotenv_at_…'),
   token_type: Type.Literal('Bearer'),
   expires_in: Example(Type.Integer(), LIFETIMES.access),
-  refresh_token: Type.Optional(Type.String({
-    description: 'Omitted for the console, which signs in again', examples: ['dotenv_rt_…']
-  })),
+  refresh_token: Type.Optional(Example(Type.String({ description: 'absent for the console' }), 'dotenv_rt_…')),
   scope: Example(Type.String(), 'secret:read project:read')
 })
 export type TokenAnswer = Static<typeof TokenAnswer>

@@ -188,22 +188,23 @@ export async function renewGrant (
   db: Db, { user_id, client_id, scopes }: { user_id: number, client_id: string, scopes: readonly Scope[] }
 ): Promise<number | undefined> {
   const oldest = await findFactorId(db, user_id) ?? 0
-  await lockGrantsTable(db)
   const rows = await db.select(authenticatedColumns('oauth_grants')).from(oauth_grants)
     .where(and(matching(oauth_grants, { user_id, client_id }), gt(oauth_grants.id, oldest), isActiveGrant))
     .orderBy(desc(oauth_grants.id)).limit(MAX_GRANTS)
   const found = rows.find((row) => row.scopes.join() === scopes.join() && isAuthentic(db, 'oauth_grants', row))
   if (found === undefined) return undefined
   const { id } = found
+  const extended = await readNow(db) + LIFETIMES.grantDays * DAY
+  // At most one change a day.
+  if (found.expires_at.getTime() < extended - DAY) {
+    await lockGrantsTable(db)
+    const change = { expires_at: new Date(extended) }
+    if (await updateAuthentic(db, 'oauth_grants', eq(oauth_grants.id, id), change) === undefined) return undefined
+  }
   const isOld = (grantId: PgColumn, expiresAt: PgColumn) => sql`${grantId} = ${id} AND ${expiresAt} < ${YESTERDAY}`
   await deleteExpired(db, oauth_codes.code_hash, isOld(oauth_codes.grant_id, oauth_codes.expires_at))
   await deleteExpired(db, oauth_tokens.id, isOld(oauth_tokens.grant_id, oauth_tokens.refresh_expires_at))
-  const now = await readNow(db)
-  // At most one change a day.
-  if (found.expires_at.getTime() > now + (LIFETIMES.grantDays - 1) * DAY) return id
-  const changed = await updateAuthentic(db, 'oauth_grants', eq(oauth_grants.id, id), (now) =>
-    ({ expires_at: new Date(now.getTime() + LIFETIMES.grantDays * DAY) }))
-  return changed && id
+  return id
 }
 
 export async function createCode (
