@@ -270,6 +270,14 @@ t.test('CO-04: signing out ends the session and every token of the console', asy
   t.equal(events.length, 1)
   t.equal((await signOut(browser, tokens[0]!)).status, 204, 'a second time changes nothing')
 
+  const [theo, shared] = [await newcomer(), await signedIn(person)]
+  const mine = (await tokenOf(shared)).access_token
+  await shared.signIn(await ask(shared, { prompt: 'login' }), theo.email, theo.password)
+  const theirs = (await tokenOf(shared)).access_token
+  t.equal((await call(mine)).status, 200)
+  t.equal((await signOut(shared, mine)).status, 204)
+  for (const token of [mine, theirs]) t.equal((await call(token)).status, 401, 'of both persons of this browser')
+
   const third = (await tokenOf(other)).access_token
   await other.send(formIn(await other.open('/account')), { where: 'here' })
   t.equal((await call(third)).status, 401, 'so does signing out on the account page')

@@ -70,10 +70,13 @@ export const signOut: Domain = async (app) => {
         : undefined
       if (user_id === undefined) return sendPage(reply, FORBIDDEN)
       const session = await signedIn(app, request)
-      await transaction(app.db, async (db) => {
-        await lockUser(db, user_id)
-        await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
-      }, request)
+      // Without a session, or with the session of a person who signed in meanwhile.
+      if (session?.user.id !== user_id) {
+        await transaction(app.db, async (db) => {
+          await lockUser(db, user_id)
+          await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
+        }, request)
+      }
       if (session !== undefined) {
         await transaction(app.db, async (db) => {
           await lockUser(db, session.user.id)
