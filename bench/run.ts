@@ -16,6 +16,7 @@ import { measureAudit, measureAuditLists } from './audit.ts'
 import { measureFairness } from './fairness.ts'
 import { measureKeys } from './keys.ts'
 import { startLoad, total, type Outcome, type Request } from './load.ts'
+import { measureMatrix } from './matrix.ts'
 import { measureMerges } from './merges.ts'
 import { measureNameHistories } from './name-histories.ts'
 import { measureNames } from './names.ts'
@@ -94,6 +95,7 @@ try {
   await measureMerges(bench)
   await measureNames(bench)
   await measureNameHistories(bench)
+  await measureMatrix(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
   const [version] = await sql`SHOW server_version`

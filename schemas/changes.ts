@@ -1,4 +1,5 @@
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { DRY_RUN } from './dry-run.ts'
 import { LevelName } from './secrets.ts'
 import { Answer, Body, Example, Nullable, Slug, Ulid } from './shapes.ts'
 
@@ -49,11 +50,12 @@ export const ChangeAnswer = Answer('ChangeAnswer', {
     secret_id: Example(Nullable(Type.String({
       pattern: Ulid.pattern!, description: 'null if the level still has no document'
     })), '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
-    version: Example(Nullable(Type.String({ description: 'the recorded version; null if nothing was changed' })), '4'),
+    version: Example(Nullable(Type.String({ description: 'the recorded version; null if nothing was changed, and in a dry run' })), '4'),
     unchanged: Example(Type.Boolean({ description: 'true if the document already was as requested' }), false),
     added: Example(names('the names that the document did not have'), []),
     changed: Example(names('the names with another value than before'), ['HELLO']),
     removed: Example(names('the names that were removed'), ['FOO'])
   }, { title: 'ChangedNames' }),
-  message: Example(Type.String(), 'Changed 2 names as version 4.')
+  message: Example(Type.String(), 'Changed 2 names as version 4.'),
+  dry_run: DRY_RUN
 })

@@ -30,12 +30,17 @@ export const ValuesAnswer = {
 
 const Prefix = Type.String({ maxLength: 255, description: 'only names that begin with this text', examples: ['HE'] })
 
-export const NamesQuery = Type.Object({
-  merge: Type.Optional(Flag({ description: 'also list the names of the levels above', 'x-named': 'merge_of_names' })),
+/** Query parameters that select names. */
+export const NAME_FILTERS = {
   prefix: Type.Optional(Prefix),
   search: Type.Optional(Type.String({
     maxLength: 255, description: 'only names that contain this text, in upper or lower case', examples: ['hello']
   }))
+}
+
+export const NamesQuery = Type.Object({
+  merge: Type.Optional(Flag({ description: 'also list the names of the levels above', 'x-named': 'merge_of_names' })),
+  ...NAME_FILTERS
 })
 export type NamesQuery = Static<typeof NamesQuery>
 

@@ -1,14 +1,13 @@
 import { Type, type Static, type TObject, type TSchema } from '@sinclair/typebox'
+import { DRY_RUN } from './dry-run.ts'
 import { EncryptionKey, EncryptionKeyAnswer } from './encryption-keys.ts'
+import { LevelName } from './levels.ts'
 import {
   Answer, BLOB_BYTES, BLOB_LENGTH, Blob, Body, Example, Flag, KeyProof, Moment, Nullable, OneOf, PublishedAs, Slug,
   Timestamp, ToldApart, Ulid, UnreadableWarning, exampleOf
 } from './shapes.ts'
 
-/** The levels of the hierarchy that can have a document. */
-export const LEVELS = ['project', 'target', 'environment'] as const
-export type Level = (typeof LEVELS)[number]
-export const LevelName = OneOf(LEVELS, { title: 'Level' })
+export { LEVELS, LevelName, type Level } from './levels.ts'
 
 /** Values of `merge`: return separate levels, only the merged document, or both. */
 export const MERGES = ['false', 'true', 'both'] as const
@@ -169,11 +168,16 @@ export const StoreAnswer = Answer('StoreAnswer', {
     level: Example(LevelName, 'environment'),
     source: Example(Slug, 'live'),
     bytes: Example(Type.Integer({ description: 'size of the blob, decoded' }), 48),
-    secret_id: Example(Ulid, '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
-    version: Example(Nullable(Type.String({ description: 'the recorded version; null with no_backup' })), '1')
+    secret_id: Example(Nullable(Type.String({
+      pattern: Ulid.pattern!, description: 'null in a dry run for a level that never had a document'
+    })), '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
+    version: Example(Nullable(Type.String({
+      description: 'the recorded version; null with no_backup, and in a dry run'
+    })), '1')
   }),
   message: Example(Type.String(), 'Stored as version 1.'),
-  warning: UnreadableWarning
+  warning: UnreadableWarning,
+  dry_run: DRY_RUN
 })
 
 export const DeleteBody = Body({

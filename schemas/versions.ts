@@ -1,4 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { DRY_RUN } from './dry-run.ts'
 import { KeyDescriptor } from './encryption-keys.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
@@ -89,7 +90,8 @@ export const RestoreAnswer = Answer('RestoreAnswer', {
     restored_from: Example(Type.String(), '1')
   }),
   message: Example(Type.String(), 'Restored version 1 as version 2.'),
-  warning: UnreadableWarning
+  warning: UnreadableWarning,
+  dry_run: DRY_RUN
 })
 
 export const DeleteVersionQuery = Type.Object({
@@ -121,7 +123,8 @@ export const RestoreToAnswer = Answer('RestoreToAnswer', {
     }), 0)
   }),
   message: Example(Type.String(), 'All documents are already in this state. Nothing was changed.'),
-  warning: UnreadableWarning
+  warning: UnreadableWarning,
+  dry_run: DRY_RUN
 })
 
 export const PurgeBody = Body({

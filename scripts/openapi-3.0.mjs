@@ -1,14 +1,15 @@
 // Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
 // generators. All errors have one schema there, because such generators support one error type per operation. A request
-// body has one media type, the first, because progenitor supports no operation with two.
+// body has one media type, the first, and an operation one successful response, the last, because progenitor supports
+// no operation with two.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
 const { info, components: { schemas, responses, ...components }, paths, ...rest } =
   parse(readFileSync('openapi.yaml', 'utf8'))
 
-const NOTE = 'All errors have one schema in this edition, and a request body has one media type; the edition in OpenAPI ' +
-  '3.1 has all.'
+const NOTE = 'All errors have one schema in this edition, a request body has one media type, and an operation has one ' +
+  'successful response; the edition in OpenAPI 3.1 has all.'
 
 const ERROR = {
   title: 'Error',
@@ -100,9 +101,25 @@ function withOneMediaType ({ requestBody, ...operation }) {
   return { ...operation, requestBody: { ...requestBody, content: { [type]: media } } }
 }
 
-// The body schema of a removed media type is unused.
-const removedSchemas = new Set(Object.values(paths).flatMap((operations) => Object.values(operations))
-  .flatMap(({ requestBody }) => Object.values(requestBody?.content ?? {}).slice(1)).map(({ schema }) => nameIn(schema)))
+/** The successful responses of an operation but the last: the response to a dry run, if the other one has no body. */
+const furtherResponses = (operation) =>
+  Object.keys(operation.responses).filter((status) => /^2/.test(status)).slice(0, -1)
+
+function withOneResponse (operation) {
+  const further = furtherResponses(operation)
+  const responses = Object.entries(operation.responses).filter(([status]) => !further.includes(status))
+  return { ...operation, responses: Object.fromEntries(responses) }
+}
+
+const operations = Object.values(paths).flatMap((operations) => Object.values(operations))
+const removedResponses = new Set(operations.flatMap((operation) =>
+  furtherResponses(operation).map((status) => operation.responses[status].$ref.split('/').at(-1))))
+// The schemas of a removed media type and of a removed response are unused.
+const removedSchemas = new Set([
+  ...operations.flatMap(({ requestBody }) => Object.values(requestBody?.content ?? {}).slice(1)),
+  ...[...removedResponses].flatMap((name) => Object.values(responses[name].content))
+].map(({ schema }) => nameIn(schema)))
+const otherResponses = Object.fromEntries(Object.entries(responses).filter(([name]) => !removedResponses.has(name)))
 const otherSchemas = Object.fromEntries(
   Object.entries(schemas).filter(([name]) => errorIn(name) === undefined && !removedSchemas.has(name))
 )
@@ -118,8 +135,9 @@ writeFileSync('dist/openapi-3.0.json', JSON.stringify({
   },
   components: {
     ...convert(components),
-    responses: convert(mapValues(responses, withCodes)),
+    responses: convert(mapValues(otherResponses, withCodes)),
     schemas: { ...mapValues(otherSchemas, convert), Error: ERROR, OAuthError: OAUTH_ERROR }
   },
-  paths: convert(mapValues(paths, (operations) => mapValues(operations, withOneMediaType)))
+  paths: convert(mapValues(paths, (operations) => mapValues(operations, (operation) =>
+    withOneResponse(withOneMediaType(operation)))))
 }))

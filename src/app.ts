@@ -11,6 +11,7 @@ import type { Keyring } from './crypto/keyring.ts'
 import { nonce } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/guard/access.ts'
+import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installAgents } from './http/routes/go-sdk-compat.ts'
 import { installConsole } from './http/pages/console.ts'
 import { installAliases } from './http/routes/aliases.ts'
@@ -42,6 +43,7 @@ import { audit } from './plugins/audit.ts'
 import { changes } from './plugins/documents/changes.ts'
 import { cli } from './plugins/cli.ts'
 import { diff } from './plugins/documents/diff.ts'
+import { matrix } from './plugins/documents/matrix.ts'
 import { nameSearch } from './plugins/documents/name-search.ts'
 import { names } from './plugins/documents/names.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
@@ -81,7 +83,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   projects: ['Projects of an organization, with a key each', projects],
   targets: ['Targets of a project', targets],
   environments: ['Environments of a target', environments],
-  secrets: ['Encrypted documents, one for each level', secrets, names, nameSearch, diff, changes],
+  secrets: ['Encrypted documents, one for each level', secrets, names, nameSearch, matrix, diff, changes],
   versions: ['Version history: list, fetch, restore, delete, purge', versions],
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],
@@ -246,6 +248,7 @@ export async function buildApp (
   await installDocs(app)
   if (config.console) await installConsole(app)
   installPathParams(app)
+  installDryRuns(app)
   installQueryParams(app)
   installAliases(app)
   installEtags(app)

@@ -262,6 +262,23 @@ func main() {
 	values = good(fetched.JSON200, fetched)
 	expect(values["A"] == "third" && values["B"] == "project", values)
 
+	step("list the names of all levels")
+	tabled := must(client.ReadProjectMatrixWithResponse(ctx, organization, project, nil))
+	matrix := good(tabled.JSON200, tabled)
+	expect(len(matrix.Data.Attributes.Levels) == 3 && matrix.Meta.Total == 2 && matrix.Meta.NextLevels == nil, matrix)
+	row := (*matrix.Data.Attributes.Names)[0]
+	lowest := row.Cells[2]
+	expect(row.Name == "A" && lowest.State == strongroom.MatrixCellStateOverrides && *lowest.ValueGroup == 2, row)
+	expect(row.Cells[1].State == strongroom.MatrixCellStateInherited && *row.Cells[1].ValueGroup == 1, row)
+
+	step("plan a change without making it")
+	dry := must(client.ChangeEnvironmentSecretsWithResponse(ctx, organization, project, target, environment,
+		&strongroom.ChangeEnvironmentSecretsParams{DryRun: new(true)},
+		strongroom.ChangeBody{Set: &map[string]string{"A": "fourth"}}))
+	planned := good(dry.JSON200, dry)
+	expect(planned.Data.Version == nil && !planned.Data.Unchanged, planned)
+	expect(slices.Equal(planned.DryRun.Levels[0].Names.Changed, []string{"A"}), planned)
+
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
 		Name: "Reader", Abilities: []strongroom.Ability{strongroom.AbilitySECRETREAD},

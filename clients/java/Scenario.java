@@ -68,7 +68,7 @@ public class Scenario {
   }
 
   private static StoreAnswer store(StoreBody body) throws ApiException {
-    return secrets.storeSecrets(ORGANIZATION, body, null, null, null);
+    return secrets.storeSecrets(ORGANIZATION, body, null, null, null, null);
   }
 
   private static SecretsAttributes read(SecretsApi by, Boolean decrypt, String merge) throws ApiException {
@@ -90,8 +90,9 @@ public class Scenario {
     return versions.listVersions(ORGANIZATION, body).getData();
   }
 
-  private static ChangedNames change(ChangeBody body) throws ApiException {
-    return secrets.changeEnvironmentSecrets(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, body, null, null, null).getData();
+  private static ChangeAnswer change(ChangeBody body, Boolean dryRun) throws ApiException {
+    return secrets.changeEnvironmentSecrets(
+        ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, body, dryRun, null, null, null);
   }
 
   private static ProjectAnswer createProject() throws ApiException {
@@ -168,7 +169,7 @@ public class Scenario {
     expect(history.size() == 2 && history.get(1).getId().equals(first), history);
 
     step("restore the first version");
-    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, new RestoreBody(), null, null, null);
+    RestoreAnswer restored = versions.restoreVersion(ORGANIZATION, first, new RestoreBody(), null, null, null, null);
     expect(restored.getData().getRestoredFrom().equals(first), restored);
 
     step("read it decrypted: the first document");
@@ -199,11 +200,11 @@ public class Scenario {
     expect(key.getActualInstance() instanceof EncryptionKey active && active.getAttributes().getVersion() == 2, "");
 
     step("change two names of the document");
-    ChangedNames changed = change(new ChangeBody().set(Map.of("A", "third", "C", "new")));
+    ChangedNames changed = change(new ChangeBody().set(Map.of("A", "third", "C", "new")), null).getData();
     expect(changed.getChanged().equals(List.of("A")) && changed.getAdded().equals(List.of("C")), changed);
 
     step("remove one of them");
-    ChangedNames removed = change(new ChangeBody().unset(List.of("C")));
+    ChangedNames removed = change(new ChangeBody().unset(List.of("C")), null).getData();
     expect(removed.getRemoved().equals(List.of("C")) && !removed.getVersion().equals(changed.getVersion()), removed);
 
     step("list the names, merged, without values");
@@ -243,6 +244,19 @@ public class Scenario {
     Map<String, String> values = secrets.readEnvironmentValues(ORGANIZATION, PROJECT, TARGET, ENVIRONMENT, null);
     expect(values.equals(Map.of("A", "third", "B", "project")), values);
 
+    step("list the names of all levels");
+    MatrixAnswer matrix = secrets.readProjectMatrix(ORGANIZATION, PROJECT, null, null, null, null, null, null, null, null);
+    expect(matrix.getData().getAttributes().getLevels().size() == 3 && matrix.getMeta().getNextLevels() == null, matrix);
+    MatrixName row = matrix.getData().getAttributes().getNames().get(0);
+    MatrixCell lowest = row.getCells().get(2);
+    expect(lowest.getState() == MatrixCell.StateEnum.OVERRIDES && lowest.getValueGroup() == 2, row);
+    expect(row.getCells().get(1).getState() == MatrixCell.StateEnum.INHERITED, row);
+
+    step("plan a change without making it");
+    ChangeAnswer planned = change(new ChangeBody().set(Map.of("A", "fourth")), true);
+    expect(planned.getData().getVersion() == null && !planned.getData().getUnchanged(), planned);
+    expect(planned.getDryRun().getLevels().get(0).getNames().getChanged().equals(List.of("A")), planned);
+
     step("create a token that reads");
     ApiTokensApi tokens = new ApiTokensApi(client);
     CreateTokenBody reads = new CreateTokenBody().name("Reader").abilities(List.of(Ability.SECRET_READ));
@@ -255,7 +269,7 @@ public class Scenario {
 
     step("store with it: 403");
     refused(403, "insufficient_permissions",
-        () -> reader.storeSecrets(ORGANIZATION, document("A=third\n"), null, null, null));
+        () -> reader.storeSecrets(ORGANIZATION, document("A=third\n"), null, null, null, null));
 
     step("give it another value");
     RotatedToken value = tokens.rotateApiToken(ORGANIZATION, id, new RotateTokenBody(), null);
@@ -301,7 +315,7 @@ public class Scenario {
 
     step("delete the document");
     DeleteBody gone = new DeleteBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT);
-    secrets.deleteSecrets(ORGANIZATION, gone, null, null, null);
+    secrets.deleteSecrets(ORGANIZATION, gone, null, null, null, null);
 
     step("purge its history");
     PurgeBody all = new PurgeBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT)

@@ -20,6 +20,7 @@ from strongroom_client.api.secrets import (
     read_environment_names,
     read_environment_secrets,
     read_environment_values,
+    read_project_matrix,
     retrieve_secrets,
     search_names,
     store_secrets,
@@ -52,6 +53,8 @@ from strongroom_client.models import (
     Level,
     LevelDocument,
     ListVersionsBody,
+    MatrixAnswer,
+    MatrixCellState,
     NameHistory,
     OrganizationAnswer,
     PlanList,
@@ -342,6 +345,32 @@ expect(changes.meta.next_ is None, changes)
 step("read the values")
 values = good(read_environment_values.sync_detailed(ORGANIZATION, *LEVEL, client=client), Values)
 expect(values.to_dict() == {"A": "third", "B": "project"}, values)
+
+step("list the names of all levels")
+matrix = good(read_project_matrix.sync_detailed(ORGANIZATION, "orbit", client=client), MatrixAnswer)
+expect(len(matrix.data.attributes.levels) == 3 and matrix.meta.next_levels is None, matrix)
+rows = matrix.data.attributes.names or []
+expect([row.name for row in rows] == ["A", "B"], matrix)
+expect(
+    [(cell.state, cell.value_group) for cell in rows[0].cells]
+    == [(MatrixCellState.SET, 1), (MatrixCellState.INHERITED, 1), (MatrixCellState.OVERRIDES, 2)],
+    matrix,
+)
+
+step("plan a change without making it")
+planned = good(
+    change_environment_secrets.sync_detailed(
+        ORGANIZATION,
+        *LEVEL,
+        client=client,
+        body=ChangeBody(set_=ChangeBodySet.from_dict({"A": "fourth"})),
+        dry_run=True,
+    ),
+    ChangeAnswer,
+)
+expect(planned.data.version is None and not planned.data.unchanged, planned)
+levels = [] if isinstance(planned.dry_run, Unset) else planned.dry_run.levels
+expect([one.names and one.names.changed for one in levels] == [["A"]], planned)
 
 step("create a token that reads")
 created = good(

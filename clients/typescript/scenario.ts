@@ -197,6 +197,20 @@ const values = good(await client.GET(
 ))
 expect(values.A === 'third' && values.B === 'project', values)
 
+step('list the names of all levels')
+const matrix = good(await client.GET('/api/v1/{organization}/{project}/secrets/matrix', { params: ofProject }))
+const { levels, names: rows } = matrix.data.attributes
+expect(levels.length === 3 && matrix.meta.total === 2 && matrix.meta.next_levels === null, matrix)
+const [, above, lowest] = rows?.[0]?.cells ?? []
+expect(above?.state === 'inherited' && lowest?.state === 'overrides' && above.value_group !== lowest.value_group, matrix)
+
+step('plan a change without making it')
+const planned = good(await client.PATCH('/api/v1/{organization}/{project}/{target}/{environment}/secrets', {
+  params: { ...ofEnvironment, query: { dry_run: true } }, body: { set: { A: 'fourth' } }
+}))
+expect(planned.data.version === null && !planned.data.unchanged, planned)
+expect(planned.dry_run?.levels[0]?.names?.changed[0] === 'A', planned)
+
 step('create a token that reads')
 const created = good(await client.POST('/api/v1/organizations/{organization}/api-keys', {
   params: ofOrganization, body: { name: 'Reader', abilities: ['secret:read'] }

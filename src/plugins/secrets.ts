@@ -1,5 +1,6 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
+import { DryRunAnswer } from '../../schemas/dry-run.ts'
 import type { ErrorCode } from '../../schemas/errors.ts'
 import {
   DeleteBody, RAW_TYPE, READ_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody,
@@ -9,6 +10,7 @@ import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
+import { isDryRun } from '../http/repeats/dry-run.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
@@ -31,7 +33,9 @@ import { isInside } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { acceptContent, warningOf } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
-import { etagOf, openCurrent } from '../vault/documents/documents.ts'
+import { etagOf, openCurrent, sizeOf } from '../vault/documents/documents.ts'
+import { dryRunAnswer, insteadOf, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
+import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
   answerReading, charactersOf, currentContents, eventOfReading, pastContents, readingEtag, visibleSecrets,
@@ -125,7 +129,8 @@ export const secrets: Domain = async (app) => {
       judge: ({ body }) => validateContent(body as StoreBody),
       at: ({ body }) => namesOf(body as StoreBody),
       isFoundByWrite: true,
-      audit: 'secret.store',
+      dryRun: true,
+      audit: ['secret.store', 'secret.decrypt'],
       errors: [
         'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'document_unreadable',
         'key_proof_required', 'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
@@ -142,12 +147,13 @@ export const secrets: Domain = async (app) => {
       const { organization } = principalOf(request)
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
-      const { content = '', plaintext = '' } = request.body
+      const { content = '', plaintext } = request.body
       let warning: string | undefined
+      let planned: PlannedChange | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
-        target: { names: namesIn(request), include: 'storable' },
-        bytes: content.length + plaintext.length,
+        target: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
+        bytes: content.length + (plaintext ?? '').length,
         decide (found) {
           const state = requireLevel(request, found)
           const secret = ownSecret(state)
@@ -156,22 +162,27 @@ export const secrets: Domain = async (app) => {
           const { blob, revealed } = accepted
           warning = warningOf(state, accepted)
           const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
-          return { blob, record, event: 'secret.store', revealed }
+          const change: Change = { blob, record, event: 'secret.store', revealed }
+          if (!isDryRun(request)) return change
+          planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
+          // The response tells whether the document has the sent values, so it counts as a read of values.
+          return insteadOf(change, planned, 'secret.decrypt')
         }
       })
-      const { state, secret } = written
-      const { size_bytes: bytes, version } = secret
-      reply.header('etag', etagOf(storageKey, [secret]))
+      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
+      const state = written?.state ?? planned!.state
+      const version = written?.secret.version ?? null
       return {
         data: {
           type: 'secrets' as const,
           level: state.level,
           source: state.slug,
-          bytes,
-          secret_id: secret.id,
+          bytes: written?.secret.size_bytes ?? sizeOf(planned!.change!.blob!),
+          secret_id: written?.secret.id ?? ownSecret(state)?.id ?? null,
           version: version === null ? null : String(version)
         },
         message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
+        ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
         ...(warning !== undefined && { warning })
       }
     }
@@ -183,7 +194,8 @@ export const secrets: Domain = async (app) => {
       mayNeed: ['secret:purge'],
       at: ({ body }) => namesOf(body as DeleteBody),
       include: 'revisions',
-      audit: 'secret.delete',
+      dryRun: true,
+      audit: ['secret.delete', 'secret.names'],
       errors: ['confirmation_required', 'precondition_failed']
     },
     schema: {
@@ -191,7 +203,7 @@ export const secrets: Domain = async (app) => {
       summary: 'Delete the document of a level; a restore snapshot is kept unless no_backup is set',
       headers: WriteHeaders,
       body: DeleteBody,
-      response: { 204: NoContent }
+      response: { 200: DryRunAnswer, 204: NoContent }
     },
     preValidation: async (request) => {
       const body = request.body as { no_backup?: unknown, confirmed?: unknown } | undefined
@@ -200,14 +212,23 @@ export const secrets: Domain = async (app) => {
       if (body.confirmed !== true) fail('confirmation_required')
     },
     handler: async (request, reply) => {
-      await (request.body.no_backup ? deleteForGood(request) : deleteWithSnapshot(request))
+      const { no_backup = false } = request.body
+      if (no_backup && !isDryRun(request)) await deleteForGood(request)
+      else {
+        const planned = await deleteWithSnapshot(request, no_backup)
+        if (planned !== undefined) return reply.code(200).send(dryRunAnswer(await plannedLevel(planned)))
+      }
       return reply.code(204).send(null)
     }
   })
 
-  async function deleteWithSnapshot (request: FastifyRequest) {
+  /** Returns the change in a dry run, which can also be about a deletion without a snapshot. */
+  async function deleteWithSnapshot (
+    request: FastifyRequest, no_backup: boolean
+  ): Promise<PlannedChange | undefined> {
     const { organization } = principalOf(request)
     const storageKey = storageKeyOf(app.keyring, organization)
+    let planned: PlannedChange | undefined
     await writeLevel(app.db, organization, actorOf(request), {
       storageKey,
       target: { names: namesIn(request), include: 'readable' },
@@ -217,10 +238,14 @@ export const secrets: Domain = async (app) => {
         const secret = ownSecret(state)
         if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
         requirePrecondition(request.headers, etagOf(storageKey, [secret]))
-        const blob = openCurrent(storageKey, state, secret)
-        return { blob: null, record: { action: 'delete', blob }, event: 'secret.delete' }
+        const record = { action: 'delete' as const, blob: openCurrent(storageKey, state, secret) }
+        const change: Change = { blob: null, record: no_backup ? null : record, event: 'secret.delete' }
+        if (!isDryRun(request)) return change
+        planned = planChange(app.keyring, storageKey, state, change, null)
+        return insteadOf(change, planned, 'secret.names')
       }
     })
+    return planned
   }
 
   async function deleteForGood (request: FastifyRequest) {

@@ -1,13 +1,14 @@
 import type { Static } from '@sinclair/typebox'
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
-import { LEVELS } from '../../schemas/secrets.ts'
+import { LEVELS, READ_TYPE } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE, WriteHeaders } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
   RestoreToAnswer, RestoreToBody, VersionAnswer, VersionPage, VersionParams, type LevelOfHistory, type Version
 } from '../../schemas/versions.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
+import { isDryRun } from '../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import {
@@ -15,10 +16,11 @@ import {
 } from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import type { Domain } from '../http/routes/types.ts'
+import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
-import { ownSecret } from '../repositories/levels/levels.ts'
+import { ownSecret, type LevelState } from '../repositories/levels/levels.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import {
   deleteVersion, findFullVersion, findVersion, listVersions, type FoundVersion, type FullVersion, type VersionRow
@@ -32,8 +34,15 @@ import { counted } from '../rules/formats/words.ts'
 import { acceptRestored, warningOf } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
+import {
+  DRY_RUN_MESSAGE, dryRunAnswer, insteadOf, planChange, plannedLevel, type PlannedChange
+} from '../vault/documents/dry-run.ts'
+import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
+import { hasNames } from '../vault/documents/open-documents.ts'
+import { eventOfReading } from '../vault/documents/read.ts'
+import { previewRestore } from '../vault/operations/restore-preview.ts'
 import { restoreTo } from '../vault/operations/restore-to.ts'
 import { writeLevel } from '../vault/documents/write.ts'
 
@@ -112,7 +121,13 @@ export const versions: Domain = async (app) => {
   })
 
   app.post('/:organization/secrets/versions/:version/restore', {
-    config: { access: 'secret:restore', preload: findKeptVersion, audit: 'secret.restore', errors: RESTORE_ERRORS },
+    config: {
+      access: 'secret:restore',
+      preload: findKeptVersion,
+      dryRun: true,
+      audit: ['secret.restore', 'secret.names'],
+      errors: RESTORE_ERRORS
+    },
     schema: {
       operationId: 'restoreVersion',
       summary: 'Restore a version: its content becomes the current document, as a new version',
@@ -126,9 +141,10 @@ export const versions: Domain = async (app) => {
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
       let warning: string | undefined
+      let planned: PlannedChange | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
-        target: { secret_id: secret.id, version: version.id },
+        target: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
         // Checked again, because the version may have been purged. The retention is checked before any key logic.
         decide (state, found) {
@@ -140,13 +156,18 @@ export const versions: Domain = async (app) => {
           const { blob, revealed } = accepted
           warning = warningOf(state, accepted)
           const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
-          return { blob, record, event: 'secret.restore', revealed }
+          const change: Change = { blob, record, event: 'secret.restore', revealed }
+          if (!isDryRun(request)) return change
+          planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
+          return insteadOf(change, planned, 'secret.names', { version: restored.version.id })
         }
       })
       const { version: restored_from } = request.params
       return {
-        data: { type: 'secrets' as const, secret_id: written.secret.id, restored_from },
-        message: `Restored version ${restored_from} as version ${written.secret.version}.`,
+        data: { type: 'secrets' as const, secret_id: secret.id, restored_from },
+        ...(planned === undefined
+          ? { message: `Restored version ${restored_from} as version ${written!.secret.version}.` }
+          : dryRunAnswer(await plannedLevel(planned))),
         ...(warning !== undefined && { warning })
       }
     }
@@ -237,7 +258,8 @@ export const versions: Domain = async (app) => {
       access: ['secret:restore', 'secret:write'],
       at: 'project',
       limitOfEffect: 'project_restore',
-      audit: 'project.restore',
+      dryRun: true,
+      audit: ['project.restore', 'secret.names'],
       errors: [
         'confirmation_required', 'version_locked', 'version_gone', 'content_required_for_old_key',
         'content_not_decryptable', 'integrity_error', 'plan_limit_reached'
@@ -254,6 +276,7 @@ export const versions: Domain = async (app) => {
       const { project } = levelOf(request)
       const at = requireTimestamp('at', request.body.at)
       const { organization } = principalOf(request)
+      if (isDryRun(request)) return sendRestorePlan(request, reply, at)
       const { restored, emptied, unreadable } = await restoreTo(
         app, organization, actorOf(request), project.id, at, () => app.countEffect(request, reply)
       )
@@ -262,12 +285,39 @@ export const versions: Domain = async (app) => {
         message: restored + emptied === 0
           ? 'All documents are already in this state. Nothing was changed.'
           : `Restored ${counted(restored, 'document')}, deleted ${emptied}.`,
-        ...(unreadable > 0 && {
-          warning: `Do not parse as ${project.secret_format}, and cannot be merged: ${counted(unreadable, 'document')}.`
-        })
+        ...warningOfProject(project, unreadable)
       }
     }
   })
+
+  async function sendRestorePlan (request: FastifyRequest, reply: FastifyReply, at: Date) {
+    const { organization } = principalOf(request)
+    const { project } = levelOf(request)
+    const { opened, levels, more, restored, emptied, unreadable } = await previewRestore({
+      vault: app,
+      db: app.lists,
+      storageKey: storageKeyOf(app.keyring, organization),
+      waitFor: (work) => waitFor(request, work),
+      isGone: () => request.raw.socket.destroyed
+    }, organization, project, at)
+    if (hasNames(project)) {
+      const { event, bytes } = eventOfReading(
+        { level: 'project', level_id: project.id }, opened, 'secret.names',
+        { dry_run: 'project.restore', at: at.toISOString() }
+      )
+      await app.recordRead(actorOf(request), event, bytes)
+    }
+    const left = more === 0 ? '' : ` ${counted(more, 'more level')} ${more === 1 ? 'was' : 'were'} not compared.`
+    const answer: Static<typeof RestoreToAnswer> = {
+      data: { type: 'projects', id: project.id, at, restored, emptied },
+      message:
+        `${DRY_RUN_MESSAGE} The request would restore ${counted(restored, 'document')} and delete ${emptied}.${left}`,
+      ...warningOfProject(project, unreadable),
+      dry_run: { levels, more }
+    }
+    reply.type(READ_TYPE).serializer(JSON.stringify)
+    return reply.send(await writeIfLarge(answer, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0)))
+  }
 
   // Loads the version that the path names.
   async function findOwn<V extends FoundVersion> (request: FastifyRequest, find: FindVersion<V>): Promise<V> {
@@ -298,6 +348,11 @@ export const versions: Domain = async (app) => {
     loadedContents.set(request, requireKept(request, await findOwn(request, findFullVersion)))
   }
 }
+
+const warningOfProject = ({ secret_format }: Pick<LevelState['project'], 'secret_format'>, unreadable: number) =>
+  unreadable > 0 && {
+    warning: `Do not parse as ${secret_format}, and cannot be merged: ${counted(unreadable, 'document')}.`
+  }
 
 type FindVersion<V> = (db: Db, organizationId: string, id: number) => Promise<V | undefined>
 

@@ -35,6 +35,10 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
     (slice.except_status === undefined || hasOtherStatus(place, slice.except_status)))
 }
 
+/** The restrictions to a project, or to parts of it. */
+export const slicesIn = (slices: readonly Slice[], projectId: string): Slice[] =>
+  slices.filter(({ project_id }) => project_id === projectId)
+
 const hasOtherStatus = ({ environment_id, status }: Place, except: ExceptStatus) =>
   (environment_id ?? null) !== null && (status ?? null) !== null && status !== except
 

@@ -59,6 +59,8 @@ const STATEMENTS: Record<string, number> = {
   readTargetValues: 5,
   readEnvironmentValues: 5,
   searchNames: 7,
+  // Without decryption.
+  readProjectMatrix: 3,
   retrieveSecrets: 5,
   retrieveSecretsLongPath: 2,
   getEncryptionKey: 5,

@@ -185,7 +185,9 @@ t.test('every operation says what it is, what it takes and what it answers, with
       t.ok(operation.requestBody !== undefined, `${at} describes its body`)
     }
     const good = Object.entries(operation.responses).filter(([status]) => status.startsWith('2'))
-    t.equal(good.length, 1, `${at} has one good answer`)
+    // A dry run of an operation whose answer has no body has one.
+    const isDeletion = operation.operationId === 'deleteSecrets'
+    t.strictSame(isDeletion ? good.map(([status]) => status) : good.length, isDeletion ? ['200', '204'] : 1, `${at} has one good answer`)
     for (const [status, { content }] of good) {
       if (status === '204') t.notOk(content?.['application/json']?.example, `${at} 204 has no body`)
       else if (content?.['text/html']?.schema !== undefined) t.same(Object.keys(content), ['text/html'], at)
@@ -541,11 +543,11 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       ['an access token with all other scopes', (await issuePair(service, rosa, others)).access]
     ])
   }
-  const narrowed: [name: string, at: Depth, token: string][] = []
+  const narrowed: [name: string, at: Depth | 'sibling', token: string][] = []
   for (const [name, at, slice] of [
     ['a token for another project', 'organization', mine.sliceOf('project')],
-    ['a token for a sibling target', 'organization', mine.sliceOf('target')],
-    ['a token for a sibling environment', 'organization', mine.sliceOf('environment')]
+    ['a token for a sibling target', 'sibling', mine.sliceOf('target')],
+    ['a token for a sibling environment', 'sibling', mine.sliceOf('environment')]
   ] as const) narrowed.push([name, at, (await service.token(o, ['*'], { slices: [slice] })).token])
   const place = mine.sliceOf()
   narrowed.push([
@@ -640,7 +642,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       }
     }
     for (const [who, at, token] of narrowed) {
-      const outside = at === 'organization' || DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
+      const isAbove = at !== 'sibling' && DEPTHS.indexOf(row.depth) < DEPTHS.indexOf(at)
+      const outside = at === 'organization' || (!row.filtersLevels && (at === 'sibling' || isAbove))
       if (row.narrowed !== undefined) check(who, await send(service, row, mine.ids, token), row.narrowed)
       else if (row.depth !== 'organization' && outside) {
         check(who, await send(service, row, mine.ids, token), 404, 'not_found')

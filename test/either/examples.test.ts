@@ -48,7 +48,7 @@ const ORDER = [
   'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
   'retrieveSecretsLongPath', 'readProjectValues', 'readTargetValues', 'readEnvironmentValues',
-  'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames',
+  'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames', 'readProjectMatrix',
   'compareProjectSecrets', 'compareTargetSecrets', 'compareEnvironmentSecrets',
   'readProjectNameHistory', 'readTargetNameHistory', 'readEnvironmentNameHistory',
   'listVersions', 'getVersion', 'restoreVersion', 'restoreProject',
@@ -143,7 +143,7 @@ t.test('every example of a request works after a first start, and is answered as
     email_normalized = 'rosa@nimbus.example' WHERE id = ${rosa.id}`)
   const { access: invitee } = await issuePair(service, rosa, ['organization:create', 'member:delete'])
   const validate = validator()
-  let run = 0
+  let [run, dryRuns] = [0, 0]
   // Operations that answer the same resource show one example of it: one of them, at least, answers just that.
   const apart = new Map<string, { name: string, found: string[] }>()
   for (const id of ORDER) {
@@ -152,9 +152,19 @@ t.test('every example of a request works after a first start, and is answered as
       const name = `${id}${example.type === undefined ? '' : ` with ${example.type}`}`
       const { byPerson, at } = OPERATIONS[id]!
       const bearer = !byPerson ? first.token : at.includes('/user/') ? invitee : owner
-      const answer = await send(example, example.operation.security.length === 0 ? undefined : bearer)
+      const token = example.operation.security.length === 0 ? undefined : bearer
+      const { responses } = example.operation
+      if (example.operation.parameters?.some(({ name }) => name === 'dry_run')) {
+        const { status, body, text } = await send(example, token, 'dry_run=true')
+        t.equal(status, 200, `${name}, dry run: ${text.slice(0, 300)}`)
+        t.ok(body.dry_run.levels.length > 0 || id === 'restoreProject', `${name} shows what would change`)
+        t.strictSame(validate(responses[200]!.content!['application/json']!.schema!, body), [], `${name}: the shape of a dry run`)
+        dryRuns++
+      }
+      const answer = await send(example, token)
+      // The answer to a dry run is the first one, if it is another one.
       const [status, { content = {} }] =
-        Object.entries(example.operation.responses).find(([status]) => status.startsWith('2'))!
+        Object.entries(responses).filter(([status]) => status.startsWith('2')).at(-1)!
       t.equal(String(answer.status), status, `${name}: ${answer.text.slice(0, 300)}`)
       const types = Object.keys(content)
       const [type] = String(answer.headers['content-type'] ?? '').split(';')
@@ -174,6 +184,7 @@ t.test('every example of a request works after a first start, and is answered as
     }
   }
   t.equal(run, examples.length, 'that were all of them')
+  t.equal(dryRuns, 10, 'and the dry runs')
   for (const { name, found } of apart.values()) t.strictSame(found, [], `${name} answers what its example says`)
 })
 
@@ -270,7 +281,9 @@ function ask (token: string, method: 'GET' | 'POST', url: string, payload?: obje
   })
 }
 
-async function send ({ id, method, path, operation, type, body }: Example, token: string | undefined): Promise<Answer> {
+async function send (
+  { id, method, path, operation, type, body }: Example, token: string | undefined, more?: string
+): Promise<Answer> {
   const made: Record<string, unknown> = { ...await MADE_UP[id]?.(body) }
   const valueOf = ({ name, example }: { name: string, example?: string }) =>
     encodeURIComponent(String(made[name] ?? example))
@@ -280,7 +293,7 @@ async function send ({ id, method, path, operation, type, body }: Example, token
   )
   const query = parameters
     .filter((parameter) => parameter.in === 'query' && (made[parameter.name] ?? parameter.example) !== undefined)
-    .map((parameter) => `${parameter.name}=${valueOf(parameter)}`).join('&')
+    .map((parameter) => `${parameter.name}=${valueOf(parameter)}`).concat(more ?? []).join('&')
   const sent = body && { ...body, ...Object.fromEntries(Object.entries(made).filter(([name]) => name in body)) }
   return service.inject({
     method: method as 'GET',

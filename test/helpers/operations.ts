@@ -26,6 +26,8 @@ export interface Row {
   named?: Record<string, string>
   /** The status for a restricted token, if it does not follow from `depth`. */
   narrowed?: number
+  /** A token that is restricted to any part of the project gets this part. */
+  filtersLevels?: true
   /** The scope that this body requires, in addition to `access` or instead of it. */
   needs?: Access
   /** Further scopes that the operation always requires. */
@@ -69,6 +71,7 @@ const BLOB = Buffer.alloc(40).toString('base64')
 const API_USER = ['secret:read', 'project:read', 'target:read', 'environment:read', 'organization:read'] as const
 /** Reads that return decrypted or former documents. */
 const HANDED_OUT = [{ query: '?decrypt=true' }, { query: '?at={moment}' }]
+const DRY_RUN = [{ query: '?dry_run=true' }]
 const TEAMS = '/api/v1/organizations/{organization}/teams'
 const MEMBERS = '/api/v1/organizations/{organization}/members'
 const INVITATIONS = '/api/v1/organizations/{organization}/invitations'
@@ -213,6 +216,14 @@ const ROWS: Record<string, Row> = {
     also: 'secret:decrypt',
     depth: 'environment'
   },
+  readProjectMatrix: {
+    at: 'GET /api/v1/{organization}/{project}/secrets/matrix',
+    access: 'secret:read',
+    depth: 'project',
+    filtersLevels: true,
+    query: '?decrypt=false',
+    reveals: [{ query: '' }]
+  },
   compareProjectSecrets: {
     at: 'GET /api/v1/{organization}/{project}/secrets/diff',
     access: 'secret:read',
@@ -338,7 +349,8 @@ const ROWS: Record<string, Row> = {
     at: 'POST /api/v1/{organization}/secrets/store',
     access: 'secret:write',
     depth: 'environment',
-    body: { ...LEVEL, plaintext: 'B=2' }
+    body: { ...LEVEL, plaintext: 'B=2' },
+    reveals: DRY_RUN
   },
   listVersions: {
     at: 'POST /api/v1/{organization}/secrets/versions', access: 'secret:history', depth: 'environment', body: LEVEL
@@ -350,14 +362,24 @@ const ROWS: Record<string, Row> = {
     at: 'POST /api/v1/{organization}/secrets/versions/{version}/restore',
     access: 'secret:restore',
     depth: 'environment',
-    body: {}
+    body: {},
+    reveals: DRY_RUN
+  },
+  deleteSecrets: {
+    at: 'POST /api/v1/{organization}/secrets/delete',
+    access: 'secret:write',
+    depth: 'environment',
+    body: LEVEL,
+    // Another document, because the first one is deleted.
+    reveals: [{ ...DRY_RUN[0], body: { project: '{project}' } }]
   },
   restoreProject: {
     at: 'POST /api/v1/{organization}/{project}/restore-to',
     access: 'secret:restore',
     also: 'secret:write',
     depth: 'project',
-    body: ({ moment }) => ({ at: moment, confirmed: true })
+    body: ({ moment }) => ({ at: moment, confirmed: true }),
+    reveals: DRY_RUN
   },
   deleteVersion: {
     at: 'DELETE /api/v1/{organization}/secrets/versions/{version}', access: 'secret:purge', depth: 'environment'
@@ -367,9 +389,6 @@ const ROWS: Record<string, Row> = {
     access: 'secret:purge',
     depth: 'environment',
     body: { ...LEVEL, confirmed: true }
-  },
-  deleteSecrets: {
-    at: 'POST /api/v1/{organization}/secrets/delete', access: 'secret:write', depth: 'environment', body: LEVEL
   },
   listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', ...WHOLE },
   getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', ...WHOLE },

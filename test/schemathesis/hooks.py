@@ -38,7 +38,7 @@ RULES = {
 
 LEVEL = {"project", "target", "environment"}
 
-BOOLEANS = ("decrypt", "force", "merge", "raw", "values")
+BOOLEANS = ("decrypt", "dry_run", "force", "merge", "raw", "values")
 WORDS_OF_BOOLEANS = {"true", "false", "1", "0"}
 
 stage = requests.Session()

@@ -289,6 +289,24 @@ impl Scenario {
         let wanted = [("A", "third"), ("B", "project")].map(|(name, value)| (name.into(), value.into()));
         self.expect(*values == HashMap::from(wanted), &values);
 
+        self.step("list the names of all levels");
+        let matrix = client.read_project_matrix().organization(organization).project(PROJECT).send().await?;
+        let (levels, rows) = (&matrix.data.attributes.levels, &matrix.data.attributes.names);
+        self.expect(levels.len() == 3 && matrix.meta.total == 2 && matrix.meta.next_levels.is_none(), &matrix);
+        let row = &rows.as_ref().expect("names")[0];
+        let own = &row.cells[2];
+        self.expect(own.state == types::MatrixCellState::Overrides && own.value_group == Some(2), row);
+        self.expect(row.cells[1].state == types::MatrixCellState::Inherited, row);
+
+        self.step("plan a change without making it");
+        let fourth = HashMap::from([("A".into(), "fourth".parse().expect("a value"))]);
+        let call = client.change_environment_secrets().organization(organization).project(PROJECT).target(TARGET);
+        let call = call.environment(ENVIRONMENT).dry_run(true).body(types::ChangeBody::builder().set(fourth));
+        let planned = call.send().await?.into_inner();
+        self.expect(planned.data.version.is_none() && !planned.data.unchanged, &planned);
+        let dry_run = planned.dry_run.as_ref().expect("a dry run");
+        self.expect(dry_run.levels[0].names.as_ref().expect("names").changed == ["A"], &planned);
+
         self.step("create a token that reads");
         let reads = types::CreateTokenBody::builder().name("Reader").abilities(vec![types::Ability::SecretRead]);
         let created = client.create_api_token().organization(organization).body(reads).send().await?.into_inner();

@@ -19,3 +19,16 @@ export function namesNoLevel (organizationId: string): SQL {
           AND p.id = (slice->>'project_id')::char(26)${own(sql`p`)})
       END)`
 }
+
+/**
+ * The same rule as `isInside` in SQL, for a statement whose limit counts only levels that a caller can see: a condition
+ * on a level of the project that the restrictions in the JSON array `slices` are about. `hasOtherStatus`: whether the
+ * environment of the level has another status than `slice.except_status`; false or null for other levels.
+ */
+export const isInsideSlices = (slices: SQL, level: Record<'target_id' | 'environment_id' | 'hasOtherStatus', SQL>): SQL =>
+  sql`EXISTS (
+    SELECT 1 FROM jsonb_to_recordset(${slices})
+      AS slice (target_id char(26), environment_id char(26), except_status varchar)
+    WHERE (slice.target_id IS NULL OR slice.target_id = ${level.target_id})
+      AND (slice.environment_id IS NULL OR slice.environment_id = ${level.environment_id})
+      AND (slice.except_status IS NULL OR ${level.hasOtherStatus}))`

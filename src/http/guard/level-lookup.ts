@@ -11,7 +11,7 @@ import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
 import { holdsBy, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
-import { intersect, isInside, type Place, type Slice } from '../../rules/slices.ts'
+import { intersect, isInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
 declare module 'fastify' {
@@ -27,6 +27,11 @@ declare module 'fastify' {
     preload?: (request: FastifyRequest) => Promise<unknown>
     /** The request also concerns the whole organization: 404 for restricted tokens. */
     whole?: true
+    /**
+     * For reads of a project: the handler leaves out the levels that the caller's restrictions exclude. 404 only if
+     * they exclude the whole project.
+     */
+    filtersLevels?: true
     /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */
     judge?: (request: FastifyRequest) => void
     /**
@@ -139,8 +144,15 @@ export function namesIn (request: FastifyRequest): LevelNames {
 export function requireLevel (request: FastifyRequest, level: LevelState | undefined): LevelState {
   if (level === undefined) return fail('not_found')
   requireHeld(request, rolesIn(request.byTeams?.teams ?? [], level))
-  requireInside(request, placeOf(level))
+  if (request.routeOptions.config.filtersLevels) requirePart(request, level)
+  else requireInside(request, placeOf(level))
   return level
+}
+
+// Ends the request with 404 if the restrictions of the request exclude every level of the project.
+function requirePart (request: FastifyRequest, { project }: LevelState) {
+  const slices = slicesOf(request)
+  if (slices.length > 0 && slicesIn(slices, project.id).length === 0) throw new HiddenResource()
 }
 
 const rolesIn = (teams: readonly TeamRole[], { project }: LevelState) =>

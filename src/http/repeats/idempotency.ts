@@ -14,6 +14,7 @@ import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
+import { isDryRun } from './dry-run.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -76,7 +77,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     takeHeaders(route, { 'idempotency-key': HEADER })
     // The last hook: all access checks have passed.
     route.preHandler = [...hooksOf(route.preHandler), (request, reply, done) => {
-      if (request.headers['idempotency-key'] === undefined) done()
+      if (request.headers['idempotency-key'] === undefined || isDryRun(request)) done()
       else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
     }]
     route.onSend = [...hooksOf(route.onSend), (request, reply, payload, done) => {

@@ -5,6 +5,7 @@ import {
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
 import { levelOf, namesIn, namesOf, requireLevel } from '../../http/guard/level-lookup.ts'
+import { isDryRun } from '../../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
@@ -14,6 +15,8 @@ import { ApiError, refuse } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
+import { dryRunAnswer, plannedLevel } from '../../vault/documents/dry-run.ts'
+import type { Change } from '../../vault/documents/plan-write.ts'
 import { writeLevel } from '../../vault/documents/write.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
@@ -31,6 +34,7 @@ export const changes: Domain = async (app) => {
         // PUT would look like a replacement of the document.
         onlyMethod: true,
         judge: validateChanges,
+        dryRun: true,
         at: level,
         // The size of the document counts in the limits of the write queue.
         include: 'revisions',
@@ -53,6 +57,7 @@ export const changes: Domain = async (app) => {
         const requested = changesIn(request)
         let before: { state: LevelState, secret: SecretRow | undefined } | undefined
         let edited: Edited | undefined
+        let change: Change | undefined
         let refused: ApiError | undefined
         const written = await writeLevel(app.db, organization, actorOf(request), {
           storageKey,
@@ -72,8 +77,11 @@ export const changes: Domain = async (app) => {
               return { read: eventOfRead(state, secret) }
             }
             const { blob } = edited
-            if (blob === undefined) return { read: secret && eventOfRead(state, secret) }
-            return { blob, record: { action: secret ? 'update' as const : 'create' as const, blob }, event: 'secret.store' }
+            change = blob === undefined
+              ? undefined
+              : { blob, record: { action: secret ? 'update' as const : 'create' as const, blob }, event: 'secret.store' }
+            if (change !== undefined && !isDryRun(request)) return change
+            return { read: secret && eventOfRead(state, secret), ...(change !== undefined && { planned: change }) }
           }
         })
         if (refused !== undefined) throw refused
@@ -81,7 +89,8 @@ export const changes: Domain = async (app) => {
         const secret = written?.secret ?? before!.secret
         const { added, changed, removed } = edited!
         const version = written === undefined ? null : String(written.secret.version)
-        if (secret !== undefined) reply.header('etag', etagOf(storageKey, [secret]))
+        const etag = secret === undefined ? null : etagOf(storageKey, [secret])
+        if (etag !== null && !isDryRun(request)) reply.header('etag', etag)
         const names = counted(added.length + changed.length + removed.length, 'name')
         return {
           data: {
@@ -91,12 +100,15 @@ export const changes: Domain = async (app) => {
             bytes: secret?.size_bytes ?? 0,
             secret_id: secret?.id ?? null,
             version,
-            unchanged: version === null,
+            unchanged: change === undefined,
             added,
             changed,
             removed
           },
-          message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`
+          message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`,
+          ...(isDryRun(request) && dryRunAnswer(await plannedLevel(
+            { state, change, etag, texts: undefined }, { added, changed, removed }
+          )))
         }
       }
     })

@@ -1,12 +1,14 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Managed } from '../../../schemas/projects.ts'
+import { MATRIX_LIMITS } from '../../../schemas/matrix.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { lookUp, preparedSql, requireAuthentic, tampered, type Authenticated, type Db } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
-import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
+import { andOwn, findByOrganization, groups, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
+import { isInsideSlices } from '../../db/rows/slices.ts'
 import { encryption_keys, environments, projects, secrets, targets } from '../../db/tables.ts'
-import type { Place } from '../../rules/slices.ts'
+import { slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
 export interface SecretRow extends Authenticated<'secrets'> {
@@ -20,6 +22,9 @@ export interface SecretRow extends Authenticated<'secrets'> {
   /** The revision of the newest version; null without versions. */
   recorded_revision: number | null
 }
+
+/** Maximum number of levels in a page of `listLevels`. */
+const LEVELS_OF_PAGE = MATRIX_LIMITS.levels
 
 /** A level with its ancestors and the requested rows, from one statement. */
 export interface LevelState {
@@ -135,6 +140,39 @@ const OF_SECRET = sql`secret_id char(26), ${FLAG_COLUMNS})
 const bySecret = levels('levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`)
 const freeBySecret = levels('free_levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`, FREE)
 
+// The levels of a project in their order: the project, then each target, followed by its environments. The collation is
+// explicit, so that the order does not depend on the locale of the database.
+const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environment varchar, only_level varchar,
+    slices jsonb, ${FLAG_COLUMNS})
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = queries.organization_id AND id = queries.project_id`)}
+  CROSS JOIN LATERAL (
+    SELECT l.target_id, l.environment_id FROM (
+      SELECT 'project' AS level, NULL::char(26) AS target_id, NULL::char(26) AS environment_id, NULL AS status,
+        '' AS target, '' AS environment
+      UNION ALL
+      SELECT 'target', g.id, NULL, NULL, g.slug, '' FROM targets g
+      WHERE g.organization_id = p.organization_id AND g.project_id = p.id${andOwn(sql`g.organization_id`)}
+      UNION ALL
+      SELECT 'environment', g.id, e.id, e.status, g.slug, e.slug
+      FROM environments e JOIN targets g ON g.organization_id = e.organization_id AND g.id = e.target_id${
+        andOwn(sql`g.organization_id`)}
+      WHERE e.organization_id = p.organization_id AND e.project_id = p.id${andOwn(sql`e.organization_id`)}
+    ) l
+    WHERE (queries.only_level IS NULL OR l.level = queries.only_level)
+      AND (queries.after_target IS NULL OR (l.target COLLATE "C", l.environment COLLATE "C")
+        > (queries.after_target COLLATE "C", queries.after_environment COLLATE "C"))
+      AND (queries.slices IS NULL OR ${isInsideSlices(sql`queries.slices`, {
+        target_id: sql`l.target_id`,
+environment_id: sql`l.environment_id`,
+        hasOtherStatus: sql`l.status <> slice.except_status`
+      })})
+    ORDER BY l.target COLLATE "C", l.environment COLLATE "C" LIMIT ${sql.raw(String(LEVELS_OF_PAGE + 1))}
+  ) AS its
+  LEFT JOIN ${lookUp('g', targets, sql`organization_id = p.organization_id AND id = its.target_id`)} ON true
+  LEFT JOIN ${lookUp('e', environments,
+    sql`organization_id = p.organization_id AND id = its.environment_id`)} ON true`
+const ofProject = levels('levels_of_project', OF_PROJECT, ON_THE_WAY)
+
 interface Asked { organization_id: string, names: LevelNames, include: Include }
 
 const findLevels = batchLoad({
@@ -169,8 +207,53 @@ export async function findLevelsOfSecrets (
   return groupByQuery(rows, secretIds.length).map((found) => toState(db, found))
 }
 
+/** A level in the order of `listLevels`: the slugs of its target and environment, empty without one. */
+export interface LevelPosition { target: string, environment: string }
+
+/** Which levels of a project to list: those after a position, those of a kind, and those inside of restrictions. */
+export interface LevelSelection {
+  after?: LevelPosition | undefined
+  level?: Level | undefined
+  slices: readonly Slice[]
+}
+
+/**
+ * A page of the levels of a project: the project, then each target, followed by its environments, by slug. Each level
+ * has the rows of the documents on the path to it, without contents. Throws TamperedRow.
+ */
+export async function listLevels (
+  db: Db, { organization_id, id }: Pick<LevelState['project'], 'organization_id' | 'id'>,
+  { after, level, slices }: LevelSelection
+): Promise<{ levels: LevelState[], isCut: boolean }> {
+  const query = {
+    query_index: 0,
+    organization_id,
+    project_id: id,
+    after_target: after?.target,
+    after_environment: after?.environment,
+    only_level: level,
+    ...(slices.length > 0 && { slices: slicesIn(slices, id) }),
+    ...FLAGS.revisions
+  }
+  const rows = await ofProject(db, { organization_id, queries: JSON.stringify([query]) })
+  const found = groups(rows, ({ target_id, environment_id }) => `${target_id ?? ''} ${environment_id ?? ''}`)
+    .flatMap((rows) => toState(db, rows) ?? [])
+    .sort((one, other) => comparePositions(positionOf(one), positionOf(other)))
+  return { levels: found.slice(0, LEVELS_OF_PAGE), isCut: found.length > LEVELS_OF_PAGE }
+}
+
+export const positionOf = ({ target, environment }: LevelState): LevelPosition =>
+  ({ target: target?.slug ?? '', environment: environment?.slug ?? '' })
+
+/** The order of `listLevels`. Slugs are ASCII, so this is the order of the collation "C". */
+export function comparePositions (one: LevelPosition, other: LevelPosition): number {
+  const [a, b] = one.target === other.target ? [one.environment, other.environment] : [one.target, other.target]
+  return a < b ? -1 : Number(a > b)
+}
+
 /** The level of a write: given by slugs, or by the secret to which a version is restored. */
-export type Target = { names: LevelNames, include: 'storable' | 'readable' } | { secret_id: string, version: number }
+export type Target = ({ names: LevelNames } | { secret_id: string, version: number }) &
+  { include: 'storable' | 'readable' }
 
 /**
  * Loads the levels of writes, each with its own document only, and locks their projects (FOR SHARE); `isFree` is false
@@ -184,7 +267,7 @@ export async function findLevelsToWrite (
   const ofSecrets: typeof named = []
   for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
     if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.include] })
-    else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS.storable })
+    else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS[target.include] })
   }
   const find = (statement: typeof freeBySlugs, rows: typeof named) =>
     findByOrganization(db, rows, (organization_id, queries) => statement(db, { organization_id, queries }))

@@ -1,6 +1,7 @@
 import { sql, type SQL } from 'drizzle-orm'
 import { preparedSql, type Db } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
+import { isInsideSlices } from '../../db/rows/slices.ts'
 import type { Slice } from '../../rules/slices.ts'
 
 /** A current document of a search. Not verified: the levels are loaded by the id, and verified then. */
@@ -23,16 +24,15 @@ const documents = (name: string, columns: SQL, which: SQL) =>
     ORDER BY queries.project_id, s.id LIMIT ${$('limit')}::int`)
 
 const all = documents('searched_documents', sql``, sql``)
-// The same rule as `isInside`. In SQL, because the limit counts only documents that the caller can see. Restrictions
-// are divided by project, because a person can have many in many projects.
-const restricted = documents('searched_documents_inside', sql`, slices jsonb`, sql` AND EXISTS (
-  SELECT 1 FROM jsonb_to_recordset(queries.slices)
-    AS slice (target_id char(26), environment_id char(26), except_status varchar)
-  WHERE (slice.target_id IS NULL OR slice.target_id = s.target_id)
-    AND (slice.environment_id IS NULL OR slice.environment_id = s.environment_id)
-    AND (slice.except_status IS NULL OR EXISTS (SELECT 1 FROM environments e
+// Restrictions are divided by project, because a person can have many in many projects.
+const restricted = documents('searched_documents_inside', sql`, slices jsonb`, sql` AND ${isInsideSlices(
+  sql`queries.slices`, {
+    target_id: sql`s.target_id`,
+    environment_id: sql`s.environment_id`,
+    hasOtherStatus: sql`EXISTS (SELECT 1 FROM environments e
       WHERE e.organization_id = s.organization_id AND e.id = s.environment_id AND e.status <> slice.except_status${
-        andOwn(sql`e.organization_id`)})))`)
+        andOwn(sql`e.organization_id`)})`
+  })}`)
 
 /**
  * The first documents of these projects that the restrictions allow, sorted by project id, then document id.

@@ -1,14 +1,11 @@
-import type { KeyObject } from 'node:crypto'
 import { SEARCH_LIMITS, type FoundName } from '../../../schemas/names.ts'
-import type { Keyring } from '../../crypto/keyring.ts'
-import { MAX_WORK, rest } from '../../crypto/rest.ts'
-import type { Db } from '../../db/database.ts'
-import { findLevelsOfSecrets, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { MAX_WORK } from '../../crypto/rest.ts'
+import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
 import { listProjectsFrom } from '../../repositories/levels/projects.ts'
-import { listSearchedDocuments, type SearchedDocument } from '../../repositories/secrets/name-search.ts'
+import { listSearchedDocuments } from '../../repositories/secrets/name-search.ts'
 import { readDocument } from '../../rules/documents/read.ts'
 import type { Slice } from '../../rules/slices.ts'
-import { currentContents, visibleSecrets } from './read.ts'
+import { hasNames, openDocuments, type OpenedDocument, type ReadContext } from './open-documents.ts'
 
 /** The last searched document. `secret_id` is null if the whole project was searched. */
 export interface SearchPosition { project_id: string, secret_id: string | null }
@@ -30,16 +27,6 @@ export interface SearchScope {
   lastProject?: string | undefined
 }
 
-export interface SearchContext {
-  db: Db
-  keyring: Keyring
-  storageKey: KeyObject
-  /** Counts the duration of a look-up against the deadline of the request. */
-  waitFor: <T>(work: Promise<T>) => Promise<T>
-  /** Whether the client has disconnected: then the search ends. */
-  isGone: () => boolean
-}
-
 export interface NameSearch {
   found: FoundName[]
   /** The documents that were decrypted. */
@@ -50,14 +37,12 @@ export interface NameSearch {
   next: SearchPosition | null
 }
 
-/** Bytes of documents to load together, so that a search does not hold all its documents in memory. */
-const BATCH_BYTES = 512 * 1024
-
 /** Searches the names of the documents after a position, up to the limits of a page. Throws IntegrityError. */
 export async function searchNames (
-  { db, keyring, storageKey, waitFor, isGone }: SearchContext, scope: SearchScope, after: SearchPosition,
+  context: ReadContext, scope: SearchScope, after: SearchPosition,
   isWanted: (name: string) => boolean
 ): Promise<NameSearch> {
+  const { db, waitFor } = context
   const { organization_id, slices, projects } = scope
   const range = projectsAfter(after)
   const passed = await waitFor(listProjectsFrom(db, organization_id, projects, range, SEARCH_LIMITS.projects))
@@ -90,33 +75,25 @@ export async function searchNames (
   async function searchDocuments (): Promise<SearchPosition | undefined> {
     let bytes = 0
     let count = 0
-    for (const batch of batchesOf(page)) {
-      const states = await waitFor(findLevelsOfSecrets(db, organization_id, batch.map(({ id }) => id)))
-      for (const [i, state] of states.entries()) {
-        const { id: secret_id, project_id, size_bytes } = batch[i]!
-        if (state !== undefined) await searchDocument(state)
-        bytes += size_bytes
-        count += 1
-        const isFull = bytes >= SEARCH_LIMITS.bytes || found.length >= SEARCH_LIMITS.names ||
-          count === SEARCH_LIMITS.documents || worked >= MAX_WORK || isGone()
-        if (isFull) return count < documents.length ? { project_id, secret_id } : undefined
-      }
+    for await (const { document, content } of openDocuments(context, organization_id, page, slicesOf)) {
+      const { id: secret_id, project_id, size_bytes } = document
+      if (content !== undefined) searchDocument(content)
+      bytes += size_bytes
+      count += 1
+      const isFull = bytes >= SEARCH_LIMITS.bytes || found.length >= SEARCH_LIMITS.names ||
+        count === SEARCH_LIMITS.documents || worked >= MAX_WORK || context.isGone()
+      if (isFull) return count < documents.length ? { project_id, secret_id } : undefined
     }
     return undefined
   }
 
-  // The level may have changed since its document was listed.
-  async function searchDocument (state: LevelState) {
-    const visible = hasNames(state.project) ? visibleSecrets(state, slicesOf(state.project.id)) : []
-    if (visible.length === 0) return
-    const contents = await currentContents(keyring, storageKey, state, visible, true)
+  function searchDocument ({ state, secret, text }: OpenedDocument) {
     const began = performance.now()
-    const entries = readDocument(state.project.secret_format, contents.get(state.level)!)
-    opened.push(...visible)
+    const entries = readDocument(state.project.secret_format, text)
+    opened.push(secret)
     if (entries === undefined) unreadable += 1
     else found.push(...Object.keys(entries).filter(isWanted).sort().map((name) => toFound(state, name)))
     worked += performance.now() - began
-    await rest()
   }
 
   // More projects may follow if the list of projects reached its limit.
@@ -147,25 +124,9 @@ function byProject (slices: readonly Slice[]): (projectId: string) => readonly S
 
 const isOfClient = ({ encryption_type }: Project) => encryption_type === 'client'
 
-const hasNames = (project: Project) => !isOfClient(project) && project.secret_format !== 'text'
-
 const toFound = ({ level, project, target, environment }: LevelState, name: string): FoundName => ({
   type: 'secret-names',
   attributes: {
     name, level, project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null
   }
 })
-
-function batchesOf (documents: readonly SearchedDocument[]): SearchedDocument[][] {
-  const batches: SearchedDocument[][] = []
-  let bytes = Infinity
-  for (const document of documents) {
-    if (bytes + document.size_bytes > BATCH_BYTES) {
-      batches.push([])
-      bytes = 0
-    }
-    batches.at(-1)!.push(document)
-    bytes += document.size_bytes
-  }
-  return batches
-}

@@ -19,7 +19,11 @@ export interface Change {
 }
 
 /** A write that leaves the level as it is. Records no version, and the event if the response reveals the document. */
-export interface NoChange { read: AuditEvent | undefined }
+export interface NoChange {
+  read: AuditEvent | undefined
+  /** In a dry run: the change, which is refused as if it were made. */
+  planned?: Change
+}
 
 /** The result of a write: the level before the write, and the new row of its document. */
 export interface Written { state: LevelState, secret: SecretRow }

@@ -139,8 +139,8 @@ export async function answerReading (
   return filterValues(await valuesOf(state, documents, levels, refuseUnreadable), filters)
 }
 
-// The decrypted document; without a data key, the blob.
-function contentOf (blob: string, dataKey: KeyObject | undefined): string {
+/** The decrypted document; without a data key, the blob. */
+export function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   if (dataKey === undefined) return blob
   // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
   const plain = openBlob(dataKey, blob)

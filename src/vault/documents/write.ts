@@ -159,6 +159,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     const change = write.decide(state, versions.get(write)?.())
     if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
     if ('read' in change) {
+      if (change.planned !== undefined) planOf(write, state!, change.planned, counter)
       if (change.read !== undefined) rows.push(eventRow(write.actor, change.read))
       return undefined
     }

@@ -5,16 +5,17 @@ import type { Db } from '../../db/database.ts'
 import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
+import { activeKeyOf } from '../../repositories/levels/levels.ts'
 import type { Organization } from '../../repositories/people/principals.ts'
 import {
-  countDocuments, findSecrets, isDocument, replaceDocuments, takeVersionIds, type Secret
+  countDocuments, findSecrets, isDocument, replaceDocuments, takeVersionIds
 } from '../../repositories/secrets/rotations.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { acceptRestored, warningOf, type Accepted } from '../documents/accept.ts'
-import { contextOf, openCurrent, sealCurrent, sizeOf } from '../documents/documents.ts'
+import { contextOf, openCurrent, sealCurrent, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
 import { inBatches, recordDocuments } from './rotate.ts'
@@ -88,7 +89,8 @@ export async function restoreTo (
 // Replaces documents whose content differs. Returns their levels, the growth of the stored bytes, and how many do not
 // parse. Each new content counts twice: as the document and as its version.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
-  const { db, organization, project, storageKey } = held
+  const { db, vault, organization, project, key, storageKey } = held
+  const state = { organization_id: organization.id, project, key }
   const byId = new Map(levels.map((level) => [level.id, level]))
   const restored: Restored[] = []
   let growth = 0
@@ -101,7 +103,9 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       ({ organization_id: organization.id, id: byId.get(id)!.version })))
     await rest()
     const replaced = found.flatMap((document, i) => {
-      const accepted = contentOf(held, document, versions[i]!() ?? fail('not_found'))
+      const accepted = restoredContent(
+        vault, storageKey, state, isDocument(document) ? document : undefined, versions[i]!() ?? fail('not_found')
+      )
       if (accepted === undefined) return []
       const { blob } = accepted
       if (warningOf(held, accepted) !== undefined) unreadable++
@@ -118,18 +122,18 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   return { restored, growth, unreadable }
 }
 
-// The content to restore; undefined when the level already has it.
-function contentOf (
-  { vault, organization, project, key, storageKey }: LockedProject, document: Secret, version: FullVersion
+/** The content to restore; undefined when the level already has it. `document` is undefined if it was deleted. */
+export function restoredContent (
+  vault: Parameters<typeof acceptRestored>[0], storageKey: KeyObject, state: Parameters<typeof acceptRestored>[2],
+  document: StoredDocument | undefined, version: FullVersion
 ): Accepted | undefined {
-  const state = { organization_id: organization.id, project, key }
   const accepted = acceptRestored(vault, storageKey, state, version, {})
   const { blob } = accepted
-  if (!isDocument(document)) return accepted
+  if (document === undefined) return accepted
   const current = openCurrent(storageKey, state, document)
   if (current === blob) return undefined
-  if (project.encryption_type === 'client') return accepted
-  const dataKey = dataKeyOf(vault.keyring, key)
+  if (state.project.encryption_type === 'client') return accepted
+  const dataKey = dataKeyOf(vault.keyring, activeKeyOf(state))
   const [before, after] = [openBlob(dataKey, current), openBlob(dataKey, blob)]
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : accepted
 }

@@ -1,0 +1,145 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { MatrixAnswer, MatrixQuery, type Matrix, type MatrixLevel } from '../../../schemas/matrix.ts'
+import { READ_TYPE, type Level } from '../../../schemas/secrets.ts'
+import { booleanIn } from '../../http/bodies/validation.ts'
+import { requireScope } from '../../http/guard/access.ts'
+import { levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
+import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { actorOf, principalOf } from '../../http/routes/actor.ts'
+import { waitFor } from '../../http/routes/request-deadline.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import {
+  listLevels, ownSecret, positionOf, type LevelPosition, type LevelState, type SecretRow
+} from '../../repositories/levels/levels.ts'
+import { nameFilter } from '../../rules/documents/entries.ts'
+import { refuse } from '../../rules/errors.ts'
+import { offsetOf, pageMeta, pageOf } from '../../rules/pagination.ts'
+import { etagOf } from '../../vault/documents/documents.ts'
+import { nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.ts'
+import { eventOfReading, requireNames } from '../../vault/documents/read.ts'
+import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+/** About the characters of a cell in a response. */
+const CELL_LENGTH = 60
+
+/** The names of a project as rows, and its levels as columns. */
+export const matrix: Domain = async (app) => {
+  app.get('/:organization/:project/secrets/matrix', {
+    config: {
+      access: 'secret:read',
+      mayNeed: ['secret:decrypt'],
+      judge: validateFilters,
+      at: 'project',
+      filtersLevels: true,
+      audit: 'secret.names',
+      errors: ['invalid_parameter_combination', 'client_managed_encryption', 'integrity_error']
+    },
+    schema: {
+      operationId: 'readProjectMatrix',
+      summary: 'Compare all levels of a project: for each name, the levels that set, inherit, override or lack it; no values',
+      querystring: MatrixQuery,
+      response: { 200: MatrixAnswer }
+    },
+    // The scope is checked before the parameters are validated.
+    preValidation: async (request) => {
+      if (booleanIn((request.query as { decrypt?: unknown }).decrypt) !== false) requireScope(request, 'secret:decrypt')
+    },
+    handler: async (request, reply) => request.query.decrypt === false
+      ? sendLevels(request, reply, request.query)
+      : sendMatrix(request, reply, request.query)
+  })
+
+  async function sendMatrix (request: FastifyRequest, reply: FastifyReply, query: MatrixQuery) {
+    requireNames(levelOf(request))
+    const { prefix = '', search = '', only } = query
+    const { organization, storageKey, slices, levels, isCut } = await findLevels(request, query)
+    const context = {
+      db: app.lists,
+      keyring: app.keyring,
+      storageKey,
+      waitFor: <T>(work: Promise<T>) => waitFor(request, work),
+      isGone: () => request.raw.socket.destroyed
+    }
+    const opened = await openLevels(context, organization.id, levels, slices)
+    const page = pageOf(query)
+    const { rows, total } = await nameRows(
+      opened, nameFilter(prefix, search), only, { offset: offsetOf(page), limit: page.per_page }
+    )
+    const { event, bytes } = eventOfReading(
+      levelOf(request), opened.documents.map(({ secret }) => secret), 'secret.names'
+    )
+    await app.recordRead(actorOf(request), event, bytes)
+    const columns = opened.columns.map((column) => {
+      const document = ownDocument(opened, column)
+      const isUnreadable = document !== undefined && document.entries === undefined
+      return toColumn(storageKey, column.state, document?.secret, isUnreadable)
+    })
+    const last = opened.columns.at(-1)?.state
+    const next_levels = (isCut || opened.isCut) && last !== undefined ? cursorOf(last) : null
+    const meta = { ...pageMeta(page, total, rows.length), next_levels }
+    return send(reply, { levels: columns, names: rows }, meta)
+  }
+
+  async function sendLevels (request: FastifyRequest, reply: FastifyReply, query: MatrixQuery) {
+    const { storageKey, levels, isCut } = await findLevels(request, query)
+    const columns = levels.map((state) => {
+      const own = ownSecret(state)
+      return toColumn(storageKey, state, own?.is_stored ? own : undefined, false)
+    })
+    const meta = { ...pageMeta(pageOf(query), 0, 0), next_levels: isCut ? cursorOf(levels.at(-1)!) : null }
+    return send(reply, { levels: columns, names: null }, meta)
+  }
+
+  async function findLevels (request: FastifyRequest, { level, levels_after }: MatrixQuery) {
+    const { organization } = principalOf(request)
+    const slices = slicesOf(request)
+    const { levels, isCut } = await waitFor(request, listLevels(
+      app.lists, levelOf(request).project,
+      { after: levels_after === undefined ? undefined : positionIn(levels_after), level, slices }
+    ))
+    return { organization, storageKey: storageKeyOf(app.keyring, organization), slices, levels, isCut }
+  }
+
+  async function send (reply: FastifyReply, attributes: Matrix['attributes'], meta: object) {
+    const { levels, names } = attributes
+    const characters = (names ?? []).reduce((sum, { name }) => sum + name.length + levels.length * CELL_LENGTH, 0)
+    reply.type(READ_TYPE).serializer(JSON.stringify)
+    const data: Matrix = { type: 'secret-matrix', attributes }
+    return reply.send(await writeIfLarge({ data, meta }, characters))
+  }
+}
+
+function validateFilters ({ query }: FastifyRequest) {
+  const { decrypt, ...filters } = query as MatrixQuery
+  if (decrypt !== false) return
+  for (const name of ['prefix', 'search', 'only'] as const) {
+    if (filters[name] !== undefined) refuse(name, 'Only for decrypted documents', 'invalid_parameter_combination')
+  }
+}
+
+function toColumn (
+  storageKey: Parameters<typeof etagOf>[0], { level, target, environment }: LevelState, secret: SecretRow | undefined,
+  unreadable: boolean
+): MatrixLevel {
+  return {
+    level,
+    target: target?.slug ?? null,
+    environment: environment?.slug ?? null,
+    version: secret === undefined || secret.version === null ? null : String(secret.version),
+    etag: secret === undefined ? null : etagOf(storageKey, [secret]),
+    unreadable
+  }
+}
+
+function positionIn (text: string): LevelPosition {
+  const [, slugs = ''] = text.split(':') as [Level, string?]
+  const [target = '', environment = ''] = slugs.split('/')
+  return { target, environment }
+}
+
+// The same form as a level of a comparison.
+function cursorOf (state: LevelState): string {
+  const { target, environment } = positionOf(state)
+  const slugs = [target, environment].filter((slug) => slug !== '').join('/')
+  return slugs === '' ? state.level : `${state.level}:${slugs}`
+}

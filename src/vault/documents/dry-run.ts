@@ -1,0 +1,107 @@
+import type { KeyObject } from 'node:crypto'
+import type { DryRun, PlannedLevel } from '../../../schemas/dry-run.ts'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { rest } from '../../crypto/rest.ts'
+import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
+import { readDocument } from '../../rules/documents/read.ts'
+import { compareEntries } from '../../rules/editing/compare.ts'
+import { counted } from '../../rules/formats/words.ts'
+import { dataKeyOf } from '../keys/keys.ts'
+import { etagOf, openCurrent, type StoredDocument } from './documents.ts'
+import { hasNames } from './open-documents.ts'
+import type { Change, NoChange } from './plan-write.ts'
+import { contentOf, eventOfReading } from './read.ts'
+
+/** The document of a level before and after a change that was only planned. Null: no document. */
+export interface PlannedChange {
+  state: LevelState
+  /** The document, or null to delete it; undefined if the document would stay as it is. */
+  change: Pick<Change, 'blob' | 'record'> | undefined
+  etag: string | null
+  /** Undefined if the server cannot read the names. */
+  texts: { before: string | null, after: string | null } | undefined
+}
+
+/**
+ * Opens the present document of a level that was loaded as `readable`, to compare it with a planned change.
+ *
+ * @param after the decrypted document after the change; undefined if the server does not have it
+ */
+export function planChange (
+  keyring: Keyring, storageKey: KeyObject, state: LevelState, change: PlannedChange['change'],
+  after: string | null | undefined
+): PlannedChange {
+  const own = storedSecret(state)
+  const etag = own === undefined ? null : etagOf(storageKey, [own])
+  if (!hasNames(state.project) || after === undefined) return { state, change, etag, texts: undefined }
+  const before = own === undefined
+    ? null
+    : contentOf(openCurrent(storageKey, state, own), dataKeyOf(keyring, activeKeyOf(state)))
+  return { state, change, etag, texts: { before, after } }
+}
+
+/**
+ * The result of `decide` for a dry run: the change is refused as if it were made, and the read is recorded.
+ *
+ * @param more further details of the event
+ */
+export function insteadOf (
+  change: Change, { state, texts }: PlannedChange, action: 'secret.decrypt' | 'secret.names', more: object = {}
+): NoChange {
+  const own = ownSecret(state)
+  const details = { dry_run: change.event, ...more }
+  // Without names, and for a level that never had a document, no document was read.
+  const isRead = texts !== undefined && own !== undefined
+  return { read: isRead ? eventOfReading(state, [own], action, details).event : undefined, planned: change }
+}
+
+const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined => {
+  const own = ownSecret(state)
+  return own?.is_stored ? own as SecretRow & StoredDocument : undefined
+}
+
+/** The level of a planned change in a response. Yields to the event loop after each document. */
+export async function plannedLevel (
+  { state, change, etag, texts }: PlannedChange, known?: PlannedLevel['names']
+): Promise<PlannedLevel> {
+  const { level, target, environment } = state
+  return {
+    level,
+    target: target?.slug ?? null,
+    environment: environment?.slug ?? null,
+    change: change === undefined ? 'none' : change.blob === null ? 'delete' : etag === null ? 'create' : 'update',
+    records_version: change !== undefined && change.record !== null,
+    etag,
+    names: known ?? (texts === undefined ? null : await compareTexts(state, texts))
+  }
+}
+
+async function compareTexts (
+  { project }: LevelState, { before, after }: NonNullable<PlannedChange['texts']>
+): Promise<PlannedLevel['names']> {
+  const read = async (text: string | null): Promise<Entries | undefined> => {
+    await rest()
+    return text === null ? emptyEntries() : readDocument(project.secret_format, text)
+  }
+  const [from, to] = [await read(before), await read(after)]
+  if (from === undefined || to === undefined) return null
+  const { added, changed, removed } = compareEntries(from, to)
+  return { added, changed, removed }
+}
+
+/** The part of the response to a dry run of one level that all operations have. */
+export function dryRunAnswer (planned: PlannedLevel): { message: string, dry_run: DryRun } {
+  return { message: `${DRY_RUN_MESSAGE} ${sentenceOf(planned)}`, dry_run: { levels: [planned], more: 0 } }
+}
+
+/** The begin of the message of each dry run. */
+export const DRY_RUN_MESSAGE = 'Dry run: nothing was changed.'
+
+function sentenceOf ({ change, names }: PlannedLevel): string {
+  if (change === 'none') return 'The document already is as requested.'
+  const what = `The request would ${change} the document`
+  if (names === null) return `${what}, whose names the server cannot compare.`
+  const { added, changed, removed } = names
+  return `${what}: ${counted(added.length, 'name')} added, ${changed.length} changed, ${removed.length} removed.`
+}

@@ -1,0 +1,69 @@
+import type { KeyObject } from 'node:crypto'
+import type { Keyring } from '../../crypto/keyring.ts'
+import { rest } from '../../crypto/rest.ts'
+import type { Db } from '../../db/database.ts'
+import { findLevelsOfSecrets, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import type { Slice } from '../../rules/slices.ts'
+import { currentContents, visibleSecrets } from './read.ts'
+
+/** A request that reads many documents. */
+export interface ReadContext {
+  db: Db
+  keyring: Keyring
+  storageKey: KeyObject
+  /** Counts the duration of a look-up against the deadline of the request. */
+  waitFor: <T>(work: Promise<T>) => Promise<T>
+  /** Whether the client has disconnected: then the work ends. */
+  isGone: () => boolean
+}
+
+/** A decrypted document of a level. */
+export interface OpenedDocument { state: LevelState, secret: SecretRow, text: string }
+
+/** Bytes of documents to load together, so that a request does not hold all its documents in memory. */
+const BATCH_BYTES = 512 * 1024
+
+/** Whether the documents of a project have names that the server can read. */
+export const hasNames = ({ encryption_type, secret_format }: LevelState['project']) =>
+  encryption_type !== 'client' && secret_format !== 'text'
+
+/**
+ * Loads and decrypts documents in their order, and yields to the event loop between two documents. `content` is
+ * undefined if the document was deleted since it was listed, or if the caller can no longer see or read it.
+ *
+ * @param slicesOf the restrictions of the caller, by project
+ */
+export async function * openDocuments<D extends { id: string, size_bytes: number }> (
+  { db, keyring, storageKey, waitFor }: ReadContext, organization_id: string, documents: readonly D[],
+  slicesOf: (projectId: string) => readonly Slice[]
+): AsyncGenerator<{ document: D, content: OpenedDocument | undefined }> {
+  for (const batch of batchesOf(documents)) {
+    const states = await waitFor(findLevelsOfSecrets(db, organization_id, batch.map(({ id }) => id)))
+    for (const [i, state] of states.entries()) {
+      yield { document: batch[i]!, content: state && await open(state) }
+      await rest()
+    }
+  }
+
+  async function open (state: LevelState): Promise<OpenedDocument | undefined> {
+    const [secret] = hasNames(state.project) ? visibleSecrets(state, slicesOf(state.project.id)) : []
+    if (secret === undefined) return undefined
+    const contents = await currentContents(keyring, storageKey, state, [secret], true)
+    return { state, secret, text: contents.get(state.level)! }
+  }
+}
+
+/** Divides documents into batches to load together. */
+export function batchesOf<D extends { size_bytes: number }> (documents: readonly D[]): D[][] {
+  const batches: D[][] = []
+  let bytes = Infinity
+  for (const document of documents) {
+    if (bytes + document.size_bytes > BATCH_BYTES) {
+      batches.push([])
+      bytes = 0
+    }
+    batches.at(-1)!.push(document)
+    bytes += document.size_bytes
+  }
+  return batches
+}

@@ -1,0 +1,110 @@
+import { DRY_RUN_LIMITS, type PlannedLevel } from '../../../schemas/dry-run.ts'
+import { rest } from '../../crypto/rest.ts'
+import { findStoredBytes } from '../../repositories/billing/plans.ts'
+import {
+  comparePositions, findLevelsOfSecrets, ownSecret, positionOf, type LevelState, type SecretRow
+} from '../../repositories/levels/levels.ts'
+import type { Organization } from '../../repositories/people/principals.ts'
+import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
+import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
+import { fail, refuse } from '../../rules/errors.ts'
+import { requireKeptAt } from '../../rules/moments.ts'
+import { requireBytes } from '../../rules/plan-bytes.ts'
+import { warningOf } from '../documents/accept.ts'
+import { sizeOf, type StoredDocument } from '../documents/documents.ts'
+import { planChange, plannedLevel, type PlannedChange } from '../documents/dry-run.ts'
+import { batchesOf, type ReadContext } from '../documents/open-documents.ts'
+import { restoredContent } from './restore-to.ts'
+
+type Context = Omit<ReadContext, 'keyring'> & { vault: Parameters<typeof restoredContent>[0] }
+
+export interface RestorePreview {
+  /** The levels that would change, sorted as the levels of a project. */
+  levels: PlannedLevel[]
+  restored: number
+  emptied: number
+  unreadable: number
+  /** How many changed levels were not compared, because of the limits. */
+  more: number
+  /** The present documents that were compared. */
+  opened: SecretRow[]
+}
+
+/**
+ * What `restoreTo` would change. Locks nothing, so that writes do not wait; a level that changes meanwhile is compared
+ * as it is when its batch is loaded. Throws the errors of the restore, except those of levels beyond the limits.
+ */
+export async function previewRestore (
+  context: Context, organization: Organization, project: LevelState['project'], at: Date
+): Promise<RestorePreview> {
+  const { vault, db, storageKey, waitFor } = context
+  const { plan } = organization
+  const changed = await waitFor(listChangedLevels(db, project, at, plan.retention_days))
+  if (changed === undefined) return fail('not_found')
+  if (changed === 'future') return refuse('at', 'Lies in the future')
+  requireKeptAt(changed, plan)
+  const preview: RestorePreview = { levels: [], restored: 0, emptied: 0, unreadable: 0, more: 0, opened: [] }
+  const found: { state: LevelState, level: PlannedLevel }[] = []
+  let [bytes, growth, compared] = [0, 0, 0]
+
+  for (const batch of batchesOf(changed.map(withSize))) {
+    const isFull = compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || context.isGone()
+    if (isFull) break
+    const page = batch.slice(0, DRY_RUN_LIMITS.levels - compared)
+    const [states, versions] = await waitFor(Promise.all([
+      findLevelsOfSecrets(db, organization.id, page.map(({ id }) => id)), versionsOf(page)
+    ]))
+    for (const [i, { id, size_bytes }] of page.entries()) {
+      const state = states[i]
+      // Deleted since it was listed.
+      if (state !== undefined) await add(state, versions.get(id))
+      bytes += size_bytes
+      compared++
+    }
+  }
+  if (growth > 0) requireBytes(plan, await waitFor(findStoredBytes(db, organization.id)), growth)
+  found.sort((one, other) => comparePositions(positionOf(one.state), positionOf(other.state)))
+  return { ...preview, levels: found.map(({ level }) => level), more: changed.length - compared }
+
+  async function add (state: LevelState, version: (() => FullVersion | undefined) | undefined) {
+    const own = ownSecret(state)!
+    const planned = version === undefined ? emptied(state) : restored(state, version() ?? fail('not_found'))
+    preview.opened.push(own)
+    if (planned === undefined) return
+    found.push({ state, level: await plannedLevel(planned) })
+    await rest()
+  }
+
+  function emptied (state: LevelState): PlannedChange | undefined {
+    if (!ownSecret(state)!.is_stored) return undefined
+    preview.emptied++
+    // A deletion records the present document as a version.
+    const change = { blob: null, record: { action: 'delete' as const, blob: '' } }
+    return planChange(vault.keyring, storageKey, state, change, null)
+  }
+
+  function restored (state: LevelState, version: FullVersion): PlannedChange | undefined {
+    const own = ownSecret(state)!
+    const document = own.is_stored ? own as StoredDocument : undefined
+    const accepted = restoredContent(vault, storageKey, { ...state, key: state.key! }, document, version)
+    if (accepted === undefined) return undefined
+    const { blob, plain } = accepted
+    preview.restored++
+    preview.unreadable += warningOf(state, accepted) === undefined ? 0 : 1
+    growth += 2 * sizeOf(blob) - own.size_bytes
+    const change = { blob, record: { action: 'restore' as const, blob, restored_from: version.version.id } }
+    return planChange(vault.keyring, storageKey, state, change, plain?.toString())
+  }
+
+  // The versions to restore, by the ids of their secrets.
+  async function versionsOf (page: readonly ChangedLevel[]) {
+    const toRestore = page.filter(({ held }) => held === 'version')
+    const versions = await findVersionsTogether(db, toRestore.map(({ version }) =>
+      ({ organization_id: organization.id, id: version! })))
+    return new Map(toRestore.map(({ id }, i) => [id, versions[i]!]))
+  }
+}
+
+// The bytes of the present document and of the version.
+const withSize = (level: ChangedLevel) =>
+  ({ ...level, size_bytes: level.size_bytes + (level.held === 'version' ? level.version_bytes! : 0) })
