@@ -426,6 +426,7 @@ CREATE TABLE project_counts (
   target_count integer NOT NULL DEFAULT 0,
   environment_count integer NOT NULL DEFAULT 0,
   secret_count integer NOT NULL DEFAULT 0,
+  last_version bigint,
   CONSTRAINT project_counts_organization_id_project_id_pk PRIMARY KEY (organization_id, project_id),
   CONSTRAINT project_counts_in_project FOREIGN KEY (organization_id, project_id)
     REFERENCES projects (organization_id, id) ON DELETE CASCADE
@@ -877,9 +878,9 @@ CREATE INDEX refunds_to_submit ON refunds (provider, asked_at NULLS FIRST, id) W
 
 CREATE TABLE api_usage (
   organization_id char(26) NOT NULL,
-  month date NOT NULL,
+  day date NOT NULL,
   calls bigint NOT NULL,
-  CONSTRAINT api_usage_organization_id_month_pk PRIMARY KEY (organization_id, month),
+  CONSTRAINT api_usage_organization_id_day_pk PRIMARY KEY (organization_id, day),
   CONSTRAINT api_usage_organization_id_organizations_id_fk FOREIGN KEY (organization_id)
     REFERENCES organizations (id) ON DELETE CASCADE
 );

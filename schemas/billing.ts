@@ -1,7 +1,7 @@
 import { Type, type Static, type StringOptions } from '@sinclair/typebox'
 import { OrganizationInPath, Plan } from './organizations.ts'
 import {
-  Answer, Body, Described, Example, NAME_LENGTH, Nullable, OneOf, PageMeta, Patterned, Resource, Timestamp
+  Answer, Body, Day, Described, Example, NAME_LENGTH, Nullable, OneOf, PageMeta, Patterned, Resource, Timestamp
 } from './shapes.ts'
 
 /** The length of a billing period. */
@@ -154,6 +154,13 @@ export const UpdateSubscriptionBody = Body({
 
 export const EmptyBody = Body({}, { title: 'EmptyBody', examples: [{}] })
 
+/** The days for which the service keeps the number of requests. */
+export const DAYS_OF_USAGE = 31
+
+const UsageOfDay = Type.Object({
+  date: Day, api_calls: Type.Integer({ description: 'may lag by up to ten seconds' })
+}, { title: 'UsageOfDay' })
+
 const Used = Type.Object({ used: Type.Integer(), limit: Nullable(Type.Integer()) }, { title: 'Used' })
 export const Usage = Resource('usage', { title: 'Usage', id: '2026-03' }, {
   plan: Example(Type.String(), 'self-hosted'),
@@ -167,7 +174,10 @@ export const Usage = Resource('usage', { title: 'Usage', id: '2026-03' }, {
   members: Example(Used, { used: 1, limit: null }),
   bytes: Example(Described(Used, {
     description: 'stored bytes: the sum of `size_bytes` of all current documents and all versions'
-  }), { used: 0, limit: null })
+  }), { used: 0, limit: null }),
+  days: Example(Type.Array(UsageOfDay, {
+    description: `requests on each of the last ${DAYS_OF_USAGE} days (UTC), oldest first; the last one is today`
+  }), [{ date: '2026-03-01', api_calls: 1201 }])
 })
 
 export const PaymentMethod = Resource('payment-methods', { title: 'PaymentMethod', id: METHOD_ID }, {

@@ -1,8 +1,9 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { LastChangeOfList } from './last-change.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, EnvironmentInPath, Example, Name, NewSlug, NewDescription, NullableDescription, Patterned, ProjectInPath,
-  Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
+  Body, EnvironmentInPath, Example, ListOf, Name, NewSlug, NewDescription, NullableDescription, Patterned,
+  ProjectInPath, Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
 /** The names of an organization and of a level in paths. */
@@ -10,7 +11,7 @@ export const LevelParams = Type.Object({
   organization: OrganizationInPath, project: ProjectInPath, target: TargetInPath, environment: EnvironmentInPath
 })
 
-export const Environment = Resource('environments', { title: 'Environment', id: '01JQZ6VD1Q4R7S0T3V6W9X2Y5Z' }, {
+const attributes = {
   project_id: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
   target_id: Example(Ulid, '01JQZ6VC8D3F6G9H2J5K7M0N4P'),
   name: Example(Type.String(), 'Live'),
@@ -20,8 +21,16 @@ export const Environment = Resource('environments', { title: 'Environment', id: 
   is_production: Example(Type.Boolean(), true),
   created_at: Timestamp,
   updated_at: Timestamp
-})
+}
+const ID = '01JQZ6VD1Q4R7S0T3V6W9X2Y5Z'
+export const Environment = Resource('environments', { title: 'Environment', id: ID }, attributes)
 export type EnvironmentAttributes = Static<typeof Environment.attributes>
+
+const EnvironmentItem = Resource('environments', { title: 'EnvironmentItem', id: ID }, {
+  ...attributes, last_change: LastChangeOfList
+})
+export type ListedEnvironment = Static<typeof EnvironmentItem.attributes>
+export const EnvironmentList = ListOf('EnvironmentList', EnvironmentItem.item)
 
 const status = (options: { default?: string } = {}) => Patterned(SLUG_PATTERN, 'production, staging, development, local or another slug, such as acceptance', {
   minLength: 1,

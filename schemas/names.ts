@@ -1,7 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { CREATED_BY } from './last-change.ts'
 import { LevelName, READ_TYPE } from './secrets.ts'
 import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
-import { CREATED_BY, VERSION_ACTIONS } from './versions.ts'
+import { VERSION_ACTIONS } from './versions.ts'
 
 /** Media type of values that a POSIX shell can source. */
 export const SHELL_TYPE = 'text/plain'

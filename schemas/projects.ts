@@ -1,7 +1,8 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { LastChangeOfList } from './last-change.ts'
 import {
-  Body, CREATE_NAMED, Described, Example, KeyProof, NullableDescription, OneOf, Patterned, Resource, Slug, Timestamp,
-  Ulid, UPDATE_NAMED
+  Body, CREATE_NAMED, Described, Example, KeyProof, ListOf, NullableDescription, OneOf, Patterned, Resource, Slug,
+  Timestamp, Ulid, UPDATE_NAMED
 } from './shapes.ts'
 
 /** Formats in which the server parses a decrypted document. */
@@ -26,7 +27,7 @@ export const HistoryPolicyName = OneOf(HISTORY_POLICIES, {
   description: 'what a rotation does with versions under older keys: `keep` keeps these versions and keys, `re_encrypt` re-encrypts the versions with the new key'
 })
 
-export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H' }, {
+const attributes = {
   ulid: Example(Ulid, '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'),
   organization_id: Ulid,
   name: Example(Type.String(), 'Orbit'),
@@ -41,8 +42,17 @@ export const Project = Resource('projects', { title: 'Project', id: '01JQZ6VB2N7
   target_count: Example(Type.Integer(), 1),
   created_at: Timestamp,
   updated_at: Timestamp
-})
+}
+const ID = '01JQZ6VB2N7Q4W8E1R5T9Y3K6H'
+export const Project = Resource('projects', { title: 'Project', id: ID }, attributes)
 export type ProjectAttributes = Static<typeof Project.attributes>
+
+const ProjectItem = Resource('projects', { title: 'ProjectItem', id: ID }, {
+  ...attributes,
+  last_change: LastChangeOfList
+})
+export type ListedProject = Static<typeof ProjectItem.attributes>
+export const ProjectList = ListOf('ProjectList', ProjectItem.item)
 
 /** Fields that register a client-managed key: the key proof and the parameters of the key derivation. */
 export const keyCheckFields = {

@@ -87,6 +87,9 @@ export const ruleOf = (schema: TSchema): string | undefined => (schema as { [RUL
 /** A time: a `Date` in the code, RFC 3339 in UTC in responses. */
 export const Timestamp = Type.Unsafe<Date>(Type.String({ format: 'date-time', examples: ['2026-03-01T12:00:00.000Z'] }))
 
+/** A day in UTC. */
+export const Day = Type.String({ format: 'date', examples: ['2026-03-01'] })
+
 /** Maximum length of a timestamp in a request or on a command line. */
 export const TIMESTAMP_LENGTH = 64
 
@@ -220,9 +223,13 @@ export function Resource<T extends TProperties> (
     attributes,
     item,
     one: Answer(`${title}Answer`, { data: item }),
-    list: Answer(`${title}List`, { data: Type.Array(item), meta: PageMeta })
+    list: ListOf(`${title}List`, item)
   }
 }
+
+/** A page of resources. */
+export const ListOf = <T extends TSchema>(title: string, item: T) =>
+  Answer(title, { data: Type.Array(item), meta: PageMeta })
 
 export const NoContent = Type.Null({ description: 'Success, no body' })
 

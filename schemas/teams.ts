@@ -45,7 +45,7 @@ export type ExceptStatus = (typeof EXCEPT_STATUSES)[number]
  * A restriction of a team's role to a part of the project: a target, an environment, or environments by status.
  * `project` can only be the project of the path.
  */
-const TeamRestriction = Type.Object({
+export const TeamRestriction = Type.Object({
   project: Type.Optional(Slug),
   target: Type.Optional(Slug),
   environment: Type.Optional(Slug),

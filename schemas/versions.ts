@@ -1,6 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { DRY_RUN } from './dry-run.ts'
 import { KeyDescriptor } from './encryption-keys.ts'
+import { CREATED_BY } from './last-change.ts'
 import { OrganizationInPath } from './organizations.ts'
 import { LevelName, type Level, type LevelNames } from './secrets.ts'
 import {
@@ -17,15 +18,6 @@ export const VersionParams = Type.Object({
   organization: OrganizationInPath,
   version: Type.String({ maxLength: 128, description: 'an integer', examples: ['1'] })
 })
-
-/** The author of a version: a user or an API token. */
-const Creator = Type.Unsafe<{ id: number, name: string } | null>({
-  type: ['object', 'null'],
-  properties: { id: { type: 'integer' }, name: { type: 'string' } },
-  required: ['id', 'name']
-})
-
-export const CREATED_BY = Example(Creator, { id: 1, name: 'First token' })
 
 const fields = {
   type: Type.Literal('secret-versions'),

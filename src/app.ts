@@ -49,6 +49,7 @@ import { names } from './plugins/documents/names.ts'
 import { encryptionKeys } from './plugins/encryption-keys.ts'
 import { invoices } from './plugins/billing/invoices.ts'
 import { invitations } from './plugins/invitations.ts'
+import { memberAccess } from './plugins/member-access.ts'
 import { members } from './plugins/members.ts'
 import { oauth } from './plugins/oauth/index.ts'
 import { organizations } from './plugins/organizations.ts'
@@ -88,7 +89,7 @@ const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   'encryption-keys': ['Keys of projects', encryptionKeys],
   'api-tokens': ['Organization API tokens', tokens],
   users: ['The caller', user],
-  members: ['Members of an organization and their roles', members, invitations],
+  members: ['Members of an organization and their roles', members, memberAccess, invitations],
   teams: ['Members who share roles in projects', teams],
   audit: ['Audit log of an organization', audit],
   billing: ['Plans, subscriptions, payments and invoices', plans, subscriptions, payments, invoices]
@@ -237,7 +238,7 @@ export async function buildApp (
       ],
       exposedHeaders: [
         'X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag',
-        'Idempotent-Replayed'
+        'Idempotent-Replayed', 'Link'
       ],
       maxAge: 600
     })

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -278,6 +279,10 @@ func main() {
 	planned := good(dry.JSON200, dry)
 	expect(planned.Data.Version == nil && !planned.Data.Unchanged, planned)
 	expect(slices.Equal(planned.DryRun.Levels[0].Names.Changed, []string{"A"}), planned)
+	step("list the projects: the last change")
+	overview := must(client.ListProjectsWithResponse(ctx, organization, nil))
+	last := good(overview.JSON200, overview).Data[0].Attributes.LastChange
+	expect(last.Version == *removed.Version && last.CreatedBy != nil, last)
 
 	step("create a token that reads")
 	created := must(client.CreateApiTokenWithResponse(ctx, organization, nil, strongroom.CreateTokenBody{
@@ -336,8 +341,16 @@ func main() {
 
 	step("read what is used")
 	usage := must(client.GetUsageWithResponse(ctx, organization))
-	used := good(usage.JSON200, usage).Data.Attributes.Bytes.Used
-	expect(used > int64(0), used)
+	used := good(usage.JSON200, usage).Data.Attributes
+	expect(used.Bytes.Used > int64(0) && len(used.Days) == 31, used)
+
+	step("read what the owner may do")
+	members := must(client.ListMembersWithResponse(ctx, organization, nil))
+	member := good(members.JSON200, members).Data[0].Id
+	allowed := must(client.GetMemberAccessWithResponse(ctx, organization, member, nil))
+	access := good(allowed.JSON200, allowed).Data.Attributes
+	expect(access.Role == strongroom.RoleOwner && len(access.Projects) == 0, access)
+	expect(slices.Contains(access.Scopes, strongroom.AbilitySECRETDECRYPT), access)
 
 	step("read a target that is not there: 404")
 	missing := must(client.GetTargetWithResponse(ctx, organization, project, "nowhere", nil))
@@ -368,6 +381,18 @@ func main() {
 	events := must(client.ListAuditEventsWithResponse(ctx, organization,
 		&strongroom.ListAuditEventsParams{Action: new(strongroom.EventNameSecretStore)}))
 	expect(len(good(events.JSON200, events).Data) == 5)
+
+	step("count the audit events of each day")
+	counted := must(client.CountAuditEventsWithResponse(ctx, organization, nil))
+	counts := good(counted.JSON200, counted).Data
+	expect(len(counts) == 31 && slices.ContainsFunc(counts, func(one strongroom.AuditEventCount) bool {
+		return one.Attributes.Count > 5
+	}), counts)
+
+	step("export the audit events of what was stored")
+	exported := must(client.ExportAuditEventsWithResponse(ctx, organization,
+		&strongroom.ExportAuditEventsParams{Action: new(strongroom.EventNameSecretStore)}))
+	expect(exported.StatusCode() == http.StatusOK && bytes.Count(exported.Body, []byte("\n")) == 5, exported.StatusCode())
 
 	step("delete the project")
 	empty(must(client.DeleteProjectWithResponse(ctx, organization, project, nil)))

@@ -1,3 +1,7 @@
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
 import java.util.List;
 import java.util.Map;
 import strongroom.ApiClient;
@@ -108,7 +112,7 @@ public class Scenario {
     return keys.rotateEncryptionKey(ORGANIZATION, PROJECT, body, null);
   }
 
-  public static void main(String[] args) throws ApiException {
+  public static void main(String[] args) throws Exception {
     step("read who the token is");
     PrincipalAnswer principal = new UsersApi(client).getUser();
     expect(principal.getData().getActualInstance() instanceof TokenPrincipal, principal);
@@ -256,6 +260,10 @@ public class Scenario {
     ChangeAnswer planned = change(new ChangeBody().set(Map.of("A", "fourth")), true);
     expect(planned.getData().getVersion() == null && !planned.getData().getUnchanged(), planned);
     expect(planned.getDryRun().getLevels().get(0).getNames().getChanged().equals(List.of("A")), planned);
+    step("list the projects: the last change");
+    LastChange last = projects.listProjects(ORGANIZATION, null, null, null, null, null)
+        .getData().get(0).getAttributes().getLastChange();
+    expect(last.getVersion().equals(removed.getVersion()) && last.getCreatedBy() != null, last);
 
     step("create a token that reads");
     ApiTokensApi tokens = new ApiTokensApi(client);
@@ -306,6 +314,13 @@ public class Scenario {
     step("read what is used");
     UsageAnswer usage = billing.getUsage(ORGANIZATION);
     expect(usage.getData().getAttributes().getBytes().getUsed() > 0, usage);
+    expect(usage.getData().getAttributes().getDays().size() == 31, usage);
+
+    step("read what the owner may do");
+    String member = members.listMembers(ORGANIZATION, null, null, null, null, null).getData().get(0).getId();
+    MemberAccessAttributes access = members.getMemberAccess(ORGANIZATION, member, null, null).getData().getAttributes();
+    expect(access.getRole() == Role.OWNER && access.getProjects().isEmpty(), access);
+    expect(access.getScopes().contains(Ability.SECRET_DECRYPT), access);
 
     step("read a target that is not there: 404");
     refused(404, "not_found", () -> targets.getTarget(ORGANIZATION, PROJECT, "nowhere", null));
@@ -330,6 +345,19 @@ public class Scenario {
     AuditEventList events = new AuditApi(client).listAuditEvents(
         ORGANIZATION, null, EventName.SECRET_STORE, null, null, null, null, null, null);
     expect(events.getData().size() == 5, events);
+
+    step("count the audit events of each day");
+    List<AuditEventCount> counts =
+        new AuditApi(client).countAuditEvents(ORGANIZATION, null, null, null, null, null).getData();
+    expect(counts.size() == 31 && counts.stream().anyMatch(one -> one.getAttributes().getCount() > 5), counts);
+
+    step("export the audit events of what was stored");
+    // The generated method parses the response as JSON.
+    HttpRequest exports = HttpRequest.newBuilder(
+        URI.create(URL + "/api/v1/" + ORGANIZATION + "/audit-events/export?action=secret.store"))
+        .header("Authorization", "Bearer " + System.getenv("STRONGROOM_TOKEN")).build();
+    HttpResponse<String> lines = HttpClient.newHttpClient().send(exports, HttpResponse.BodyHandlers.ofString());
+    expect(lines.statusCode() == 200 && lines.body().lines().count() == 5, lines.body());
 
     step("delete the project");
     projects.deleteProject(ORGANIZATION, PROJECT, null, null);

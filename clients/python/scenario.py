@@ -5,13 +5,20 @@ from typing import Any, NoReturn, TypeVar
 
 from strongroom_client import AuthenticatedClient
 from strongroom_client.api.api_tokens import create_api_token, delete_api_token, rotate_api_token
-from strongroom_client.api.audit import list_audit_events
+from strongroom_client.api.audit import count_audit_events, export_audit_events, list_audit_events
 from strongroom_client.api.billing import get_usage, list_plans
 from strongroom_client.api.encryption_keys import list_encryption_keys, rotate_encryption_key
 from strongroom_client.api.environments import create_environment, list_environments
-from strongroom_client.api.members import invite_member, list_invitations, send_invitation, withdraw_invitation
+from strongroom_client.api.members import (
+    get_member_access,
+    invite_member,
+    list_invitations,
+    list_members,
+    send_invitation,
+    withdraw_invitation,
+)
 from strongroom_client.api.organizations import get_organization
-from strongroom_client.api.projects import create_project, delete_project, get_project, update_project
+from strongroom_client.api.projects import create_project, delete_project, get_project, list_projects, update_project
 from strongroom_client.api.secrets import (
     change_environment_secrets,
     compare_environment_secrets,
@@ -30,6 +37,7 @@ from strongroom_client.api.users import get_user
 from strongroom_client.api.versions import list_versions, purge_versions, restore_version
 from strongroom_client.models import (
     Ability,
+    AuditEventCountList,
     AuditEventList,
     ChangeAnswer,
     ChangeBody,
@@ -50,16 +58,20 @@ from strongroom_client.models import (
     InvitationList,
     InviteMemberBody,
     KeyHistoryAnswer,
+    LastChange,
     Level,
     LevelDocument,
     ListVersionsBody,
     MatrixAnswer,
     MatrixCellState,
+    MemberAccessAnswer,
+    MemberList,
     NameHistory,
     OrganizationAnswer,
     PlanList,
     PrincipalAnswer,
     ProjectAnswer,
+    ProjectList,
     PurgeAnswer,
     PurgeBody,
     ReadEnvironmentSecretsMerge,
@@ -371,6 +383,10 @@ planned = good(
 expect(planned.data.version is None and not planned.data.unchanged, planned)
 levels = [] if isinstance(planned.dry_run, Unset) else planned.dry_run.levels
 expect([one.names and one.names.changed for one in levels] == [["A"]], planned)
+step("list the projects: the last change")
+listed = good(list_projects.sync_detailed(ORGANIZATION, client=client), ProjectList)
+last = listed.data[0].attributes.last_change
+expect(isinstance(last, LastChange) and last.version == removed.version and last.created_by is not None, listed)
 
 step("create a token that reads")
 created = good(
@@ -440,6 +456,14 @@ expect(any((plan.attributes.max_bytes or 0) > 2**32 for plan in plans.data), pla
 step("read what is used")
 usage = good(get_usage.sync_detailed(ORGANIZATION, client=client), UsageAnswer)
 expect(usage.data.attributes.bytes_.used > 0, usage)
+expect(len(usage.data.attributes.days) == 31, usage)
+
+step("read what the owner may do")
+member = good(list_members.sync_detailed(ORGANIZATION, client=client), MemberList).data[0]
+access = good(
+    get_member_access.sync_detailed(ORGANIZATION, member.id, client=client), MemberAccessAnswer
+).data.attributes
+expect(access.role == Role.OWNER and Ability.SECRET_DECRYPT in access.scopes and access.projects == [], access)
 
 step("read a target that is not there: 404")
 failed(get_target.sync_detailed(ORGANIZATION, "orbit", "nowhere", client=client), 404, "not_found")
@@ -477,6 +501,16 @@ events = good(
     list_audit_events.sync_detailed(ORGANIZATION, client=client, action=EventName.SECRET_STORE), AuditEventList
 )
 expect(len(events.data) == 5, events)
+
+step("count the audit events of each day")
+counts = good(count_audit_events.sync_detailed(ORGANIZATION, client=client), AuditEventCountList)
+expect(len(counts.data) == 31 and any(one.attributes.count > 5 for one in counts.data), counts)
+
+step("export the audit events of what was stored")
+lines = good(
+    export_audit_events.sync_detailed(ORGANIZATION, client=client, action=EventName.SECRET_STORE), str
+)
+expect(len(lines.splitlines()) == 5, lines)
 
 step("delete the project")
 empty(delete_project.sync_detailed(ORGANIZATION, "orbit", client=client))

@@ -210,6 +210,10 @@ const planned = good(await client.PATCH('/api/v1/{organization}/{project}/{targe
 }))
 expect(planned.data.version === null && !planned.data.unchanged, planned)
 expect(planned.dry_run?.levels[0]?.names?.changed[0] === 'A', planned)
+step('list the projects: the last change')
+const listed = good(await client.GET('/api/v1/{organization}/projects', { params: ofOrganization }))
+const last = listed.data[0]?.attributes.last_change
+expect(last?.version === removed.version && last?.created_by !== null, listed)
 
 step('create a token that reads')
 const created = good(await client.POST('/api/v1/organizations/{organization}/api-keys', {
@@ -271,6 +275,14 @@ expect(plans.data.some(({ attributes }) => Number(attributes.max_bytes) > 2 ** 3
 step('read what is used')
 const usage = good(await client.GET('/api/v1/organizations/{organization}/usage', { params: ofOrganization }))
 expect(usage.data.attributes.bytes.used > 0, usage)
+expect(usage.data.attributes.days.length === 31, usage)
+
+step('read what the owner may do')
+const [member] = good(await client.GET('/api/v1/organizations/{organization}/members', { params: ofOrganization })).data
+const access = good(await client.GET('/api/v1/organizations/{organization}/members/{member}/access', {
+  params: { path: { organization, member: member?.id ?? '' } }
+})).data.attributes
+expect(access.role === 'owner' && access.scopes.includes('secret:decrypt') && access.projects.length === 0, access)
 
 step('read a target that is not there: 404')
 failed(await client.GET('/api/v1/{organization}/{project}/{target}', {
@@ -299,6 +311,17 @@ const events = good(await client.GET('/api/v1/{organization}/audit-events', {
   params: { ...ofOrganization, query: { action: 'secret.store' } }
 }))
 expect(events.data.length === 5, events)
+
+step('count the audit events of each day')
+const counts = good(await client.GET('/api/v1/{organization}/audit-events/counts', { params: ofOrganization }))
+expect(counts.data.length === 31 && counts.data.some(({ attributes }) => attributes.count > 5), counts)
+
+step('export the audit events of what was stored')
+const lines = good(await client.GET('/api/v1/{organization}/audit-events/export', {
+  params: { ...ofOrganization, query: { action: 'secret.store' } }, parseAs: 'text'
+}))
+// The client types the text as one of its media types.
+expect(String(lines).split('\n').length === 6, lines)
 
 step('delete the project')
 const gone = await client.DELETE('/api/v1/{organization}/{project}', { params: ofProject })

@@ -485,18 +485,21 @@ export const projects = pgTable('projects', {
 ])
 
 /**
- * Numbers of objects in a project, updated by the statements that add or remove objects. A separate table, because
- * writes of documents lock the row of the project in share mode, so they cannot update that row.
+ * Numbers of objects in a project and its newest version, updated by the statements that add or remove objects. A
+ * separate table, because writes of documents lock the row of the project in share mode, so they cannot update that
+ * row.
  */
 export const project_counts = unauthenticated(
-  'Shown; set lower, the list of targets ends earlier'
+  'Shown; set lower, the list of targets ends earlier; with another newest version, the list of projects shows the time and author of another change in the organization'
 )('project_counts', {
   organization_id: ulid().notNull(),
   project_id: ulid().notNull(),
   target_count: integer().notNull().default(0),
   environment_count: integer().notNull().default(0),
   /** Current documents at all levels of the project. */
-  secret_count: integer().notNull().default(0)
+  secret_count: integer().notNull().default(0),
+  /** The newest version of all levels that was not deleted (`renewLastVersion`); null without versions. */
+  last_version: count()
 }, (table) => [primaryKey({ columns: [table.organization_id, table.project_id] }), inProject('project_counts', table)])
 
 /** Groups of members with roles in projects. */
@@ -973,12 +976,12 @@ export const refunds = unauthenticated(
   check('refunds_amount', sql`${table.amount} > 0`)
 ])
 
-/** API calls per organization and month; `month` is the first day of the month. */
-export const api_usage = unauthenticated('Billing: calls of a month, only shown')('api_usage', {
+/** API calls per organization and day (UTC), for the last 31 days. */
+export const api_usage = unauthenticated('Billing: calls of a day, only shown')('api_usage', {
   organization_id: organizationId(),
-  month: date({ mode: 'string' }).notNull(),
+  day: date({ mode: 'string' }).notNull(),
   calls: count().notNull()
-}, (table) => [primaryKey({ columns: [table.organization_id, table.month] })])
+}, (table) => [primaryKey({ columns: [table.organization_id, table.day] })])
 
 /** The first response to an idempotent request, for replay. */
 export const idempotency_keys = unauthenticated(

@@ -1,13 +1,27 @@
-import { AuditEventList, AuditQuery } from '../../schemas/audit.ts'
+import type { FastifyRequest } from 'fastify'
+import type { Static } from '@sinclair/typebox'
+import {
+  AuditCounts, AuditCountsQuery, AuditEventList, AuditExport, AuditExportQuery, AuditQuery, CSV_TYPE, DEFAULT_DAYS,
+  EXPORT_COLUMNS, EXPORT_TYPES, MAX_COUNTED, MAX_DAYS, MAX_EXPORTED
+} from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
+import { rest } from '../crypto/rest.ts'
+import { preferredType } from '../http/responses/negotiation.ts'
 import { principalOf } from '../http/routes/actor.ts'
+import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { listEvents, type EventOfList } from '../repositories/audit/events.ts'
+import {
+  countEvents, exportEvents, listEvents, type CountedDay, type EventFilter, type EventOfList
+} from '../repositories/audit/events.ts'
+import { findMemberNames } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
+import { findTokenNames } from '../repositories/people/tokens.ts'
+import { refuse } from '../rules/errors.ts'
+import { csvRecord } from '../rules/formats/csv.ts'
+import { DAY, dayOf, daysUntil, requireTimestamp } from '../rules/formats/timestamps.ts'
 import { pageMeta } from '../rules/pagination.ts'
-import { scopesOfRole } from '../rules/roles.ts'
-import { requireTimestamp } from '../rules/formats/timestamps.ts'
+import { holds, scopesOfRole } from '../rules/roles.ts'
 
 export const audit: Domain = async (app) => {
   app.get('/:organization/audit-events', {
@@ -20,21 +34,108 @@ export const audit: Domain = async (app) => {
     },
     handler: async (request) => {
       const principal = principalOf(request)
-      const { organization } = principal
-      const { page = 1, per_page = PAGE_SIZE.default, before, from, to, ...rest } = request.query
+      const { page = 1, per_page = PAGE_SIZE.default, before, ...filter } = request.query
       const pageRequest = { page, per_page }
-      const filter = {
-        ...rest,
-        ...(from !== undefined && { from: requireTimestamp('from', from) }),
-        ...(to !== undefined && { to: requireTimestamp('to', to) })
-      }
       const { rows, total } = seesEvents(principal)
-        ? await listEvents(app.lists, organization.id, filter, before, pageRequest)
+        ? await listEvents(app.lists, principal.organization.id, filterOf(filter), before, pageRequest)
         : { rows: [], total: 0 }
-      return { data: rows.map(toItem), meta: pageMeta(pageRequest, total, rows.length) }
+      return { data: await toItems(request, rows), meta: pageMeta(pageRequest, total, rows.length) }
     }
   })
+
+  app.get('/:organization/audit-events/counts', {
+    config: { access: 'organization:read' },
+    schema: {
+      operationId: 'countAuditEvents',
+      summary: 'Count audit events per day; empty for restricted tokens and roles without projects',
+      querystring: AuditCountsQuery,
+      response: { 200: AuditCounts }
+    },
+    handler: async (request) => {
+      const principal = principalOf(request)
+      const { from, to, ...filter } = request.query
+      const days = daysOf(filterOf({ from, to }))
+      if (!seesEvents(principal)) return { data: [] }
+      const counts = await countEvents(app.lists, principal.organization.id, filter, days)
+      const data = days.map(({ date }, i) => {
+        const count = Math.min(counts[i]!, MAX_COUNTED)
+        const attributes = { date, count, is_capped: counts[i]! > MAX_COUNTED }
+        return { type: 'audit-event-counts' as const, id: date, attributes }
+      })
+      return { data }
+    }
+  })
+
+  app.get('/:organization/audit-events/export', {
+    config: { access: 'organization:read' },
+    schema: {
+      operationId: 'exportAuditEvents',
+      summary: `Export audit events, oldest first, ${MAX_EXPORTED} at a time: lines of JSON or CSV, by Accept`,
+      'x-next-page': true,
+      querystring: AuditExportQuery,
+      response: { 200: AuditExport }
+    },
+    handler: async (request, reply) => {
+      const principal = principalOf(request)
+      const { after, ...filter } = request.query
+      const id = principal.organization.id
+      // One more event shows whether another part follows.
+      const rows = seesEvents(principal)
+        ? await exportEvents(app.lists, id, filterOf(filter), after, MAX_EXPORTED + 1)
+        : []
+      const items = await toItems(request, rows.slice(0, MAX_EXPORTED))
+      if (rows.length > MAX_EXPORTED) {
+        const next = new URLSearchParams({ ...filter, after: items.at(-1)!.id })
+        const [path] = request.url.split('?')
+        reply.header('link', `<${app.issuer()}${path}?${next}>; rel="next"`)
+      }
+      const type = preferredType(request.headers.accept, EXPORT_TYPES)
+      const text = await textOf(items, type === CSV_TYPE ? toRecord : (item) => `${JSON.stringify(item)}\n`)
+      return reply.type(`${type}; charset=utf-8`).serializer(String)
+        .send(type === CSV_TYPE ? csvRecord(EXPORT_COLUMNS) + text : text)
+    }
+  })
+
+  // The names are looked up once for all events. A person sees only the names in lists that the person may read.
+  async function toItems (request: FastifyRequest, rows: readonly EventOfList[]) {
+    const principal = principalOf(request)
+    const { id } = principal.organization
+    const idsOf = (type: string) =>
+      [...new Set(rows.flatMap(({ actor_type, actor_id }) => actor_type === type && actor_id !== null ? actor_id : []))]
+    const [users, tokens] = await waitFor(request, Promise.all([
+      holds(principal, 'member:read') ? findMemberNames(app.lists, id, idsOf('user')) : undefined,
+      holds(principal, 'api-token:read') ? findTokenNames(app.lists, id, idsOf('api_token')) : undefined
+    ]))
+    const names: Record<string, ReadonlyMap<number, string> | undefined> = { user: users, api_token: tokens }
+    return rows.map((row) => toItem(row, names[row.actor_type]?.get(row.actor_id ?? 0) ?? null))
+  }
 }
+
+type Filter = Omit<Static<typeof AuditExportQuery>, 'after'>
+
+const filterOf = ({ from, to, ...filter }: Filter): EventFilter => ({
+  ...filter,
+  ...(from !== undefined && { from: requireTimestamp('from', from) }),
+  ...(to !== undefined && { to: requireTimestamp('to', to) })
+})
+
+// The days of the counts in UTC; the first and the last one can be parts of days. By default, until the end of today,
+// because the clock of the database, which dates the events, can be ahead.
+function daysOf ({ to = startOf(new Date(Date.now() + DAY)), from: given }: EventFilter): CountedDay[] {
+  // A day that ends with `to` is the last one.
+  const last = startOf(new Date(to.getTime() - 1))
+  const from = given ?? new Date(last.getTime() - (DEFAULT_DAYS - 1) * DAY)
+  if (from >= to) refuse('from', 'Expected a time before `to`')
+  if (to.getTime() - from.getTime() > MAX_DAYS * DAY) refuse('from', `At most ${MAX_DAYS} days before \`to\``)
+  const count = (last.getTime() - startOf(from).getTime()) / DAY + 1
+  return daysUntil(dayOf(last), count).map((date) => {
+    const start = new Date(date)
+    const end = new Date(start.getTime() + DAY)
+    return { date, from: from > start ? from : start, to: to < end ? to : end }
+  })
+}
+
+const startOf = (time: Date) => new Date(dayOf(time))
 
 // The resource of an event may be deleted or outside of the hierarchy, so restrictions cannot be checked. A person can
 // have restricted roles through teams if the role in the organization includes no projects.
@@ -43,14 +144,38 @@ function seesEvents ({ slices, caller }: Principal): boolean {
 }
 
 function toItem ({
-  seq, action, actor_type, actor_id, resource_type, resource_id, ...event
-}: EventOfList) {
+  seq, action, actor_type, actor_id, resource_type, resource_id, occurred_at, ...event
+}: EventOfList, actor_name: string | null) {
   const attributes = {
     sequence: seq,
+    occurred_at,
     action: action as EventName,
     actor: { type: actor_type as 'user', id: actor_id },
+    actor_name,
     resource: { type: resource_type, id: resource_id },
     ...event
   }
   return { type: 'audit-events' as const, id: String(seq), attributes }
+}
+
+type Item = ReturnType<typeof toItem>
+
+function toRecord ({ attributes }: Item): string {
+  const { sequence, occurred_at, action, actor, actor_name, resource, request_id, ip, user_agent, details } = attributes
+  return csvRecord([
+    sequence, occurred_at.toISOString(), action, actor.type, actor.id, actor_name, resource.type, resource.id,
+    request_id, ip, user_agent, details === null ? null : JSON.stringify(details)
+  ])
+}
+
+// Events that are written before other requests get their turn.
+const STEP = 250
+
+async function textOf (items: readonly Item[], write: (item: Item) => string): Promise<string> {
+  let text = ''
+  for (let at = 0; at < items.length; at += STEP) {
+    text += items.slice(at, at + STEP).map(write).join('')
+    await rest()
+  }
+  return text
 }

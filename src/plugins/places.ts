@@ -1,19 +1,23 @@
 import type { TSchema } from '@sinclair/typebox'
 import { ulid } from 'ulidx'
-import { CreateEnvironmentBody, Environment, UpdateEnvironmentBody } from '../../schemas/environments.ts'
+import {
+  CreateEnvironmentBody, Environment, EnvironmentList, UpdateEnvironmentBody, type ListedEnvironment
+} from '../../schemas/environments.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
-import { CreateTargetBody, Target, UpdateTargetBody } from '../../schemas/targets.ts'
+import { CreateTargetBody, Target, TargetList, UpdateTargetBody } from '../../schemas/targets.ts'
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
-import { inLevel, levelOf, requireInside } from '../http/guard/level-lookup.ts'
+import { inLevel, levelOf, reachBelow, requireInside } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
 import {
-  createPlace, deletePlace, findPlace, listPlaces, updatePlace, type NewPlace, type Place, type PlaceKind
+  createPlace, deletePlace, findPlace, listPlaces, updatePlace, type ListedPlace, type NewPlace, type Place,
+  type PlaceKind
 } from '../repositories/levels/places.ts'
 import { fail } from '../rules/errors.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
+import type { Place as LevelPlace } from '../rules/slices.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
 
 type CreateBody = CreateTargetBody & CreateEnvironmentBody
@@ -25,6 +29,8 @@ interface Kind {
   parent: 'project' | 'target'
   parentPath: string
   answers: { one: TSchema, list: TSchema }
+  /** The level of a row of the list. */
+  placeOf: (row: ListedPlace) => LevelPlace
   bodies: { create: TSchema, update: TSchema }
   /** Values of the columns that only this kind has. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
@@ -32,7 +38,9 @@ interface Kind {
   deletion: { summary: string, isLong: boolean }
 }
 
-const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion }: Kind): Domain => async (app) => {
+const placesOf = (
+  { kind, a, parent, parentPath, answers, placeOf, bodies, own, deletion }: Kind
+): Domain => async (app) => {
   const plural = `${kind}s` as const
   // For operation ids: `createTarget`.
   const Kind = `${kind[0]!.toUpperCase()}${kind.slice(1)}`
@@ -49,13 +57,18 @@ const placesOf = ({ kind, a, parent, parentPath, answers, bodies, own, deletion 
     config: { access: `${kind}:read`, at: parent, hasLongPath: true },
     schema: {
       operationId: `list${Kind}s`,
-      summary: `List ${plural} of a ${parent}`,
+      summary: `List ${plural} of a ${parent}, with the last change of each`,
       querystring: NamedListQuery,
       response: { 200: answers.list }
     },
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
-      return answerPage(request.query, toItem, (page) =>
+      const showsHistory = reachBelow(request, 'secret:history')
+      const toListed = ({ id, ...attributes }: ListedPlace) => {
+        const last_change = showsHistory(placeOf({ id, ...attributes })) ? attributes.last_change : null
+        return { type: plural, id, attributes: { ...attributes, last_change } }
+      }
+      return answerPage(request.query, toListed, (page) =>
         listPlaces(isDefault(page) ? app.pages : app.lists, kind, organization_id, level_id, page))
     }
   })
@@ -183,7 +196,8 @@ export const targets = placesOf({
   a: 'a target',
   parent: 'project',
   parentPath: '/:project',
-  answers: Target,
+  answers: { one: Target.one, list: TargetList },
+  placeOf: ({ project_id, id }) => ({ project_id, target_id: id }),
   bodies: { create: CreateTargetBody, update: UpdateTargetBody },
   own: () => ({}),
   deletion: { summary: 'Delete a target with its environments, documents and history', isLong: true }
@@ -194,7 +208,11 @@ export const environments = placesOf({
   a: 'an environment',
   parent: 'target',
   parentPath: '/:project/:target',
-  answers: Environment,
+  answers: { one: Environment.one, list: EnvironmentList },
+  placeOf: ({ id, ...row }) => {
+    const { project_id, target_id, status } = row as ListedEnvironment
+    return { project_id, target_id, environment_id: id, status }
+  },
   bodies: { create: CreateEnvironmentBody, update: UpdateEnvironmentBody },
   own: ({ status = 'development', is_production = status === 'production' }, target_id) =>
     ({ target_id: target_id!, status, is_production }),

@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { ulid } from 'ulidx'
 import {
-  CreateProjectBody, Project, UpdateProjectBody, type ProjectAttributes
+  CreateProjectBody, Project, ProjectList, UpdateProjectBody, type ProjectAttributes
 } from '../../schemas/projects.ts'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import { transaction, type Db } from '../db/database.ts'
@@ -9,7 +9,7 @@ import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
-import { inProject, levelOf } from '../http/guard/level-lookup.ts'
+import { inProject, levelOf, reachIn } from '../http/guard/level-lookup.ts'
 import { requirePlanQuota } from '../http/limits/plan-limits.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
@@ -41,9 +41,9 @@ export const projects: Domain = async (app) => {
     config: { access: 'project:read', filtersInHandler: true, hasLongPath: true },
     schema: {
       operationId: 'listProjects',
-      summary: 'List projects',
+      summary: 'List projects, with the last change of each',
       querystring: NamedListQuery,
-      response: { 200: Project.list }
+      response: { 200: ProjectList }
     },
     handler: async (request) => {
       const principal = principalOf(request)
@@ -57,7 +57,14 @@ export const projects: Domain = async (app) => {
       // another pool.
       const db = shown.user_id === null && isDefault(page) ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
-      return { data: rows.map(toItem), meta: pageMeta(page, total, rows.length) }
+      const changed = rows.filter(({ last_change }) => last_change !== null).map(({ ulid }) => ulid)
+      // The last change can be at any level, so it is shown only to those who may list the versions of all levels.
+      const showsHistory = await reachIn(app, request, changed, 'secret:history')
+      const data = rows.map(({ last_change, ...project }) => ({
+        ...toItem(project),
+        attributes: { ...project, last_change: showsHistory({ project_id: project.ulid }) ? last_change : null }
+      }))
+      return { data, meta: pageMeta(page, total, rows.length) }
     }
   })
 

@@ -254,7 +254,9 @@ export const secrets: Domain = async (app) => {
       const secret = ownSecret(state)
       if (!isStored(secret)) return fail('not_found', { resource: 'secret' })
       requirePrecondition(request.headers, etagOf(storageKeyOf(app.keyring, organization), [secret]))
-      const { versions: purged, bytes } = await purgeHistories(db, organization.id, { secret_id: secret.id })
+      const { versions: purged, bytes } = await purgeHistories(
+        db, organization.id, state.project.id, { secret_id: secret.id }
+      )
       await emptySecret(db, state, secret)
       await removeSome(db, organization.id)
       const event = eventOf('secret.delete', secret.id)

@@ -237,7 +237,7 @@ export const versions: Domain = async (app) => {
         const below = scope === 'project' ? { project_id: project.id } : secret && { secret_id: secret.id }
         const { versions, bytes } = below === undefined
           ? { versions: 0, bytes: 0 }
-          : await purgeHistories(db, organization.id, below)
+          : await purgeHistories(db, organization.id, project.id, below)
         await removeSome(db, organization.id)
         const resource_id = scope === 'project' ? project.id : state.level_id
         await recordEvent(db, actorOf(request), {

@@ -1,6 +1,6 @@
 import { isScopeOfProject, SCOPE_NAMES, type Ability, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
-import { intersect, type Slice } from './slices.ts'
+import { distinct, intersect, isWholeProject, textOf, type Slice } from './slices.ts'
 
 const READS: Scope[] = [
   'project:read', 'target:read', 'environment:read', 'organization:read', 'member:read', 'team:read'
@@ -109,19 +109,49 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
 }
 
 /**
- * The parts of the organization in which these team roles give the caller all of the scopes: for each scope the union
- * over the roles that include the scope. Other than elsewhere, an empty list includes nothing.
+ * The parts of the organization in which the caller has a scope: null for the whole organization, by the own role.
+ * Otherwise the union over the team roles that include the scope; other than elsewhere, an empty list includes nothing.
+ */
+export const partsWith = (powers: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] | null =>
+  holds(powers, scope) ? null : partsByTeams(powers, teams, scope)
+
+/**
+ * The parts of the organization in which these team roles give the caller all of the scopes. Other than elsewhere, an
+ * empty list includes nothing.
  */
 export function slicesBy (powers: Powers, teams: readonly TeamRole[], scopes: readonly Scope[]): Slice[] {
-  const [first = [], ...others] = scopes.map((scope) =>
-    teams.filter((team) => holdsBy({ scopes: NOTHING, granted: powers.granted }, [team], scope)).flatMap(slicesOfRole))
+  const [first = [], ...others] = scopes.map((scope) => partsByTeams(powers, teams, scope))
   return others.reduce(intersect, first)
 }
+
+const partsByTeams = ({ granted }: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] =>
+  teams.filter((team) => holdsBy({ scopes: NOTHING, granted }, [team], scope)).flatMap(slicesOfRole)
 
 const NOTHING: ReadonlySet<Ability> = new Set()
 
 const slicesOfRole = ({ project_id, slices }: TeamRole): readonly Slice[] =>
   slices ?? [{ project_id, target_id: null, environment_id: null }]
+
+/** Scopes that a person has in the same parts of a project; null for the whole project. */
+export interface Right { scopes: Scope[], slices: readonly Slice[] | null }
+
+/** What a person can do in a project with the own role and these team roles: each scope of projects at most once. */
+export function rightsIn (powers: Powers, teams: readonly TeamRole[]): Right[] {
+  const rights = new Map<string, Right>()
+  for (const scope of SCOPE_NAMES.filter(isScopeOfProject)) {
+    const parts = partsWith(powers, teams, scope)
+    if (parts?.length === 0) continue
+    const slices = parts === null || parts.some(isWholeProject) ? null : distinct(parts)
+    const key = slices === null ? '' : slices.map(textOf).sort().join(' ')
+    const right = rights.get(key) ?? { scopes: [], slices }
+    right.scopes.push(scope)
+    rights.set(key, right)
+  }
+  return [...rights.values()]
+}
+
+/** The powers of a person with this role, if an application or token was granted all scopes. */
+export const powersOfRole = (role: Role): Powers => ({ scopes: effectiveScopes(['*'], role), granted: ['*'] })
 
 /** All scopes of the caller in a project with these team roles. */
 export function scopesBy (powers: Powers, teams: readonly RoleOfTeam[]): Ability[] {

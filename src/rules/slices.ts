@@ -53,17 +53,23 @@ export const textOf = (slice: Slice): string =>
 /** The projects that the restrictions include as a whole; null without restrictions, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
   if (slices.length === 0) return null
-  return slices.filter((slice) => pathOf(slice) === slice.project_id && slice.except_status === undefined)
-    .map(({ project_id }) => project_id)
+  return slices.filter(isWholeProject).map(({ project_id }) => project_id)
 }
+
+/** Whether a restriction includes a project as a whole. */
+export const isWholeProject = (slice: Slice): boolean =>
+  pathOf(slice) === slice.project_id && slice.except_status === undefined
+
+/** Restrictions without duplicates. */
+export const distinct = (slices: readonly Slice[]): Slice[] =>
+  [...new Map(slices.map((slice) => [textOf(slice), slice])).values()]
 
 /**
  * The levels that are inside of both lists. Other than elsewhere, an empty list includes no level. The duration grows
  * with the sum of the lengths, not with their product.
  */
 export function intersect (one: readonly Slice[], other: readonly Slice[]): Slice[] {
-  const both = [...partsInside(one, other), ...partsInside(other, one)]
-  return [...new Map(both.map((slice) => [textOf(slice), slice])).values()]
+  return distinct([...partsInside(one, other), ...partsInside(other, one)])
 }
 
 // The restrictions of `inner` whose level is equal to, or below, a level of `outer`.

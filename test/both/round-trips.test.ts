@@ -74,8 +74,8 @@ const STATEMENTS: Record<string, number> = {
   getVersion: 5,
   restoreVersion: 9,
   restoreProject: 3,
-  deleteVersion: 10,
-  purgeVersions: 12,
+  deleteVersion: 11,
+  purgeVersions: 13,
   deleteSecrets: 8,
   listTeams: 2,
   getTeam: 4,
@@ -90,7 +90,10 @@ const STATEMENTS: Record<string, number> = {
   deleteTeam: 10,
   listMembers: 2,
   getMember: 2,
-  listAuditEvents: 3,
+  getMemberAccess: 5,
+  listAuditEvents: 4,
+  countAuditEvents: 2,
+  exportAuditEvents: 3,
   inviteMember: 12,
   listInvitations: 2,
   getInvitation: 2,
@@ -117,8 +120,8 @@ const STATEMENTS: Record<string, number> = {
   putTarget: 11,
   updateEnvironment: 11,
   putEnvironment: 11,
-  deleteEnvironment: 16,
-  deleteTarget: 16,
+  deleteEnvironment: 17,
+  deleteTarget: 17,
   deleteProject: 13,
   createOrganization: 16,
   updateOrganization: 7,
@@ -167,7 +170,8 @@ const BACKGROUND = new RegExp([
 /** Lists that need more than three statements, and why. */
 const MORE: Record<string, string> = {
   listEncryptionKeys: 'the keys, and how far a re-encryption is, sent together; then the event of who saw them',
-  listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event'
+  listPendingVersions: 'sizes before contents, so that no more is read than is handed out; then the event',
+  listAuditEvents: 'the names of the actors, looked up together'
 }
 
 interface Sent { text: string, prepared: boolean }
@@ -280,7 +284,9 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
     retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
     store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 9, waits: 6 },
     versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
-    projects: { request: ['GET', `/${o}/projects`], statements: 2, waits: 2 }
+    // With the roles that decide whether the last changes are shown, or in two ways, as that of somebody whose projects
+    // are far behind.
+    projects: { request: ['GET', `/${o}/projects`], statements: 3, waits: 3 }
   } as const
   for (const [restriction, slices] of Object.entries(restrictions)) {
     const person = await makePerson(service, { [o]: 'billing_manager' })
@@ -290,10 +296,8 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
       const ask = () => owner.call(method, at, body, { authorization: `Bearer ${access}` })
       t.equal((await ask()).status, 200, name)
       const again = await costOf(ask)
-      // A list without projects is read in two ways, as that of somebody whose projects are far behind.
-      const more = name === 'projects' && slices !== null ? 1 : 0
       t.match(
-        { statements: again.sent.length, waits: again.waits }, { statements: statements + more, waits: waits + more },
+        { statements: again.sent.length, waits: again.waits }, { statements, waits },
         `${name} with ${restriction}: ${shown(again.sent)}`
       )
     }

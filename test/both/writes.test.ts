@@ -322,7 +322,8 @@ t.test('what one organization is refused keeps no other from being written', asy
       ), counter AS (
         UPDATE organization_counters SET stored_bytes = 0 WHERE organization_id = '${removed.organization}'
       )
-      UPDATE project_counts SET environment_count = environment_count - 1, secret_count = secret_count - 1
+      UPDATE project_counts SET environment_count = environment_count - 1, secret_count = secret_count - 1,
+        last_version = NULL
       WHERE project_id IN (SELECT project_id FROM gone)`),
     () => all([{ ...revoked, send: doomed }, removed, faulty, ...others])
   )

@@ -88,7 +88,7 @@ async function startFilled () {
   await service.sql(`INSERT INTO sign_in_devices (token_hash, user_id, expires_at) VALUES ('\\x01', ${person.id}, now())`)
   await service.sql("INSERT INTO sign_in_failures (key, failures) VALUES ('\\x00ff', 3)")
   await service.sql(`INSERT INTO credits (organization_id, currency, amount) VALUES ('${o}', 'EUR', 5)`)
-  await service.sql(`INSERT INTO api_usage (organization_id, month, calls) VALUES ('${o}', '2026-03-01', 7)`)
+  await service.sql(`INSERT INTO api_usage (organization_id, day, calls) VALUES ('${o}', '2026-03-01', 7)`)
   await service.sql(`INSERT INTO re_encryptions (organization_id, project_id, total, finished_at)
     SELECT organization_id, id, 1, now() FROM projects WHERE organization_id = '${o}' AND slug = 'canary'`)
   return { service, caller }

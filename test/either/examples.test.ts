@@ -45,7 +45,7 @@ const ORDER = [
   'createTarget', 'listTargets', 'getTarget', 'updateTarget', 'putTarget',
   'createEnvironment', 'listEnvironments', 'getEnvironment', 'updateEnvironment', 'putEnvironment',
   'storeSecrets', 'retrieveSecrets', 'readProjectSecrets', 'readTargetSecrets', 'readEnvironmentSecrets',
-  'listProjectsLongPath', 'getProjectLongPath', 'listTargetsLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
+  'listProjectsLongPath', 'getProjectLongPath', 'getTargetLongPath', 'listEnvironmentsLongPath',
   'getEnvironmentLongPath', 'readProjectSecretsLongPath', 'readTargetSecretsLongPath', 'readEnvironmentSecretsLongPath',
   'retrieveSecretsLongPath', 'readProjectValues', 'readTargetValues', 'readEnvironmentValues',
   'readProjectNames', 'readTargetNames', 'readEnvironmentNames', 'searchNames', 'readProjectMatrix',
@@ -57,7 +57,7 @@ const ORDER = [
   'createApiToken', 'listApiTokens', 'getApiToken', 'updateApiToken', 'patchApiToken', 'rotateApiToken', 'deleteApiToken',
   'inviteMember', 'listInvitations', 'getInvitation', 'sendInvitation', 'listOwnInvitations', 'acceptInvitation',
   'declineInvitation', 'withdrawInvitation', 'listMembers', 'getMember', 'updateMember', 'putMember',
-  'createTeam', 'listTeams', 'updateTeam', 'putTeam', 'addTeamMember', 'setTeamProject', 'patchTeamProject', 'getTeam', 'removeTeamMember',
+  'createTeam', 'listTeams', 'updateTeam', 'putTeam', 'addTeamMember', 'setTeamProject', 'patchTeamProject', 'getTeam', 'getMemberAccess', 'removeTeamMember',
   'removeTeamProject', 'deleteTeam', 'removeMember',
   'listPlans', 'getUsage', 'createPaymentMethod', 'createPaymentMethodShortPath', 'listPaymentMethods',
   'updateDefaultPaymentMethod', 'putDefaultPaymentMethod', 'createSubscription', 'getSubscription', 'updateSubscription', 'putSubscription', 'cancelSubscription',
@@ -65,10 +65,10 @@ const ORDER = [
   'putSubscriptionShortPath',
   'cancelSubscriptionShortPath', 'createCharge', 'refundCharge', 'redeemCoupon', 'removeCoupon', 'listInvoices',
   'listLatestInvoices', 'getInvoice', 'downloadInvoice', 'deletePaymentMethod',
-  ...Object.keys(OTHER_OPERATIONS), 'changeTargetSecrets', 'changeProjectSecrets',
+  ...Object.keys(OTHER_OPERATIONS), 'changeTargetSecrets', 'listTargetsLongPath', 'changeProjectSecrets',
   'deleteEnvironment', 'deleteTarget', 'deleteProject',
   'rotateClientKeys', 'listPendingVersions', 'reEncryptHistory',
-  'listAuditEvents', 'deleteOrganization'
+  'listAuditEvents', 'countAuditEvents', 'exportAuditEvents', 'deleteOrganization'
 ]
 
 const first = await firstStart()
@@ -81,6 +81,15 @@ const BEFORE: Record<string, () => Promise<unknown>> = {
   refundCharge: () =>
     service.sql(`UPDATE charges SET status = 'succeeded' WHERE organization_id = '${first.organization}'`),
   redeemCoupon: () => service.sql("INSERT INTO coupons (code, percent_off) VALUES ('WELCOME-10', 10)"),
+  getMemberAccess: async () => {
+    const o = `/api/v1/organizations/${first.organization}`
+    await ask(first.token, 'PATCH', `${o}/members/${answers.addTeamMember.data.attributes.members[0].id}`, {
+      role: 'billing_manager'
+    })
+    await ask(first.token, 'PATCH', `${o}/teams/platform/projects/orbit`, {
+      role: 'api_user', restrictions: [{ target: 'backend', environment: 'live' }]
+    })
+  },
   deletePaymentMethod: () => prepare(service, OPERATIONS.deletePaymentMethod!, world),
   rotateClientKeys: clientsProject,
   declineInvitation: async () => {
@@ -106,7 +115,7 @@ const MADE_UP: Record<string, (example: any) => Promise<object> | object> = {
   ...each(['getInvitation', 'sendInvitation', 'acceptInvitation'], () => ({ invitation: answers.inviteMember.data.id })),
   declineInvitation: () => ({ invitation: answers.declined.data.id }),
   withdrawInvitation: () => ({ invitation: answers.withdrawn.data.id }),
-  ...each(['getMember', 'updateMember', 'putMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
+  ...each(['getMember', 'getMemberAccess', 'updateMember', 'putMember', 'addTeamMember', 'removeTeamMember', 'removeMember'], () => ({
     member: answers.listMembers.data.find(({ attributes }: { attributes: { email: string } }) =>
       attributes.email === 'rosa@nimbus.example').id
   })),
@@ -203,6 +212,7 @@ const KINDS = {
   ulid: /^[0-7][0-9A-HJKMNP-TV-Z]{25}$/,
   moment: /^\d{4}-\d\d-\d\dT[\d:.]+Z$/,
   month: /^\d{4}-\d\d$/,
+  day: /^\d{4}-\d\d-\d\d$/,
   etag: /^"[\w-]{22}"$/,
   token: /^dotenv_\S+$/,
   bytes: /^(?:[0-9a-f]{64}|[A-Za-z0-9+/]{22,}={0,2})$/,
@@ -211,7 +221,7 @@ const KINDS = {
 const kindOf = (text: string) => Object.entries(KINDS).find(([, pattern]) => pattern.test(text))?.[0]
 // What goes on being counted, or hangs on how fast that was.
 const OWN_NUMBERS =
-  /\/(?:id|user_id|sequence|api_calls\/used|meta\/total|meta\/to|re_encryption\/\w+|key_check_iterations)$/
+  /\/(?:id|user_id|sequence|api_calls|api_calls\/used|attributes\/count|last_change\/version|meta\/total|meta\/to|re_encryption\/\w+|key_check_iterations)$/
 // Whoever signs in chose the scopes; who sells, and with which words, is the operator's to say; tokens end at random.
 const OF_OTHERS = /^\/scope$|\/seller\/|\/note$|\/token_suffix$/
 
@@ -275,7 +285,7 @@ async function clientsProject () {
   answers.clientsProject = stored.body.data
 }
 
-function ask (token: string, method: 'GET' | 'POST', url: string, payload?: object) {
+function ask (token: string, method: 'GET' | 'POST' | 'PATCH', url: string, payload?: object) {
   return service.inject({
     method, url, headers: { authorization: `Bearer ${token}` }, ...(payload !== undefined && { payload })
   })

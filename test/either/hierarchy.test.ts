@@ -50,6 +50,10 @@ const KINDS: Record<'project' | 'target' | 'environment', Kind> = {
 }
 const EVERY = Object.entries(KINDS)
 
+/** A resource as a list shows it: with its last change. */
+const inList = <T extends { attributes: object }>(item: T, last_change: object | null = null) =>
+  ({ ...item, attributes: { ...item.attributes, last_change } })
+
 /** An organization with a project `home` and a target `house` in it, where a list of every kind can be made. */
 async function settle (options: { plan?: string } = {}): Promise<{ caller: Caller, place: Place }> {
   const caller = await service.organization(options)
@@ -135,7 +139,7 @@ t.test('a project is created with its defaults, and answers the same shape where
   t.strictSame(created.body, { data })
   t.strictSame((await caller.call('GET', `/${organization}/orbit`)).body, { data })
   t.strictSame((await caller.call('GET', `/${organization}/projects`)).body, {
-    data: [data], meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 }
+    data: [inList(data)], meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 }
   })
 })
 
@@ -218,7 +222,7 @@ t.test('a target and an environment are created with their defaults, and answer 
   t.strictSame((await caller.call('GET', itemPath(list, 'live'))).body, { data })
   t.strictSame(
     (await caller.call('GET', list)).body,
-    { data: [data], meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 } }
+    { data: [inList(data)], meta: { current_page: 1, per_page: 1000, total: 1, last_page: 1, from: 1, to: 1 } }
   )
 })
 
@@ -264,7 +268,9 @@ t.test('a project, a target and an environment count what they hold', async (t) 
   t.strictSame(await counts(project), { has_secrets: true, secret_count: 3, environment_count: 2, target_count: 1 })
   for (const [list, item] of [['projects', project], [`${project}/targets`, `${project}/backend`]]) {
     const listed = (await caller.call('GET', `/${organization}/${list}`)).body.data
-    t.strictSame(listed, [(await caller.call('GET', `/${organization}/${item}`)).body.data], 'a list counts as well')
+    t.strictSame(listed, [
+      inList((await caller.call('GET', `/${organization}/${item}`)).body.data, listed[0].attributes.last_change)
+    ], 'a list counts as well')
   }
   t.strictSame(
     await counts(`${project}/backend`),

@@ -392,6 +392,9 @@ const ROWS: Record<string, Row> = {
   },
   listMembers: { at: `GET ${MEMBERS}`, access: 'member:read', ...WHOLE },
   getMember: { at: `GET ${MEMBERS}/{member}`, access: 'member:read', ...WHOLE },
+  getMemberAccess: {
+    at: `GET ${MEMBERS}/{member}/access`, access: 'organization:read', also: ['member:read', 'team:read'], ...WHOLE
+  },
   inviteMember: {
     at: `POST ${MEMBERS}`,
     access: 'member:create',
@@ -497,6 +500,12 @@ const ROWS: Record<string, Row> = {
   },
   listAuditEvents: {
     at: 'GET /api/v1/{organization}/audit-events', access: 'organization:read', depth: 'organization'
+  },
+  countAuditEvents: {
+    at: 'GET /api/v1/{organization}/audit-events/counts', access: 'organization:read', depth: 'organization'
+  },
+  exportAuditEvents: {
+    at: 'GET /api/v1/{organization}/audit-events/export', access: 'organization:read', depth: 'organization'
   },
   listApiTokens: {
     at: 'GET /api/v1/organizations/{organization}/api-keys', access: 'api-token:read', depth: 'organization'

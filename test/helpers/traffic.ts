@@ -492,6 +492,8 @@ export async function miscounted (sql: Sql): Promise<string[]> {
     UNION ALL
     SELECT 'documents of ' || c.project_id, c.secret_count, (SELECT count(*)::int FROM secrets s WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id AND s.sealed IS NOT NULL) FROM project_counts c
     UNION ALL
+    SELECT 'the newest version of ' || c.project_id, coalesce(c.last_version, 0), (SELECT coalesce(max(v.id), 0) FROM secrets s JOIN secret_versions v ON v.organization_id = s.organization_id AND v.history_id = s.history_id WHERE s.organization_id = c.organization_id AND s.project_id = c.project_id) FROM project_counts c
+    UNION ALL
     SELECT 'targets of ' || c.project_id, c.target_count, (SELECT count(*)::int FROM targets t WHERE t.organization_id = c.organization_id AND t.project_id = c.project_id) FROM project_counts c
     UNION ALL
     SELECT 'environments of ' || c.project_id, c.environment_count, (SELECT count(*)::int FROM environments e WHERE e.organization_id = c.organization_id AND e.project_id = c.project_id) FROM project_counts c

@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs'
 import { promisify } from 'node:util'
 import t from 'tap'
 import { parse, parseDocument, visit } from 'yaml'
+import { EXPORT_TYPES } from '../../schemas/audit.ts'
 import { EVENTS } from '../../schemas/events.ts'
 import { codeOf, COMMON_STATUSES, ERRORS, type ErrorCode } from '../../schemas/errors.ts'
 import { SCOPE_NAMES, SCOPES, type Scope } from '../../schemas/scopes.ts'
@@ -128,9 +129,9 @@ t.test('parameters and answers are components, choices have names, and what has 
     .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
   const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>
     Object.entries(content).map(([type, { schema }]) => ({ name, type, schema })))
-  // An invoice is a page, and values for a shell are a text, which a client saves as they are.
+  // An invoice is a page, values for a shell and exported events are a text, which a client saves as they are.
   const isFile = ({ type, schema }: { type: string, schema: Schema }) =>
-    schema.format === 'binary' || ['text/html', 'text/plain'].includes(type)
+    schema.format === 'binary' || ['text/html', 'text/plain', ...EXPORT_TYPES as readonly string[]].includes(type)
   t.strictSame(answers.filter((one) => !isFile(one) && one.schema.$ref === undefined), [])
   const isMap = ({ schema }: { schema: Schema }) => follow(schema).properties === undefined &&
     follow(schema).oneOf === undefined && follow(schema).anyOf === undefined

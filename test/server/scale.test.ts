@@ -550,7 +550,7 @@ t.test('what takes or changes very many rows of a tenant reads each a few times,
       findDocuments(db, organization, versions.map((_, n) => `${n + 1}`.padStart(26, '0'))),
     'growth of histories': async (db) => growHistories(db, project, versions.map((_, n) =>
       ({ secret_id: `G${n + 1}`.padStart(26, '0'), growth: 1 }))),
-    'a purge': async (db) => purgeHistories(db, organization, { project_id: project.id }),
+    'a purge': async (db) => purgeHistories(db, organization, project.id, { project_id: project.id }),
     'purged versions': async (db) => deleteRemovedVersions(db, organization, { history_id: '', id: 0 }, MANY),
     'purged histories': async (db) => deleteEmptyHistories(db, organization, MANY),
     'tokens that are narrowed to nothing': async (db) => deleteTokens(db, organization, ids.slice(0, MANY / 3)),

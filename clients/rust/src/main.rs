@@ -1,7 +1,8 @@
 //! The scenario of clients/README.md.
 
+use futures_core::Stream;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
-use std::{collections::HashMap, env, error, fmt::Debug};
+use std::{collections::HashMap, env, error, fmt::Debug, future::poll_fn};
 use strongroom::{Client, Error, ResponseValue, types};
 use types::{Slug, StoreBodyPlaintext};
 
@@ -306,6 +307,10 @@ impl Scenario {
         self.expect(planned.data.version.is_none() && !planned.data.unchanged, &planned);
         let dry_run = planned.dry_run.as_ref().expect("a dry run");
         self.expect(dry_run.levels[0].names.as_ref().expect("names").changed == ["A"], &planned);
+        self.step("list the projects: the last change");
+        let listed = client.list_projects().organization(organization).send().await?;
+        let last = listed.data[0].attributes.last_change.as_ref();
+        self.expect(last.is_some_and(|one| Some(&one.version) == removed.version.as_ref()), &listed);
 
         self.step("create a token that reads");
         let reads = types::CreateTokenBody::builder().name("Reader").abilities(vec![types::Ability::SecretRead]);
@@ -353,6 +358,14 @@ impl Scenario {
         self.step("read what is used");
         let usage = client.get_usage().organization(organization).send().await?;
         self.expect(usage.data.attributes.bytes.used > 0, &usage);
+        self.expect(usage.data.attributes.days.len() == 31, &usage);
+
+        self.step("read what the owner may do");
+        let members = client.list_members().organization(organization).send().await?;
+        let call = client.get_member_access().organization(organization).member(&*members.data[0].id);
+        let access = call.send().await?.into_inner().data.attributes;
+        self.expect(access.role == types::Role::Owner && access.projects.is_empty(), &access);
+        self.expect(access.scopes.contains(&types::Ability::SecretDecrypt), &access);
 
         self.step("read a target that is not there: 404");
         let call = client.get_target().organization(organization).project(PROJECT).target("nowhere");
@@ -383,6 +396,19 @@ impl Scenario {
         let call = client.list_audit_events().organization(organization).action(types::EventName::SecretStore);
         let events = call.send().await?;
         self.expect(events.data.len() == 5, &events);
+
+        self.step("count the audit events of each day");
+        let counts = client.count_audit_events().organization(organization).send().await?;
+        self.expect(counts.data.len() == 31 && counts.data.iter().any(|one| one.attributes.count > 5), &counts);
+
+        self.step("export the audit events of what was stored");
+        let call = client.export_audit_events().organization(organization).action(types::EventName::SecretStore);
+        let mut stream = call.send().await?.into_inner().into_inner();
+        let mut lines = Vec::new();
+        while let Some(part) = poll_fn(|context| stream.as_mut().poll_next(context)).await {
+            lines.extend_from_slice(&part?);
+        }
+        self.expect(lines.iter().filter(|byte| **byte == b'\n').count() == 5, &lines);
 
         self.step("delete the project");
         client.delete_project().organization(organization).project(PROJECT).send().await?;

@@ -180,7 +180,8 @@ const HEADERS = {
     description: 'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the ' +
       '`etag` of its level or the ETag of the store response',
     schema: TEXT
-  }
+  },
+  Link: { description: 'The address of the next part, with `rel="next"` (RFC 8288); missing with the last part', schema: TEXT }
 }
 // The component name of a header: `Remaining`, `Request-Id`.
 const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
@@ -194,7 +195,9 @@ const isGood = (status: string) => Number(status) < 400
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
+    const isInParts = operation['x-next-page'] === true
     delete operation['x-etag']
+    delete operation['x-next-page']
     if (operation.deprecated) operation.tags = [DEPRECATED]
     const limits = '429' in operation.responses ? LIMITS : []
     operation.responses = withCommon(operation.responses, operation['x-own-statuses'] as number[] | undefined ?? [])
@@ -204,6 +207,7 @@ function describe (paths: Paths): Paths {
       if (status === '429') names.push('Retry-After')
       if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
+      if (status === '200' && isInParts) names.push('Link')
       if (names.length > 0) {
         response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
       }

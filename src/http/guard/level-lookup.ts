@@ -2,6 +2,7 @@ import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fast
 import { LRUCache } from 'lru-cache'
 import { actorOf, principalOf } from '../routes/actor.ts'
 import { requireCurrent } from '../repeats/etags.ts'
+import type { Scope } from '../../../schemas/scopes.ts'
 import { LEVELS, type Level, type LevelNames } from '../../../schemas/secrets.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
@@ -10,8 +11,8 @@ import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
-import { holdsBy, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
 import { intersect, isInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
+import { holds, holdsBy, partsWith, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
 declare module 'fastify' {
@@ -229,6 +230,35 @@ export function slicesOf (request: FastifyRequest): readonly Slice[] {
 /** The parts of `slices` that the restrictions of the caller's token include. An empty list includes nothing here. */
 export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readonly Slice[]): readonly Slice[] =>
   principal.slices.length === 0 ? slices : intersect(principal.slices, slices)
+
+/** Whether the caller has a scope at a place. */
+export type Reach = (place: Place) => boolean
+
+/** Where the caller has a scope below the level of the path, whatever scopes the request itself needs. */
+export function reachBelow (request: FastifyRequest, scope: Scope): Reach {
+  const principal = principalOf(request)
+  return reachOf(principal, rolesIn(principal.teams.inProject, levelOf(request)), scope)
+}
+
+/** Where the caller has a scope in these projects, for a list of projects. */
+export async function reachIn (
+  app: FastifyInstance, request: FastifyRequest, projectIds: readonly string[], scope: Scope
+): Promise<Reach> {
+  const principal = principalOf(request)
+  const { person, teams: { anywhere }, organization } = principal
+  const isByTeams = !holds(principal, scope) && holdsBy(principal, anywhere.map((role) => ({ role })), scope)
+  if (person === null || !isByTeams) return reachOf(principal, [], scope)
+  const member = { organization_id: organization.id, user_id: person.user_id }
+  const roles = projectIds.map((id) => findTeamRoles(app.reads, { ...member, id }))
+  return reachOf(principal, (await waitFor(request, Promise.all(roles))).flat(), scope)
+}
+
+function reachOf (principal: Principal, teams: readonly TeamRole[], scope: Scope): Reach {
+  const parts = partsWith(principal, teams, scope)
+  if (parts === null) return (place) => isInside(principal.slices, place)
+  const slices = withinToken(principal, parts)
+  return (place) => slices.length > 0 && isInside(slices, place)
+}
 
 /** Ends the request with 404 if the restrictions of the request exclude the place. */
 export function requireInside (request: FastifyRequest, place: Place) {

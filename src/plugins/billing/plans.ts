@@ -22,12 +22,12 @@ export const plans: Domain = async (app) => {
     config: { access: 'billing:read', at: 'organization', whenInactive: true },
     schema: {
       operationId: 'getUsage',
-      summary: "Get the organization's usage in this month and the limits of its plan",
+      summary: "Get the organization's usage in this month and on each of the last 31 days, and the limits of its plan",
       response: { 200: Usage.one }
     },
     handler: async (request) => {
       const { id, plan } = principalOf(request).organization
-      const { period_start, period_end, calls, projects, members, bytes } = await findUsage(app.lists, id)
+      const { period_start, period_end, calls, projects, members, bytes, days } = await findUsage(app.lists, id)
       return {
         data: {
           type: 'usage' as const,
@@ -39,7 +39,8 @@ export const plans: Domain = async (app) => {
             api_calls: { used: calls, limit_per_minute: requestsOf(app.config, plan.api_per_minute) },
             projects: { used: projects, limit: plan.max_projects },
             members: { used: members, limit: plan.max_members },
-            bytes: { used: bytes, limit: plan.max_bytes }
+            bytes: { used: bytes, limit: plan.max_bytes },
+            days
           }
         }
       }

@@ -1,17 +1,31 @@
 import { sql } from 'drizzle-orm'
+import { DAYS_OF_USAGE } from '../../../schemas/billing.ts'
 import { preparedSql, type Db } from '../../db/database.ts'
-import { byOrganization, rowsIn, type OfOrganization } from '../../db/postgres/engine.ts'
+import { preparedChanges } from '../../db/postgres/changes-together.ts'
+import { andOwn, byOrganization, rowsIn } from '../../db/postgres/engine.ts'
+import { daysUntil } from '../../rules/formats/timestamps.ts'
 
-const addCalls = preparedSql<object, OfOrganization & { calls: string }>('add_calls', ($) => sql`
-  INSERT INTO api_usage (organization_id, month, calls)
-  SELECT counted.organization_id, date_trunc('month', now() AT TIME ZONE 'UTC')::date, counted.calls
-  FROM (${rowsIn($('calls'), sql`calls bigint`)}) AS counted
-  JOIN organizations o ON o.id = counted.organization_id ORDER BY counted.organization_id
-  ON CONFLICT (organization_id, month) DO UPDATE SET calls = api_usage.calls + excluded.calls`)
+const TODAY = sql`(now() AT TIME ZONE 'UTC')::date`
+const isOld = sql`day <= ${TODAY} - ${sql.raw(String(DAYS_OF_USAGE))}`
+
+const addCalls = preparedChanges<{ calls: string }>('add_calls', ($) => ({
+  lists: { counted: rowsIn($('calls'), sql`calls bigint`) },
+  changes: (from) => [
+    ['old', sql`
+      DELETE FROM api_usage u USING ${from.counted}
+      WHERE u.organization_id = counted.organization_id AND u.${isOld}${andOwn(sql`u.organization_id`)}`],
+    ['added', sql`
+      INSERT INTO api_usage (organization_id, day, calls)
+      SELECT counted.organization_id, ${TODAY}, counted.calls FROM ${from.counted}
+      JOIN organizations o ON o.id = counted.organization_id ORDER BY counted.organization_id
+      ON CONFLICT (organization_id, day) DO UPDATE SET calls = api_usage.calls + excluded.calls`]
+  ]
+}))
 
 /**
- * Adds API calls to the current month, by the database's clock. Calls of deleted organizations are dropped. Removes the
- * recorded organizations from `calls`; on Citus, an error can leave those of a node that does not respond.
+ * Adds API calls to the current day, by the database's clock, and deletes days that are no longer shown. Calls of
+ * deleted organizations are dropped. Removes the recorded organizations from `calls`; on Citus, an error can leave
+ * those of a node that does not respond.
  */
 export async function recordCalls (db: Db, calls: Map<string, number>): Promise<void> {
   const rows = [...calls].map(([organization_id, calls]) => ({ organization_id, calls }))
@@ -23,30 +37,39 @@ export async function recordCalls (db: Db, calls: Map<string, number>): Promise<
   if (failed !== undefined) throw failed.reason
 }
 
-/** The recorded calls of an organization in the current month, and its current projects, members and bytes. */
-export type Usage = Record<'period_start' | 'period_end', Date> & Record<'calls' | 'projects' | 'members' | 'bytes', number>
+/** The recorded calls of an organization in the current month and per day; its current projects, members and bytes. */
+export interface Usage extends Record<'period_start' | 'period_end', Date>,
+  Record<'calls' | 'projects' | 'members' | 'bytes', number> {
+  /** The last 31 days, oldest first. */
+  days: { date: string, api_calls: number }[]
+}
 
-const usage = preparedSql<Record<keyof Usage, string>, { organization_id: string }>('usage', ($) => sql`
-  SELECT month AT TIME ZONE 'UTC' AS period_start, (month + interval '1 month') AT TIME ZONE 'UTC' AS period_end,
-    coalesce((
-      SELECT calls FROM api_usage
-      WHERE organization_id = ${$('organization_id')}::char(26) AND api_usage.month = its.month::date
-    ), 0) AS calls,
+type Found = Record<'today' | 'period_start' | 'period_end' | 'projects' | 'members' | 'bytes', string> &
+  { calls_by_day: Record<string, number> | null }
+
+const usage = preparedSql<Found, { organization_id: string }>('usage', ($) => sql`
+  SELECT its.today::text AS today, month AT TIME ZONE 'UTC' AS period_start,
+    (month + interval '1 month') AT TIME ZONE 'UTC' AS period_end,
+    (SELECT jsonb_object_agg(day, calls) FROM api_usage
+      WHERE organization_id = ${$('organization_id')}::char(26) AND NOT ${isOld}) AS calls_by_day,
     (SELECT count(*) FROM projects WHERE organization_id = ${$('organization_id')}::char(26)) AS projects,
     (SELECT count(*) FROM members WHERE organization_id = ${$('organization_id')}::char(26)) AS members,
     (SELECT stored_bytes FROM organization_counters
       WHERE organization_id = ${$('organization_id')}::char(26)) AS bytes
-  FROM (SELECT date_trunc('month', now() AT TIME ZONE 'UTC') AS month) AS its`)
+  FROM (SELECT ${TODAY} AS today, date_trunc('month', now() AT TIME ZONE 'UTC') AS month) AS its`)
 
 export async function findUsage (db: Db, organization_id: string): Promise<Usage> {
   const [row] = await usage(db, { organization_id })
-  const { period_start, period_end, calls, projects, members, bytes } = row!
+  const { today, period_start, period_end, calls_by_day, projects, members, bytes } = row!
+  const days = daysUntil(today, DAYS_OF_USAGE).map((date) => ({ date, api_calls: calls_by_day?.[date] ?? 0 }))
+  const month = today.slice(0, 'YYYY-MM'.length)
   return {
     period_start: new Date(period_start),
     period_end: new Date(period_end),
-    calls: Number(calls),
+    calls: days.reduce((sum, { date, api_calls }) => sum + (date.startsWith(month) ? api_calls : 0), 0),
     projects: Number(projects),
     members: Number(members),
-    bytes: Number(bytes)
+    bytes: Number(bytes),
+    days
   }
 }

@@ -1,10 +1,13 @@
 import { sql, type SQL } from 'drizzle-orm'
-import type { EnvironmentAttributes } from '../../../schemas/environments.ts'
-import type { TargetAttributes } from '../../../schemas/targets.ts'
+import type { EnvironmentAttributes, ListedEnvironment } from '../../../schemas/environments.ts'
+import type { ListedTarget, TargetAttributes } from '../../../schemas/targets.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
   macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments, type Authenticated, type Db, type Raw
 } from '../../db/database.ts'
+import {
+  LAST_CHANGE, lastChangeOf, lastVersionOfLevel, renewLastVersion, type LastChangeFound
+} from '../../db/rows/last-version.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { environments, project_counts, targets } from '../../db/tables.ts'
 import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
@@ -13,6 +16,7 @@ import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
 /** Targets and environments are the places below a project. */
 export type PlaceKind = 'target' | 'environment'
 export type Place = (TargetAttributes | EnvironmentAttributes) & { id: string }
+export type ListedPlace = (ListedTarget | ListedEnvironment) & { id: string }
 
 type Columns = typeof environments.$inferSelect
 
@@ -22,6 +26,8 @@ export type NewPlace = Pick<Columns, 'id' | 'organization_id' | 'project_id' | '
 type Changes = { [C in 'name' | 'slug' | 'description' | 'status' | 'is_production']?: NewPlace[C] | undefined }
 
 type Row = Raw<Place> & Pick<Authenticated<'targets'>, 'organization_id' | 'mac'>
+
+type ListedRow = Row & LastChangeFound & { total: number }
 
 const TABLES = { target: targets, environment: environments }
 const NAMES = { target: 'targets', environment: 'environments' } as const
@@ -37,14 +43,17 @@ function statements (
     WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
   const P = named(sql`p`)
   const list = perSelection((selection) =>
-    preparedSql<Row & { total: number }, Record<string, unknown>>(NAMES[kind], ($) => {
+    preparedSql<ListedRow, Record<string, unknown>>(NAMES[kind], ($) => {
       const which = sql`p.organization_id = ${$('organization_id')}::char(26) AND ${key} = ${$('parent')}::char(26)${
         andSelected(selection, P, $)}`
       const count = sql`(SELECT count(*)::int FROM ${TABLES[kind]} p WHERE ${which})`
+      const order = sql`ORDER BY ${orderOf(selection, P, sql`p.slug`)}`
+      // Selects the page in a subquery, so that skipped rows look up no version.
       return sql`
-        SELECT ${isFiltered(selection) ? count : total} AS total, ${columns} FROM ${TABLES[kind]} p JOIN ${parent}
-        WHERE ${which} ORDER BY ${orderOf(selection, P, sql`p.slug`)}
-        LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
+        SELECT p.total, ${columns}, ${LAST_CHANGE} FROM (
+          SELECT ${isFiltered(selection) ? count : total} AS total, p.* FROM ${TABLES[kind]} p JOIN ${parent}
+          WHERE ${which} ${order} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
+        ) p ${lastVersionOfLevel} ${order}`
     }))
   return { one, list }
 }
@@ -68,6 +77,12 @@ function toPlace (db: Db, kind: PlaceKind, row: Row): Place {
   return place as Place
 }
 
+function toListed (db: Db, kind: PlaceKind, listed: ListedRow): ListedPlace {
+  const { total: _, last_id, last_at, last_by_id, last_by_name, ...row } = listed
+  const last_change = lastChangeOf({ last_id, last_at, last_by_id, last_by_name })
+  return Object.assign(toPlace(db, kind, row as Row), { last_change })
+}
+
 /** Throws TamperedRow. */
 export async function findPlace (
   db: Db, kind: PlaceKind, organization_id: string, id: string
@@ -79,11 +94,11 @@ export async function findPlace (
 /** A page of the targets of a project or environments of a target, by default sorted by slug. Throws TamperedRow. */
 export async function listPlaces (
   db: Db, kind: PlaceKind, organization_id: string, parent: string, page: NamedPageRequest
-): Promise<{ rows: Place[], total: number }> {
+): Promise<{ rows: ListedPlace[], total: number }> {
   const list = STATEMENTS[kind].list(page)
   const values = { organization_id, parent, ...patternsOf(page) }
   const { rows, total } = await readPage(page, (part) => list(db, { ...values, ...part }))
-  return { rows: rows.map(({ total: _, ...row }) => toPlace(db, kind, row as Row)), total }
+  return { rows: rows.map((row) => toListed(db, kind, row)), total }
 }
 
 /** Throws a unique violation if the slug is taken. */
@@ -112,6 +127,7 @@ export async function deletePlace (
   const table = TABLES[kind]
   const [gone] = await db.delete(table).where(matching(table, { organization_id, id })).returning({ below })
   await countBelow(db, kind, place, { places: -1, environments: -gone!.below, documents: -documents })
+  await renewLastVersion(db, organization_id, place.project_id)
 }
 
 // Changes the counts of the project and, for an environment, of the target.

@@ -1,5 +1,5 @@
 import { and, eq, sql, type SQL } from 'drizzle-orm'
-import type { ProjectAttributes } from '../../../schemas/projects.ts'
+import type { ListedProject, ProjectAttributes } from '../../../schemas/projects.ts'
 import type { Selection } from '../../../schemas/shapes.ts'
 import { TEAM_LIMITS } from '../../../schemas/teams.ts'
 import type { Role } from '../../../schemas/users.ts'
@@ -12,13 +12,14 @@ import {
 } from '../../db/database.ts'
 import { andOwn } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
+import { LAST_CHANGE, lastChangeOf, lastVersionOfProject, type LastChangeFound } from '../../db/rows/last-version.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import {
   encryption_keys, environments, project_counts, projects, targets, team_members, teams
 } from '../../db/tables.ts'
 import { andSelected, isFiltered, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
-import { isDefault, readPage, type NamedPageRequest } from '../../rules/pagination.ts'
+import { isDefault, readPage, type NamedPageRequest, type PageRequest } from '../../rules/pagination.ts'
 import type { KeyState, NewKey } from '../keys/encryption-keys.ts'
 
 const oneOf = (organizationId: string, id: string) => matching(projects, { organization_id: organizationId, id })
@@ -27,6 +28,8 @@ const columns = sql`p.id AS ulid, p.organization_id, p.name, p.slug, p.descripti
   p.history_policy, p.key_version, p.mac, c.secret_count, c.environment_count, c.target_count, p.created_at, p.updated_at`
 const itsCounts =
   sql`CROSS JOIN ${lookUp('c', project_counts, sql`organization_id = p.organization_id AND project_id = p.id`)}`
+const listedColumns = sql`${columns}, ${LAST_CHANGE}`
+const itsLast = sql`${itsCounts} ${lastVersionOfProject}`
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
 
@@ -57,6 +60,11 @@ function toAttributes (db: Db, row: Row): ProjectAttributes {
   }
 }
 
+type ListedRow = Row & LastChangeFound
+
+const toListed = (db: Db, row: ListedRow): ListedProject =>
+  Object.assign(toAttributes(db, row), { last_change: lastChangeOf(row) })
+
 const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
   SELECT ${columns} FROM projects p ${itsCounts}
   WHERE p.organization_id = ${$('organization_id')}::char(26) AND p.id = ${$('id')}::char(26)`)
@@ -70,18 +78,18 @@ export async function findProject (db: Db, organizationId: string, id: string): 
 const P = named(sql`p`)
 const orderBy = (selection: Selection) => sql`ORDER BY ${orderOf(selection, P, sql`p.slug`)}`
 
-// Selects the page in a subquery, and then looks up the `project_counts` of its rows. For a plain join, the planner
-// would assume an organization of average size, and read the counts of all projects instead of those on the page.
+// Selects the page in a subquery, and then looks up the counts and newest versions of its rows. For a plain join, the
+// planner would assume an organization of average size, and read the counts of all projects, not of those on the page.
 const listed = (name: string, which: (value: Value) => SQL) => perSelection((selection) => {
   const order = orderBy(selection)
-  return preparedSql<Row & { total: number }, Record<string, unknown>>(name, ($) => {
+  return preparedSql<ListedRow & { total: number }, Record<string, unknown>>(name, ($) => {
     const rows = sql`FROM projects p
       WHERE p.organization_id = ${$('organization_id')}::char(26)${which($)}${andSelected(selection, P, $)}`
     return sql`
-      SELECT (SELECT count(*)::int ${rows}) AS total, ${columns}
+      SELECT (SELECT count(*)::int ${rows}) AS total, ${listedColumns}
       FROM (
         SELECT * ${rows} ${order} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint
-      ) p ${itsCounts} ${order}`
+      ) p ${itsLast} ${order}`
   })
 })
 const isListed = ($: Value) =>
@@ -89,7 +97,7 @@ const isListed = ($: Value) =>
 const all = listed('projects', () => sql``)
 const some = listed('some_projects', isListed)
 
-type RowOfTeams = Row & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
+type RowOfTeams = ListedRow & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
 // Ids of the projects in which teams of a member have a role, once for each such team. `isWhole`: only roles without
 // restrictions.
@@ -120,8 +128,8 @@ const countHeld = (ids: SQL) => sql`SELECT count(DISTINCT held.project_id COLLAT
 const listedByTeams = (
   name: string, page: (value: Value) => SQL, count: (value: Value) => SQL, selection: Selection = {}
 ) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
-  SELECT (${count($)}) AS total, ${columns}, p.team_id, p.role, p.role_mac, p.member_mac
-  FROM (${page($)}) p ${itsCounts} ${orderBy(selection)}`)
+  SELECT (${count($)}) AS total, ${listedColumns}, p.team_id, p.role, p.role_mac, p.member_mac
+  FROM (${page($)}) p ${itsLast} ${orderBy(selection)}`)
 
 // Scans the organization's projects in slug order, which is fast for a page near the beginning. The scan is bounded,
 // because the teams may have roles in only a few of many projects.
@@ -163,11 +171,11 @@ export interface ProjectQuery {
  */
 export async function listProjects (
   db: Db, { organization_id, ids, user_id }: ProjectQuery, page: NamedPageRequest
-): Promise<{ rows: ProjectAttributes[], total: number }> {
+): Promise<{ rows: ListedProject[], total: number }> {
   const values = { organization_id, ids: ids && JSON.stringify(ids), ...patternsOf(page) }
   if (user_id !== null) return listByTeams(db, { ...values, user_id }, page)
   const { rows, total } = await readPage(page, (part) => (ids === null ? all : some)(page)(db, { ...values, ...part }))
-  return { rows: rows.map((row) => toAttributes(db, row)), total }
+  return { rows: rows.map((row) => toListed(db, row)), total }
 }
 
 async function listByTeams (
@@ -195,7 +203,7 @@ async function listByTeams (
   const doubtful = rows.filter((row) => !hasRole(row))
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.every(({ slices }) => slices !== null)))
-  return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toAttributes(db, row)), total }
+  return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toListed(db, row)), total }
 }
 
 /** A range of projects in the order of their ids: from this id on, with or without the project itself. */
@@ -220,6 +228,27 @@ export async function listProjectsFrom (
   const rows = await (ids === null ? allFromId(db, values) : someFromId(db, { ...values, ids: JSON.stringify(ids) }))
   for (const row of rows) requireAuthentic(db, 'projects', row)
   return rows
+}
+
+type HeldRow = Authenticated<'projects'> & { name: string, total: number }
+
+const heldBySlug = preparedSql<HeldRow, Record<string, unknown>>('projects_held', ($) => sql`
+  SELECT (${countHeld(held($))}) AS total, p.id, p.organization_id, p.slug, p.secret_format, p.encryption_type,
+    p.history_policy, p.key_version, p.mac, p.name
+  FROM (SELECT DISTINCT held.project_id FROM (${held($)}) held) held
+  CROSS JOIN ${lookUp('p', projects, sql`organization_id = ${$('organization_id')}::char(26) AND id = held.project_id`)}
+  ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
+
+/**
+ * A page of the projects in which teams of a member have a role, sorted by slug. Verifies no MAC of the teams: use
+ * `findTeamRoles` for the roles. Throws TamperedRow if a project does not verify.
+ */
+export async function listProjectsOfTeams (
+  db: Db, member: { organization_id: string, user_id: number }, page: PageRequest
+): Promise<{ rows: { id: string, slug: string, name: string }[], total: number }> {
+  const { rows, total } = await readPage(page, (part) => heldBySlug(db, { ...member, ...part }))
+  for (const row of rows) requireAuthentic(db, 'projects', row)
+  return { rows: rows.map(({ id, slug, name }) => ({ id, slug, name })), total }
 }
 
 const idsOfTeams = preparedSql<{ project_id: string }, Record<string, unknown>>('project_ids_of_teams', ($) => sql`

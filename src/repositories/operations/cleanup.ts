@@ -3,6 +3,7 @@ import type { PgTable } from 'drizzle-orm/pg-core'
 import type { Db } from '../../db/database.ts'
 import { ownOf, perEngine } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
+import { renewLastVersion } from '../../db/rows/last-version.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRow, queryRows } from '../../db/rows/query.ts'
 import {
@@ -28,11 +29,11 @@ const versionsOf = (organizationId: string, its: SQL, historyId: SQL): SQL => sq
   WHERE v.organization_id = ${its} AND v.history_id = ${historyId}${ownOf(organizationId)(sql`v`)} OFFSET 0`
 
 /**
- * Purges the histories below a place: each secret gets a new, empty history and has no current version. Returns the
- * number of purged versions and their bytes. The caller has locked the project's row.
+ * Purges the histories below a place of the project: each secret gets a new, empty history and has no current version.
+ * Returns the number of purged versions and their bytes. The caller has locked the project's row.
  */
 export async function purgeHistories (
-  db: Db, organizationId: string, below: Below
+  db: Db, organizationId: string, projectId: string, below: Below
 ): Promise<{ versions: number, bytes: number }> {
   // Citus evaluates no volatile function on workers, so the new ids are hashes of one unique value. Both statements
   // select the same rows, because the project is locked.
@@ -44,7 +45,7 @@ export async function purgeHistories (
       AND EXISTS (${versionsOf(organizationId, sql`s.organization_id`, sql`s.history_id`)})`
   await db.execute(sql`
     INSERT INTO histories (organization_id, id) SELECT organization_id, next_history FROM (${purged}) AS purged`)
-  return queryRow(db, sql`
+  const counted = await queryRow<{ versions: number, bytes: number }>(db, sql`
     WITH purged AS (${purged}), removed AS (
       UPDATE histories h SET removed_at = now() FROM purged p WHERE h.organization_id = p.organization_id
         AND h.id = p.history_id${ownOf(organizationId)(sql`h`)}
@@ -54,6 +55,8 @@ export async function purgeHistories (
     )
     SELECT coalesce(sum(version_count), 0)::int AS versions, coalesce(sum(version_bytes), 0)::float8 AS bytes FROM purged
   `)
+  await renewLastVersion(db, organizationId, projectId)
+  return counted
 }
 
 /** The number of levels that a deletion removes, including the level itself, from stored counts. */

@@ -3,7 +3,9 @@ import type { MemberAttributes } from '../../../schemas/members.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
-import { isAuthentic, tampered, updateAuthentic, type Authenticated, type Db } from '../../db/database.ts'
+import {
+  isAuthentic, isOneOfOrganization, tampered, updateAuthentic, type Authenticated, type Db
+} from '../../db/database.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
@@ -60,6 +62,16 @@ export async function findMember (
 ): Promise<MemberAttributes | undefined> {
   const [found] = await selectMembers(db, oneOf(organizationId, userId))
   return found && isVerified(db, found) ? toMember(found) : undefined
+}
+
+/** The names of those of these people who are members, by user id. Omits rows that do not verify. */
+export async function findMemberNames (
+  db: Db, organizationId: string, userIds: readonly number[]
+): Promise<Map<number, string>> {
+  if (userIds.length === 0) return new Map()
+  const { organization_id, user_id: id } = members
+  const found = await selectMembers(db, isOneOfOrganization({ organization_id, id }, organizationId, userIds))
+  return new Map(found.filter((one) => isVerified(db, one)).map(({ user }) => [user.id, user.name || user.email]))
 }
 
 /** Whether a member has this address. Runs the same statement whether or not the address has an account. */

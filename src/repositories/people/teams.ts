@@ -6,8 +6,8 @@ import { ROLES, type Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
 import { changedAt } from '../../db/columns.ts'
 import {
-  isAuthentic, isOneOf, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic, withMoments,
-  type Authenticated, type Db, type Raw, type Value
+  isAuthentic, isOneOf, isOneOfOrganization, macOf, preparedSql, requireAuthentic, tampered, updateAuthentic,
+  withMoments, type Authenticated, type Db, type Raw, type Value
 } from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -62,6 +62,17 @@ export async function listTeams (
   const { rows, total } = await readPage(page, (part) => listed(page)(db, { ...values, ...part }))
   const genuine = rows.filter((row) => isAuthentic(db, 'teams', row))
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
+}
+
+/** The names of these teams by id, without teams that do not verify. */
+export async function findTeamNames (
+  db: Db, organizationId: string, ids: readonly string[]
+): Promise<Map<string, { id: string, slug: string, name: string }>> {
+  if (ids.length === 0) return new Map()
+  const rows = await db.select({ row: authenticatedColumns('teams'), name: teams.name }).from(teams)
+    .where(isOneOfOrganization(teams, organizationId, ids))
+  return new Map(rows.filter(({ row }) => isAuthentic(db, 'teams', row))
+    .map(({ row: { id, slug }, name }) => [id, { id, slug, name }]))
 }
 
 /** Members of a team in the order of account creation, without those whose membership or account does not verify. */

@@ -298,6 +298,16 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
   return rows.map(({ id }) => Number(id))
 }
 
+/** The names of these API tokens, by id. Omits deleted tokens, and rows that do not verify. */
+export async function findTokenNames (
+  db: Db, organizationId: string, ids: readonly number[]
+): Promise<Map<number, string>> {
+  if (ids.length === 0) return new Map()
+  const rows = await db.select(authenticatedColumns('api_tokens')).from(api_tokens)
+    .where(isOneOfOrganization(api_tokens, organizationId, ids))
+  return new Map(rows.filter((row) => isAuthentic(db, 'api_tokens', row)).map(({ id, name }) => [id, name]))
+}
+
 /**
  * Resolves the slugs of a restriction to ids; undefined if a slug does not exist. Locks the project, because a
  * concurrent deletion would not see the token that is about to be created.

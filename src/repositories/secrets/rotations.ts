@@ -88,8 +88,9 @@ export interface NewVersion {
 }
 
 /**
- * Records versions, each as the newest of its document. `at` is the time of the change (`Counter`), not the start of
- * the transaction, so that times grow with ids, and no version is older than a write that the transaction waited for.
+ * Records versions, each as the newest of its document, and the newest of them as the one of the project. `at` is the
+ * time of the change (`Counter`), not the start of the transaction, so that times grow with ids, and no version is
+ * older than a write that the transaction waited for.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]
@@ -112,7 +113,11 @@ export async function recordVersions (
     ['counted', sql`
       UPDATE secrets s SET version = r.id, version_count = s.version_count + 1,
         version_bytes = s.version_bytes + r.size_bytes, updated_at = ${at.toISOString()}::timestamptz
-      FROM ${r} WHERE ${own}`]
+      FROM ${r} WHERE ${own}`],
+    ['last', sql`
+      UPDATE project_counts c SET last_version = greatest(c.last_version, its.newest)
+      FROM (SELECT max(id) AS newest FROM ${r}) its
+      WHERE c.organization_id = ${actor.organization_id} AND c.project_id = ${project.id}`]
   ])
 }
 

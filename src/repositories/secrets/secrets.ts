@@ -21,14 +21,15 @@ const write = preparedChanges<{ levels: string, versions: string }>('write_secre
   lists: {
     level: rowsIn($('levels'), sql`id char(26), project_id char(26), target_id char(26), environment_id char(26),
     level varchar, level_id char(26), revision bigint, key_version int, sealed text, size_bytes int, version bigint,
-    history_id char(26), is_first boolean, versions int, version_bytes bigint, gained int, mac text,
+    history_id char(26), is_first boolean, versions int, version_bytes bigint, newest bigint, gained int, mac text,
     at timestamptz`)
   },
   changes: (from) => [
     ['counted', sql`
-      UPDATE project_counts SET secret_count = secret_count + its.gained
-      FROM (SELECT organization_id, project_id, sum(gained) AS gained FROM ${from.level} WHERE gained <> 0 GROUP BY 1, 2)
-        AS its
+      UPDATE project_counts SET secret_count = secret_count + its.gained,
+        last_version = greatest(last_version, its.newest)
+      FROM (SELECT organization_id, project_id, sum(gained) AS gained, max(newest) AS newest FROM ${from.level}
+        WHERE gained <> 0 OR newest IS NOT NULL GROUP BY 1, 2) AS its
       WHERE project_counts.organization_id = its.organization_id
         AND project_counts.project_id = its.project_id${andOwn(sql`project_counts.organization_id`)}`],
     ['target_counted', sql`
@@ -68,9 +69,9 @@ const write = preparedChanges<{ levels: string, versions: string }>('write_secre
 }))
 
 /**
- * Writes documents, records their versions, and updates the counts of documents (`preparedChanges`). If several writes
- * are to the same level, the last write determines the document. The caller has locked the counters of the
- * organizations, and the projects.
+ * Writes documents, records their versions, and updates the counts of documents and the newest version of each project
+ * (`preparedChanges`). If several writes are to the same level, the last write determines the document. The caller has
+ * locked the counters of the organizations, and the projects.
  */
 export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Promise<void> {
   const levels = new Map<string, SecretWrite[]>()
@@ -87,11 +88,13 @@ export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Pro
       is_first: first.secret.revision === 1,
       versions: versions.length,
       version_bytes: versions.reduce((sum, { size_bytes }) => sum + size_bytes, 0),
+      newest: versions.at(-1)?.id ?? null,
       gained: Number(is_stored) - Number(first.wasStored)
     }
   })
   const unneeded = [
-    ...rows.some(({ gained }) => gained !== 0) ? [] : ['counted', 'target_counted'],
+    ...rows.some(({ gained, newest }) => gained !== 0 || newest !== null) ? [] : ['counted'],
+    ...rows.some(({ gained }) => gained !== 0) ? [] : ['target_counted'],
     ...rows.some(({ is_first }) => is_first) ? [] : ['history']
   ]
   await write(db, {

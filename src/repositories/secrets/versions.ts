@@ -4,6 +4,7 @@ import type { Level } from '../../../schemas/secrets.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, lookUp, prepared, preparedSql, requireAuthentic, tampered, type Db, type Value } from '../../db/database.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
+import { renewLastVersion } from '../../db/rows/last-version.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { andOwn, findByOrganization, type OfOrganization } from '../../db/postgres/engine.ts'
 import { numberOf } from '../../db/rows/query.ts'
@@ -267,6 +268,7 @@ export async function deleteVersion (
   const [row] = await db
     .select({
       secret_id: secrets.id,
+      project_id: secrets.project_id,
       bytes: secret_versions.size_bytes,
       snapshot: sql<boolean>`${secrets.sealed} IS NULL AND NOT EXISTS (
         SELECT FROM secret_versions newer
@@ -286,5 +288,6 @@ export async function deleteVersion (
       version: sql`nullif(${secrets.version}, ${id}::bigint)`
     })
     .where(matching(secrets, { organization_id: organizationId, id: row.secret_id }))
+  await renewLastVersion(db, organizationId, row.project_id)
   return { bytes: row.bytes }
 }

@@ -32,3 +32,13 @@ export function parseTimestamp (text: string): Date | undefined {
 /** Parses the timestamp of a request's member; throws 422 for that member if it is invalid. */
 export const requireTimestamp = (member: string, text: string): Date =>
   parseTimestamp(text) ?? refuse(member, TIMESTAMP_RULE)
+
+/** Milliseconds of a day. */
+export const DAY = 24 * 60 * MINUTE
+
+/** The day of a time in UTC: YYYY-MM-DD. */
+export const dayOf = (time: Date): string => time.toISOString().slice(0, 'YYYY-MM-DD'.length)
+
+/** The last `count` days until this day (YYYY-MM-DD), oldest first. */
+export const daysUntil = (last: string, count: number): string[] =>
+  Array.from({ length: count }, (_, i) => dayOf(new Date(Date.parse(last) - (count - 1 - i) * DAY)))

@@ -1,0 +1,28 @@
+import { Type } from '@sinclair/typebox'
+import { Example } from './shapes.ts'
+
+/** The author of a version: a user or an API token. */
+const Creator = Type.Unsafe<{ id: number, name: string } | null>({
+  type: ['object', 'null'],
+  properties: { id: { type: 'integer' }, name: { type: 'string' } },
+  required: ['id', 'name']
+})
+
+export const CREATED_BY = Example(Creator, { id: 1, name: 'First token' })
+
+/** The newest version of a level, or of any level of a project, as lists show it. */
+export interface LastChange { version: string, created_at: Date, created_by: { id: number, name: string } | null }
+
+const Change = Type.Unsafe<LastChange | null>({
+  title: 'LastChange',
+  type: ['object', 'null'],
+  properties: { version: { type: 'string' }, created_at: { type: 'string', format: 'date-time' }, created_by: Creator },
+  required: ['version', 'created_at', 'created_by'],
+  description: 'the newest version of the document of the level; of a project, of all its levels. Null without ' +
+    'versions, and without `secret:history` there'
+})
+
+/** The field of a level in a list. */
+export const LastChangeOfList = Example(Change, {
+  version: '1', created_at: '2026-03-01T12:00:00.000Z', created_by: { id: 1, name: 'First token' }
+})

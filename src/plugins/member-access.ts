@@ -1,0 +1,95 @@
+import {
+  MAX_ACCESS_PAGE, MemberAccessAnswer, MemberAccessQuery, type ProjectAccess
+} from '../../schemas/member-access.ts'
+import { MemberParams, type MemberAttributes } from '../../schemas/members.ts'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { rest } from '../crypto/rest.ts'
+import { findTeamRoles } from '../db/callers/memberships.ts'
+import type { Db } from '../db/database.ts'
+import { findSlugs } from '../db/rows/slugs.ts'
+import { requireScope } from '../http/guard/access.ts'
+import { writeIfLarge } from '../http/responses/large-responses.ts'
+import { principalOf } from '../http/routes/actor.ts'
+import type { Domain } from '../http/routes/types.ts'
+import { listProjectsOfTeams } from '../repositories/levels/projects.ts'
+import { findMember } from '../repositories/people/members.ts'
+import { findTeamNames } from '../repositories/people/teams.ts'
+import { fail } from '../rules/errors.ts'
+import { parseId } from '../rules/formats/ids.ts'
+import { pageMeta, type PageRequest } from '../rules/pagination.ts'
+import { holds, powersOfRole, rightsIn, type TeamRole } from '../rules/roles.ts'
+import { restrictionOf, type Slice } from '../rules/slices.ts'
+
+// For an estimate of the size of a response.
+const CHARACTERS_OF_RESTRICTION = 100
+
+/** What a member can do: computed by the functions with which the guard authorizes requests (`rules/roles.ts`). */
+export const memberAccess: Domain = async (app) => {
+  app.get('/organizations/:organization/members/:member/access', {
+    config: { access: 'organization:read', at: 'organization', mayNeed: ['member:read', 'team:read'] },
+    schema: {
+      operationId: 'getMemberAccess',
+      summary: 'Get what a member can do: roles, teams with restrictions, and the resulting scopes in each project',
+      description: 'Every member can read the own access; that of others also needs the scopes below. Applications ' +
+        'and tokens of the member may have been granted less.',
+      params: MemberParams,
+      querystring: MemberAccessQuery,
+      response: { 200: MemberAccessAnswer }
+    },
+    handler: async (request, reply) => {
+      const { organization, person } = principalOf(request)
+      const { page = 1, per_page = MAX_ACCESS_PAGE } = request.query
+      const id = parseId(request.params.member)
+      if (person === null || person.user_id !== id) {
+        requireScope(request, 'member:read')
+        requireScope(request, 'team:read')
+      }
+      const member = await findMember(app.lists, organization.id, id ?? fail('not_found')) ?? fail('not_found')
+      const access = await accessOf(app.lists, organization.id, member, { page, per_page })
+      reply.type('application/json; charset=utf-8').serializer(JSON.stringify)
+      const size = access.data.attributes.projects.reduce((sum, { rights, teams }) =>
+        sum + [...rights, ...teams].reduce((sum, { restrictions }) => sum + restrictions.length, 0), 0)
+      return reply.send(await writeIfLarge(access, size * CHARACTERS_OF_RESTRICTION) as typeof access)
+    }
+  })
+}
+
+/** What a member can do in the organization and, by a page of projects, through teams. */
+async function accessOf (db: Db, organization_id: string, { user_id, role }: MemberAttributes, page: PageRequest) {
+  const powers = powersOfRole(role)
+  const { rows, total } = await listProjectsOfTeams(db, { organization_id, user_id }, page)
+  const roles = await Promise.all(rows.map(({ id }) => findTeamRoles(db, { organization_id, user_id, id })))
+  const all = roles.flat()
+  const ids = all.flatMap(({ slices }) => slices ?? []).flatMap(({ project_id, target_id, environment_id }) =>
+    [project_id, target_id, environment_id])
+  const slugs = await findSlugs(db, organization_id, ids)
+  const teams = await findTeamNames(db, organization_id, [...new Set(all.map(({ team_id }) => team_id))])
+  const projects: ProjectAccess[] = []
+  for (const [i, project] of rows.entries()) {
+    const held = roles[i]!.map((role) => withoutDeleted(role, slugs)).filter((role) => role.slices?.length !== 0)
+    // The list does not verify the MACs of the roles.
+    if (held.length === 0) continue
+    projects.push({
+      ...project,
+      teams: held.flatMap(({ team_id, role, slices }) => {
+        const team = teams.get(team_id)
+        return team === undefined ? [] : [{ ...team, role, restrictions: restrictionsOf(slices, slugs) }]
+      }),
+      rights: rightsIn(powers, held).map(({ scopes, slices }) =>
+        ({ scopes, restrictions: restrictionsOf(slices, slugs) }))
+    })
+    await rest()
+  }
+  const scopes = SCOPE_NAMES.filter((scope) => holds(powers, scope))
+  return {
+    data: { type: 'member-access' as const, id: String(user_id), attributes: { role, scopes, projects } },
+    meta: pageMeta(page, total, rows.length)
+  }
+}
+
+// A level can be deleted between the statements. A restriction to a deleted level includes nothing.
+const withoutDeleted = (role: TeamRole, slugs: ReadonlyMap<string, string>): TeamRole =>
+  ({ ...role, slices: role.slices?.filter((slice) => restrictionOf(slice, slugs).length > 0) ?? null })
+
+const restrictionsOf = (slices: readonly Slice[] | null, slugs: ReadonlyMap<string, string>) =>
+  (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))

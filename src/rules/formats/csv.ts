@@ -1,0 +1,11 @@
+/**
+ * A record of CSV (RFC 4180). A spreadsheet takes a cell that begins with `=`, `+`, `-`, `@`, a tab or a line break for
+ * a formula, so such a cell gets a leading apostrophe.
+ */
+export const csvRecord = (cells: readonly (string | number | null)[]): string => `${cells.map(cellOf).join()}\r\n`
+
+function cellOf (value: string | number | null): string {
+  const text = String(value ?? '')
+  const shown = /^[=+\-@\t\r\n]/.test(text) ? `'${text}` : text
+  return /[",\r\n]/.test(shown) ? `"${shown.replaceAll('"', '""')}"` : shown
+}
