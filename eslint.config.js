@@ -2,7 +2,7 @@ import neostandard from 'neostandard'
 
 export default [
   { ignores: ['dist/', 'data/'] },
-  ...neostandard({ ts: true, noJsx: true }),
+  ...neostandard({ ts: true, filesTs: ['console/**/*.tsx'], noJsx: true }),
   {
     rules: {
       // Wire, row and column fields are snake_case, and a field is spelled once.

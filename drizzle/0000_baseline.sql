@@ -243,7 +243,8 @@ CREATE TABLE oauth_clients (
 -- The first start gives these rows their MACs, if they are exactly these (`src/repositories/keys/authenticated-rows.ts`).
 INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES
   ('dotenv-cli', 'Command line', ARRAY['http://localhost/callback', 'http://127.0.0.1/callback'], true),
-  ('swagger-ui', 'API documentation', ARRAY['/docs/static/oauth2-redirect.html'], true);
+  ('swagger-ui', 'API documentation', ARRAY['/docs/static/oauth2-redirect.html'], true),
+  ('strongroom-console', 'Console', ARRAY['/console/'], true);
 
 CREATE TABLE oauth_requests (
   id_hash bytea PRIMARY KEY,

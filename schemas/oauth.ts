@@ -16,6 +16,7 @@ export const OAUTH_ERRORS = {
   invalid_scope: { status: 400, description: 'scope contains an unknown scope, or one that was not granted' },
   unsupported_response_type: { status: 400, description: 'response_type must be code' },
   access_denied: { status: 403, description: 'The request was denied' },
+  login_required: { status: 400, description: 'prompt must not be none: the user must sign in' },
   consent_required: { status: 400, description: 'prompt must not be none: the user must consent' },
   request_not_supported: { status: 400, description: 'request is not supported: send each parameter by itself' },
   request_uri_not_supported: { status: 400, description: 'request_uri is not supported: send each parameter by itself' },
@@ -82,7 +83,7 @@ export const TokenAnswer = Answer('TokenAnswer', {
   access_token: Example(Type.String(), 'dotenv_at_…'),
   token_type: Type.Literal('Bearer'),
   expires_in: Example(Type.Integer(), LIFETIMES.access),
-  refresh_token: Example(Type.String(), 'dotenv_rt_…'),
+  refresh_token: Type.Optional(Example(Type.String({ description: 'absent for the console' }), 'dotenv_rt_…')),
   scope: Example(Type.String(), 'secret:read project:read')
 })
 export type TokenAnswer = Static<typeof TokenAnswer>

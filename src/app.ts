@@ -13,6 +13,7 @@ import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/guard/access.ts'
 import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installAgents } from './http/routes/go-sdk-compat.ts'
+import { installConsole } from './http/pages/console.ts'
 import { installAliases } from './http/routes/aliases.ts'
 import { installBodyParser } from './http/bodies/body.ts'
 import { answerByHand, type HandWritten } from './http/responses/raw-response.ts'
@@ -244,8 +245,9 @@ export async function buildApp (
   }
   await installOpenApi(app, Object.fromEntries(Object.entries(DOMAINS).map(([tag, [text]]) => [tag, text])))
   installMethods(app)
-  // Before the guard, whose `onRoute` hook would throw for routes of Swagger UI: they do not declare `access`.
+  // Before the guard, whose `onRoute` hook would throw for routes of libraries: they do not declare `access`.
   await installDocs(app)
+  if (config.console) await installConsole(app)
   installPathParams(app)
   installDryRuns(app)
   installQueryParams(app)

@@ -175,6 +175,8 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
       '16 KiB to 64 MiB, as bytes or as in 512KiB or 2 MiB')) ?? 2 * MEBIBYTE,
     allowRevealingKeyProof: read('ALLOW_REVEALING_KEY_PROOF', onOrOff) ?? false,
     docsUi: read('DOCS_UI', onOrOff) ?? true,
+    /** Whether the console is served, and its OAuth client is accepted. */
+    console: read('CONSOLE', onOrOff) ?? true,
     logLevel: read('LOG_LEVEL', word(LOG_LEVELS)) ?? 'info',
     /** How client addresses are logged: `network` logs the /24 (IPv4) or /64 (IPv6) network of an address. */
     logClientAddress: read('LOG_CLIENT_ADDRESS', word(CLIENT_ADDRESSES)) ?? 'network',

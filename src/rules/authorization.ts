@@ -1,9 +1,11 @@
+import { CONSOLE_CLIENT, isPrivileged, PRIVILEGED_SECONDS } from '../../schemas/console.ts'
 import { STATE_LENGTH, type OAuthErrorCode } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { didYouMean } from './formats/choices.ts'
 import { redirectMatches } from './redirects.ts'
 
-// The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700).
+// The authorization request (RFC 6749 4.1.1, RFC 7636 4.3, RFC 9700). `prompt` and `max_age` are from OpenID Connect
+// Core, 3.1.2.1.
 
 /** Query parameters by name, each with all values that were sent. */
 export type Parameters = ReadonlyMap<string, readonly string[]>
@@ -17,6 +19,15 @@ interface AuthorizationRequest {
   code_challenge: string
   /** The requested scopes; without a `scope` parameter, all scopes. */
   scopes: readonly Scope[]
+  freshness: Freshness
+}
+
+/** How recent the sign-in must be. */
+export interface Freshness {
+  /** Maximum seconds since the sign-in; undefined: no limit. */
+  max_age: number | undefined
+  /** `login`: the person signs in again in any case. `none`: no page is shown. */
+  prompt: 'none' | 'login' | undefined
 }
 
 /** The redirect target of a response: a URI that the client has registered. */
@@ -59,12 +70,46 @@ export function judgeAuthorization (parameters: Parameters, client: Client | und
   }
   const state = single(parameters, 'state')
   const to = { redirect_uri, state: isRepeated(parameters, 'state') || !canReturn(state) ? undefined : state }
-  const problem = problemIn(parameters)
+  const problem = problemIn(parameters, client)
   if (problem !== undefined) return { ...problem, to }
-  const scope = single(parameters, 'scope') ?? '*'
-  const scopes = scope === '*' ? SCOPE_NAMES : [...new Set(scope.split(' '))] as Scope[]
   const code_challenge = single(parameters, 'code_challenge')!
-  return { request: { client_id: client.id, redirect_uri, state, code_challenge, scopes } }
+  const freshness = freshnessOf(parameters)
+  return {
+    request: { client_id: client.id, redirect_uri, state, code_challenge, scopes: scopesOf(parameters), freshness }
+  }
+}
+
+function scopesOf (parameters: Parameters): readonly Scope[] {
+  const scope = single(parameters, 'scope') ?? '*'
+  return scope === '*' ? SCOPE_NAMES : [...new Set(scope.split(' '))] as Scope[]
+}
+
+function freshnessOf (parameters: Parameters): Freshness {
+  const max_age = single(parameters, 'max_age')
+  const prompts = promptsOf(parameters)
+  return {
+    max_age: max_age === undefined ? undefined : Number(max_age),
+    prompt: (['none', 'login'] as const).find((prompt) => prompts.includes(prompt))
+  }
+}
+
+const promptsOf = (parameters: Parameters): string[] => (single(parameters, 'prompt') ?? '').split(' ')
+
+/** Whether a sign-in of this age, in seconds, is recent enough for the request. */
+export const isRecent = (age: number, { max_age = Infinity, prompt }: Freshness): boolean =>
+  prompt !== 'login' && age <= max_age
+
+// The redirect that continues a request follows a sign-in within this time.
+const GRACE_SECONDS = 60
+
+/** The query that continues a request after a new sign-in, which counts as recent for a minute. */
+export function continued (query: string, { max_age, prompt }: Freshness): string {
+  if (max_age === undefined && prompt === undefined) return query
+  const parameters = new URLSearchParams(query)
+  parameters.delete('prompt')
+  const wanted = prompt === 'login' ? undefined : max_age
+  parameters.set('max_age', String(Math.max(wanted ?? GRACE_SECONDS, GRACE_SECONDS)))
+  return parameters.toString()
 }
 
 function clientProblem (parameters: Parameters): string {
@@ -75,7 +120,7 @@ function clientProblem (parameters: Parameters): string {
 }
 
 // The first failed check.
-function problemIn (parameters: Parameters): Problem | undefined {
+function problemIn (parameters: Parameters, { id }: Client): Problem | undefined {
   const of = (name: string) => single(parameters, name)
   const invalid = (description: string) => ({ error: 'invalid_request' as const, description })
   const repeated = [...parameters].find(([, values]) => values.length > 1)
@@ -99,9 +144,21 @@ function problemIn (parameters: Parameters): Problem | undefined {
         'scopes_supported in /.well-known/oauth-authorization-server lists all scopes'
     }
   }
+  const prompts = promptsOf(parameters)
+  if (prompts.includes('none') && prompts.length > 1) return invalid('prompt=none must not have other values')
+  if (!/^\d{0,9}$/.test(of('max_age') ?? '')) return invalid('max_age must be a whole number of seconds')
+  if (id === CONSOLE_CLIENT) return problemOfConsole(parameters)
   // Consent always needs a page (RFC 8252, 8.6).
-  if (of('prompt')?.split(' ').includes('none')) return { error: 'consent_required' }
-  return undefined
+  return prompts.includes('none') ? { error: 'consent_required' } : undefined
+}
+
+// The service, not the application, ensures that privileged scopes follow a recent sign-in.
+function problemOfConsole (parameters: Parameters): Problem | undefined {
+  const { max_age = Infinity, prompt } = freshnessOf(parameters)
+  const privileged = scopesOf(parameters).find(isPrivileged)
+  return privileged === undefined || max_age <= PRIVILEGED_SECONDS || prompt === 'login'
+    ? undefined
+    : { error: 'invalid_request', description: `max_age must be at most ${PRIVILEGED_SECONDS} for ${privileged}` }
 }
 
 /** The name of a parameter for an error message, unless it could be a misplaced secret. */

@@ -200,8 +200,9 @@ t.test('Swagger UI: who has just started it explores the first organization with
   const window = await openWindow(t)
   const { page } = window
   await page.goto(url)
+  t.equal(page.url(), `${url}/console/`, 'the address alone leads to the console')
+  await page.goto(`${url}/docs`)
   await page.locator('.opblock-tag-section').first().waitFor()
-  t.equal(page.url(), `${url}/docs`, 'the address alone leads there')
   t.strictSame(
     await page.locator('.info a:visible:not([href*=spdx])').evaluateAll((links) =>
       links.map((link) => (link as unknown as { href: string }).href)),

@@ -33,20 +33,24 @@ const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
 const published = parse(readFileSync('openapi.yaml', 'utf8')) as Published
 const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(item))
 
-t.test('GET / in a browser leads to the documentation, below a path too; to others there is nothing', async (t) => {
+t.test('GET / in a browser leads to the console or the documentation, below a path too; to others there is nothing', async (t) => {
   const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'
-  const without = await startApp(t, { DOCS_UI: 'off' })
+  const without = await startApp(t, { DOCS_UI: 'off', CONSOLE: 'off' })
+  const documented = await startApp(t, { CONSOLE: 'off', PUBLIC_URL: 'https://example.com/base' })
   const ask = async ({ inject }: typeof service, url: string, accept?: string) => {
     const { status, headers } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
     return [status, headers.location]
   }
-  t.strictSame(await ask(service, '/', BROWSER), [303, '/docs'])
+  t.strictSame(await ask(service, '/', BROWSER), [303, '/console/'])
   t.equal((await service.inject({ url: '/docs', headers: { accept: BROWSER } })).status, 200)
-  for (const url of ['/', '/base', '/base/']) t.strictSame(await ask(below, url, BROWSER), [303, '/base/docs'], url)
+  for (const url of ['/', '/base', '/base/']) {
+    t.strictSame(await ask(below, url, BROWSER), [303, '/base/console/'], url)
+    t.strictSame(await ask(documented, url, BROWSER), [303, '/base/docs'], url)
+  }
   for (const accept of [undefined, '*/*', 'application/json']) {
     t.strictSame(await ask(service, '/', accept), [404, undefined], accept ?? 'none')
   }
-  t.strictSame(await ask(without, '/', BROWSER), [404, undefined], 'without Swagger UI')
+  t.strictSame(await ask(without, '/', BROWSER), [404, undefined], 'without console and Swagger UI')
 })
 
 t.test('the document and its edition in OpenAPI 3.0 name the same addresses, below a path too', async (t) => {

@@ -78,7 +78,7 @@ t.test('OA-62 the page has the lifetimes', async (t) => {
 
 t.test('the page has every parameter of an authorization request, and each that must be there must', async (t) => {
   const rows = page.table('| Parameter | Needed |')
-  const full: Record<string, string> = { scope: 'secret:read', response_mode: 'query' }
+  const full: Record<string, string> = { scope: 'secret:read', response_mode: 'query', max_age: '300', prompt: 'login' }
   for (const [name = '', needed = ''] of rows) {
     const answer = await visitor(address).open(authorizationUrl(pkce().challenge, { ...full, [name]: undefined }))
     t.equal(answer.status === 200 ? 'optional' : 'required', needed.split(':')[0], name)

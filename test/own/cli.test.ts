@@ -50,6 +50,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.match(notLogged(server.stdout()), [
       /^Strongroom serves on http:\/\/127\.0\.0\.1:\d+$/,
       ` Database        embedded, in ${dir}`,
+      /^ {2}Console +http:\/\/127\.0\.0\.1:\d+\/console\/$/,
       /^ {2}Documentation +http:\/\/127\.0\.0\.1:\d+\/docs$/,
       /^ {2}Organization +\S+$/,
       /^ {2}Token \(\*\) +\S+$/,
@@ -60,7 +61,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       /^ {2}curl/,
       /^ {2}STRONGROOM_URL=/
     ])
-    t.equal(notLogged(server.stdout()).length, 11, 'nothing else but log lines, which are JSON')
+    t.equal(notLogged(server.stdout()).length, 12, 'nothing else but log lines, which are JSON')
     for (const line of server.stdout().split('\n')) if (line.startsWith('{')) t.doesNotThrow(() => JSON.parse(line))
     t.equal(server.stderr(), '')
     ;({ organization, token } = server.first!)
@@ -151,7 +152,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     t.same(notLogged(server.stdout()), [
       `Strongroom serves on ${server.address}`,
       `  Database        embedded, in ${dir}`,
-      `  Documentation   ${server.address}/docs`,
+      `  Console         ${server.address}/console/`, `  Documentation   ${server.address}/docs`,
       `  Lost token      node ${CLI} token add --organization ID-OR-SLUG --name NAME`,
       `  Lost password   node ${CLI} user password --email ADDRESS`
     ])

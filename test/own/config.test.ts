@@ -44,6 +44,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
     bodyLimit: 2 * 1024 * 1024,
     allowRevealingKeyProof: false,
     docsUi: true,
+    console: true,
     logLevel: 'info',
     logClientAddress: 'network',
     corsOrigins: [],
@@ -52,7 +53,7 @@ t.test('nothing set: the defaults of the operating contract', async (t) => {
   })
   const names = [
     'HOST', 'PORT', 'DATABASE_URL', 'DATA_DIR', 'MASTER_KEY', 'MASTER_KEY_FILE', 'REDIS_URL', 'WORKERS',
-    'METRICS_TOKEN', 'DOCS_UI'
+    'METRICS_TOKEN', 'DOCS_UI', 'CONSOLE'
   ]
   t.same(loadConfig(Object.fromEntries(names.map((name) => [name, '']))), loadConfig({}), 'empty is not set')
 })
@@ -91,6 +92,7 @@ t.test('every variable reaches the configuration', async (t) => {
     BODY_LIMIT: '512KiB',
     ALLOW_REVEALING_KEY_PROOF: '1',
     DOCS_UI: 'off',
+    CONSOLE: '0',
     LOG_LEVEL: 'silent',
     LOG_CLIENT_ADDRESS: 'full',
     CORS_ORIGINS: 'https://app.example.com, http://localhost:3000',
@@ -134,6 +136,7 @@ t.test('every variable reaches the configuration', async (t) => {
     bodyLimit: 512 * 1024,
     allowRevealingKeyProof: true,
     docsUi: false,
+    console: false,
     logLevel: 'silent',
     logClientAddress: 'full',
     corsOrigins: ['https://app.example.com', 'http://localhost:3000'],
@@ -235,6 +238,7 @@ t.test('a wrong value is one line that names the variable, what was given and wh
     BODY_LIMIT: ['16383', '65MiB', '2MB', '2  MiB', '-1', '1.5MiB', 'MiB', '999999999999MiB'],
     ALLOW_REVEALING_KEY_PROOF: ['yes', '2', 'no'],
     DOCS_UI: ['yes', 'enabled'],
+    CONSOLE: ['yes', 'enabled'],
     LOG_LEVEL: ['verbose', 'INFO', '30'],
     LOG_CLIENT_ADDRESS: ['on', 'NETWORK', '/24'],
     CORS_ORIGINS: [

@@ -1,3 +1,4 @@
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { transaction, type Database, type Db } from '../../db/database.ts'
 import { endingOf } from '../../db/callers/grants.ts'
 import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
@@ -42,6 +43,7 @@ export const noun: Noun = {
 function switching (verb: 'disable' | 'enable') {
   return command({ id: TEXT }, async ({ id }, env) => {
     if (!id) fail(`client ${verb} needs --id ID`)
+    if (id === CONSOLE_CLIENT) fail('The console is part of the service. To turn it off, set CONSOLE=off')
     return change(env, (database) => switchClient(database, id, verb === 'disable'))
   })
 }

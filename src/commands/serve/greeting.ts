@@ -18,7 +18,7 @@ export async function greet (opened: Opened, config: Config, port: number): Prom
 Strongroom serves on ${address}
 
   Database        ${describeDatabase(opened, config)}
-  Documentation   ${config.docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
+${config.console ? `  Console         ${url}/console/\n` : ''}  Documentation   ${config.docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
 `
   return facts + (first === undefined ? replacements() : credentials(url, first))
 }

@@ -8,6 +8,7 @@ import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { explainer, EXPLORER, FOLDED } from './explorer.ts'
 import { keepPages } from './page-cache.ts'
+import { acceptsHtml } from '../pages/pages.ts'
 import { ICON, LOOK } from '../pages/style.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
@@ -84,10 +85,12 @@ export async function installDocs (app: FastifyInstance) {
     docs.get('/openapi-3.0.json', hidden, async () => readOpenApi30(app))
     docs.get('/openapi.yaml', hidden, async (_request, reply) =>
       reply.type('application/yaml; charset=utf-8').send(renderYaml(app.swagger())))
+    const home = app.config.console ? '/console/' : '/docs'
+    if (home === '/docs' && !app.config.docsUi) return
+    // Redirects browsers to the console or the documentation; other clients get 404.
+    docs.get('/', hidden, async (request, reply) =>
+      acceptsHtml(request) ? reply.redirect(basePath(app) + home, 303) : fail('not_found'))
     if (!app.config.docsUi) return
-    // Redirects browsers to the documentation; other clients get 404.
-    docs.get('/', hidden, async ({ headers: { accept = '' } }, reply) =>
-      /\btext\/html\b/.test(accept) ? reply.redirect(`${basePath(app)}/docs`, 303) : fail('not_found'))
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
       indexPrefix: basePath(app),

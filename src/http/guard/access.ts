@@ -1,4 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { LRUCache } from 'lru-cache'
 import { hashToken, isCredential, parseApiToken } from '../../crypto/bearer.ts'
@@ -247,6 +248,7 @@ async function authenticate (
       return principal && { principal }
     }
     const user = await findUserCall(app.reads, hash, organization, teams)
+    if (user?.client_id === CONSOLE_CLIENT && !app.config.console) return undefined
     return user && { principal: principalFor(user), user }
   })
   begin(hash.toString('latin1'))

@@ -41,7 +41,7 @@ ${body}
 </html>
 `
   // Views use absolute paths; add the base path of the service. User data cannot match, because it is escaped.
-  const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply)}`)
+  const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply.server)}`)
   return reply.code(status).headers({
     'content-security-policy': policy, 'cache-control': 'no-store'
   }).type('text/html; charset=utf-8').serializer(String).send(text)
@@ -50,7 +50,7 @@ ${body}
 /** Redirects with 303, so that the browser sends GET without the form data (OA-19). Adds the base path to a path. */
 export function seeOther (reply: FastifyReply, location: string) {
   return reply.code(303).headers({
-    location: location.startsWith('/') ? basePath(reply) + location : location, 'cache-control': 'no-store'
+    location: location.startsWith('/') ? basePath(reply.server) + location : location, 'cache-control': 'no-store'
   }).send()
 }
 
@@ -60,7 +60,11 @@ export async function waitUntil (time: number): Promise<void> {
   if (remaining > 0) await sleep(remaining)
 }
 
-const basePath = ({ server }: FastifyReply) => new URL(server.issuer()).pathname.replace(/\/$/, '')
+/** The path of the service's URL, without a trailing slash. */
+export const basePath = (app: FastifyInstance) => new URL(app.issuer()).pathname.replace(/\/$/, '')
+
+/** Whether the request is from a browser that opens a page. */
+export const acceptsHtml = ({ headers: { accept = '' } }: FastifyRequest) => /\btext\/html\b/.test(accept)
 
 // Cookies. With https, the prefix `__Host-` binds a cookie to exactly this host.
 
@@ -111,6 +115,12 @@ export function browserOf (app: FastifyInstance, request: FastifyRequest, reply:
 export const formField = (cookie: string): Html =>
   html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
 
+/** Whether a page of this service sent the request, by the headers of the browser. */
+export function isOwnPage (app: FastifyInstance, { headers }: FastifyRequest): boolean {
+  const site = headers['sec-fetch-site']
+  return site === undefined ? headers.origin === new URL(app.issuer()).origin : site === 'same-origin'
+}
+
 /**
  * Whether a page of this service sent the form from this browser (OA-18, CR-47). Checks the CSRF token and
  * `Sec-Fetch-Site`; `Origin` only in older browsers, because `Referrer-Policy: no-referrer` makes it `null`.
@@ -118,9 +128,7 @@ export const formField = (cookie: string): Html =>
 export function isOwnForm (
   app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined
 ): boolean {
-  const site = request.headers['sec-fetch-site']
-  const own = site === undefined ? request.headers.origin === new URL(app.issuer()).origin : site === 'same-origin'
-  return own && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
+  return isOwnPage(app, request) && cookie !== undefined && isFormToken(form.get('form_token') ?? '', cookie)
 }
 
 /** The form fields that were sent exactly once. */

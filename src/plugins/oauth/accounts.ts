@@ -16,7 +16,7 @@ import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { listPersonalEvents } from '../../repositories/people/personal-events.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
 import { countWrongCode, findSignInStep, takeSignInStep } from '../../repositories/people/second-factors.ts'
-import { deleteSession, listSessions } from '../../repositories/people/sessions.ts'
+import { listSessions } from '../../repositories/people/sessions.ts'
 import { deleteTokens, listTokensOfPerson, lockOwnToken } from '../../repositories/people/tokens.ts'
 import {
   changePassword, createUser, endEverything, findPasswordLink, findUser, findUserByEmail, listMemberships, lockUser,
@@ -32,6 +32,7 @@ import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
   nameIn, problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
 } from './browser.ts'
+import { endSession } from './console.ts'
 import { linkOf, pagesOf } from './page-routes.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
 import {
@@ -109,8 +110,7 @@ export const accounts: Domain = async (app) => {
         const ended = await endEverything(db, user.id)
         await recordForUser(db, request, user, 'oauth.revoke', { everything: true }, ended)
       } else {
-        await deleteSession(db, hash)
-        await recordForUser(db, request, user, 'session.delete')
+        await endSession(db, request, user, hash)
       }
     })
     setCookie(app, reply, 'session', undefined)
@@ -119,7 +119,7 @@ export const accounts: Domain = async (app) => {
 
   // Each form names an object of the signed-in user. Ids of other objects have no effect.
   for (const [path, { event, act }] of Object.entries({
-    'sessions/end': { event: 'session.delete', act: endSession },
+    'sessions/end': { event: 'session.delete', act: endNamedSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
     'applications/end': { event: 'oauth.revoke', act: endApplication }
   } as const)) {
@@ -329,9 +329,8 @@ async function openAccount (
 const MAX_ID_LENGTH = 64
 const idIn = (form: Form) => (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
 
-async function endSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
-  if (!await deleteSession(db, Buffer.from(id, 'base64url'), user.id)) return
-  await recordForUser(db, request, user, 'session.delete')
+async function endNamedSession (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {
+  await endSession(db, request, user, Buffer.from(id, 'base64url'))
 }
 
 async function endToken (db: Db, request: FastifyRequest, { user }: SignedIn, id: string): Promise<undefined> {

@@ -1,24 +1,25 @@
-import { LIFETIMES, OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
 import { hashToken, mintCredential, mintSecret } from '../../crypto/bearer.ts'
 import type { Db } from '../../db/database.ts'
-import { namesOf } from '../../db/callers/grants.ts'
 import { valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  createCode, createGrant, createRequest, findClient, findRequest, revokeExcessGrants, takeRequest, type Client,
-  type PendingRequest
+  createCode, createRequest, findClient, findRequest, takeRequest, type Client, type PendingRequest
 } from '../../repositories/people/oauth.ts'
 import { listRolesInTeams } from '../../repositories/people/teams.ts'
 import { listMemberships } from '../../repositories/people/users.ts'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import {
-  judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
+  continued, isRecent, judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
 import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
+import { enabledClient } from './client.ts'
+import { codeForConsole } from './console.ts'
+import { grantTo } from './grants.ts'
 import { pagesOf } from './page-routes.ts'
-import { recordForUser } from '../../http/guard/personal-events.ts'
 import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
@@ -29,15 +30,27 @@ export const authorize: Domain = async (app) => {
     const query = request.raw.url?.split('?').slice(1).join('?') ?? ''
     const parameters = parametersOf(query)
     const id = namedClient(parameters)
-    const client = id === undefined ? undefined : await findClient(app.db, id)
+    const client = id === undefined ? undefined : await enabledClient(app, id)
     const judged = judgeAuthorization(parameters, client, app.issuer())
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
     if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
-    const signIn = () => signInPage({
-      cookie: formCookie(app, request, reply), query, client: client!.name, sendsMail: app.outbox.isOpen
-    })
+    const { client_id, redirect_uri, state, code_challenge, freshness } = judged.request
+    const to = { redirect_uri, state }
     const session = await signedIn(app, request)
-    if (session === undefined) return signIn()
+    const signIn = () => freshness.prompt === 'none'
+      ? returnUrl(to, app.issuer(), errorOf('login_required'))
+      : signInPage({
+        cookie: formCookie(app, request, reply),
+        query: continued(query, freshness),
+        client: client!.name,
+        sendsMail: app.outbox.isOpen,
+        ...(session && { email: session.user.email })
+      })
+    if (session === undefined || !isRecent(session.age, freshness)) return signIn()
+    if (client_id === CONSOLE_CLIENT) {
+      const code = await codeForConsole(app, request, session, judged.request)
+      return code === undefined ? signIn() : returnUrl(to, app.issuer(), { code })
+    }
     const memberships = await listMemberships(app.db, session.user.id)
     // Offers only scopes that the roles of the user include.
     const grantable = grantableScopes({
@@ -45,7 +58,6 @@ export const authorize: Domain = async (app) => {
     })
     const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
     const pending = mintSecret()
-    const { client_id, redirect_uri, state, code_challenge } = judged.request
     const isCreated = await createRequest(
       app.db, hashToken(pending), session.hash,
       { client_id, redirect_uri, state: state ?? null, code_challenge, scopes }
@@ -65,7 +77,7 @@ export const authorize: Domain = async (app) => {
     if (shown === undefined) return STALE
     // The page of the same request again, without a decision.
     const showAgain = async (ticked: readonly Scope[], problem?: Problem) => {
-      const client = await findClient(app.db, shown.client_id)
+      const client = await enabledClient(app, shown.client_id)
       return client === undefined
         ? STALE
         : consentPage({
@@ -99,21 +111,10 @@ export const authorize: Domain = async (app) => {
       if (form.get('decision') !== 'allow') return { to }
       // Grants the ticked scopes that were offered; ignores other scopes in the form.
       const scopes = allowedOf(taken, chosen)
-      const grantOwner = { user_id: session.user.id, client_id: taken.client_id }
-      const { revoked, ended } = await revokeExcessGrants(db, grantOwner)
-      const grant_id = await createGrant(db, { ...grantOwner, scopes })
+      const grant_id = await grantTo(db, request, session.user, { client: taken.client_id, scopes })
       await createCode(db, {
         code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
       })
-      if (revoked.length > 0) {
-        await recordForUser(db, request, session.user, 'oauth.revoke', {
-          client: taken.client_id, grants: revoked.length, grant_ids: namesOf(revoked)
-        }, ended)
-      }
-      await recordForUser(
-        db, request, session.user, 'oauth.grant',
-        { grant: grant_id, client: taken.client_id, scopes: scopes.join(' '), seconds: LIFETIMES.code }
-      )
       return { to, issued: code }
     }
   })

@@ -31,8 +31,8 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   const cookie = readCookie(app, request, 'session')
   if (cookie === undefined) return undefined
   const hash = hashToken(cookie)
-  const user = await findSession(app.db, hash)
-  return user && { cookie, hash, user }
+  const found = await findSession(app.db, hash)
+  return found && { cookie, hash, ...found }
 }
 
 /** The session of a signed-in user ended while the change waited for its locks. `onOwnForm` catches this error. */

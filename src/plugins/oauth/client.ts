@@ -1,16 +1,23 @@
-import type { FastifyRequest } from 'fastify'
-import type { Db } from '../../db/database.ts'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { findClient, type Client } from '../../repositories/people/oauth.ts'
 import type { Parameters } from './body.ts'
 import { failOAuth, OAuthError } from './errors.ts'
 
 const MALFORMED_BASIC = { description: 'The header Authorization is not valid HTTP Basic', basic: true }
 
+/** An enabled client. The console is one only if it is turned on. */
+export async function enabledClient ({ db, config }: FastifyInstance, id: string): Promise<Client | undefined> {
+  return id === CONSOLE_CLIENT && !config.console ? undefined : findClient(db, id)
+}
+
 /**
  * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
  * accepted, too, because some libraries try it first (RFC 6749, 2.3.1).
  */
-export async function clientOf (db: Db, request: FastifyRequest, parameters: Parameters): Promise<Client> {
+export async function clientOf (
+  app: FastifyInstance, request: FastifyRequest, parameters: Parameters
+): Promise<Client> {
   const basic = basicOf(request)
   const named = parameters.get('client_id')
   if (basic !== undefined && named !== undefined && basic.id !== named) {
@@ -22,7 +29,7 @@ export async function clientOf (db: Db, request: FastifyRequest, parameters: Par
   if ((basic?.password ?? '') !== '' || parameters.has('client_secret')) {
     throw new OAuthError('invalid_client', { description: 'client_secret must be omitted: all clients are public', basic: isBasic })
   }
-  const client = await findClient(db, id)
+  const client = await enabledClient(app, id)
   if (client === undefined) throw new OAuthError('invalid_client', { basic: isBasic })
   return client
 }

@@ -7,6 +7,7 @@ import { databaseError } from '../../db/database.ts'
 import { accounts } from './accounts.ts'
 import { authorize } from './authorize.ts'
 import { installOAuthBodies } from './body.ts'
+import { signOut } from './console.ts'
 import { OAuthError, sendOAuthError, toOAuthError } from './errors.ts'
 import { metadata } from './metadata.ts'
 import { passwordReset } from './password-reset.ts'
@@ -64,6 +65,7 @@ export const oauth: Domain = async (app) => {
       return sendPage(reply, problemPage(status, status === 429 ? 'Too many requests' : 'The request failed', messageOf(code, details)))
     })
     await pages.register(authorize, { prefix: '/oauth' })
+    if (app.config.console) await pages.register(signOut, { prefix: '/oauth' })
     await pages.register(accounts)
     await pages.register(secondFactor)
     await pages.register(passwordReset)

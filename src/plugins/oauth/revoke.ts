@@ -1,10 +1,11 @@
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { RevokeAnswer, RevokeBody } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential } from '../../crypto/bearer.ts'
-import { transaction } from '../../db/database.ts'
+import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { findClient, revokeByToken } from '../../repositories/people/oauth.ts'
+import { findUserOfToken, retirePairsOf, revokeByToken } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
-import { clientInBasic } from './client.ts'
+import { clientInBasic, enabledClient } from './client.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { errorAnswers } from './token.ts'
 
@@ -23,9 +24,10 @@ export const revoke: Domain = async (app) => {
     handler: async (request, reply) => {
       const parameters = parametersIn(request)
       const [token, id] = [parameters.get('token') ?? '', parameters.get('client_id') ?? clientInBasic(request) ?? '']
-      const client = await findClient(app.db, id)
+      const client = await enabledClient(app, id)
       if (client !== undefined && (isCredential('rt', token) || isCredential('at', token))) {
         await transaction(app.db, async (db) => {
+          if (client.id === CONSOLE_CLIENT) return endTokensOfConsole(db, token)
           const grant = await revokeByToken(db, hashToken(token), client.id)
           if (grant !== undefined) {
             await recordForUser(
@@ -38,4 +40,10 @@ export const revoke: Domain = async (app) => {
       return reply.headers({ 'cache-control': 'no-store', pragma: 'no-cache' }).send({})
     }
   })
+}
+
+// The grant of the console stays, because API tokens depend on it (decision 0070).
+async function endTokensOfConsole (db: Db, token: string) {
+  const user_id = await findUserOfToken(db, hashToken(token), CONSOLE_CLIENT)
+  if (user_id !== undefined) await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
 }

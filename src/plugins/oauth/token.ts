@@ -1,13 +1,16 @@
 import type { FastifyRequest } from 'fastify'
-import { LIFETIMES, OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
+import { OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client, type LiveGrant
+  countWrongVerifier, createPair, lockCode, lockPair, retirePair, retirePairsOf, revokeGrant, useCode, type Client,
+  type LiveGrant
 } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
 import { clientOf } from './client.ts'
+import { lifetimeOf } from './console.ts'
 import { failOAuth } from './errors.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 
@@ -33,7 +36,7 @@ export const token: Domain = async (app) => {
       const parameters = parametersIn(request)
       const type = required(parameters, 'grant_type')
       if (type !== 'authorization_code' && type !== 'refresh_token') failOAuth('unsupported_grant_type')
-      const client = await clientOf(app.db, request, parameters)
+      const client = await clientOf(app, request, parameters)
       const pair = await (type === 'authorization_code'
         ? redeem(request, client, parameters)
         : refresh(request, client, parameters))
@@ -88,10 +91,13 @@ export const token: Domain = async (app) => {
   }
 
   async function reuse (
-    db: Db, request: FastifyRequest, { id, user_id, is_live }: LiveGrant & { is_live: boolean }, what: string
+    db: Db, request: FastifyRequest, { id, user_id, client_id, is_live }: LiveGrant & { is_live: boolean }, what: string
   ): Promise<OAuthErrorCode> {
     if (!is_live) return 'invalid_grant'
-    const ended = await revokeGrant(db, id)
+    // All sign-ins of the console share a grant, on which API tokens depend.
+    const ended = client_id === CONSOLE_CLIENT
+      ? await retirePairsOf(db, { user_id, client_id }).then(() => [])
+      : await revokeGrant(db, id)
     await recordForUser(
       db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }, ended
     )
@@ -101,10 +107,18 @@ export const token: Domain = async (app) => {
 
 async function issue (db: Db, grant: LiveGrant, scopes: string[]): Promise<TokenAnswer> {
   const [access_token, refresh_token] = [mintCredential('at'), mintCredential('rt')]
+  const lifetime = lifetimeOf(grant.client_id, scopes)
   await createPair(
-    db, { grant_id: grant.id, access_hash: hashToken(access_token), refresh_hash: hashToken(refresh_token), scopes }
+    db, { grant_id: grant.id, access_hash: hashToken(access_token), refresh_hash: hashToken(refresh_token), scopes },
+    lifetime
   )
-  return { access_token, token_type: 'Bearer', expires_in: LIFETIMES.access, refresh_token, scope: scopes.join(' ') }
+  return {
+    access_token,
+    token_type: 'Bearer',
+    expires_in: lifetime.seconds,
+    ...(lifetime.isRefreshable && { refresh_token }),
+    scope: scopes.join(' ')
+  }
 }
 
 function settle (outcome: TokenAnswer | OAuthErrorCode, wrongGrant: string): TokenAnswer {

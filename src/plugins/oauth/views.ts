@@ -17,8 +17,11 @@ import { grantsEverything, readsOnly } from '../../rules/roles.ts'
 
 // Each function renders a page; the routes check access.
 
-/** The signed-in user of this browser, with the session cookie and the hash of the cookie. */
-export interface SignedIn { cookie: string, hash: Buffer, user: User }
+/**
+ * The signed-in user of this browser, with the session cookie, the hash of the cookie, and the seconds since the
+ * sign-in.
+ */
+export interface SignedIn { cookie: string, hash: Buffer, user: User, age: number }
 
 /** A message above a rejected form, and the status of the page. */
 export interface Problem { problem: string, status: number }

@@ -1,5 +1,6 @@
 import { and, asc, eq, gt, or, sql, type SQL } from 'drizzle-orm'
 import type { PgColumn, PgTable } from 'drizzle-orm/pg-core'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import {
   AUTHENTICATED, authenticatedColumns, type AuthenticatedRow, type AuthenticatedTable
 } from '../../db/rows/authenticated.ts'
@@ -23,7 +24,8 @@ const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
     redirect_uris: ['/docs/static/oauth2-redirect.html'],
     is_first_party: true,
     disabled_at: null
-  }
+  },
+  { id: CONSOLE_CLIENT, name: 'Console', redirect_uris: ['/console/'], is_first_party: true, disabled_at: null }
 ]
 
 /**

@@ -1,5 +1,6 @@
 import { and, asc, desc, eq, gt, isNull, or, sql, type SQL } from 'drizzle-orm'
-import type { PgSelect } from 'drizzle-orm/pg-core'
+import type { PgColumn, PgSelect } from 'drizzle-orm/pg-core'
+import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import type { Plan } from '../../../schemas/organizations.ts'
 import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
@@ -14,7 +15,7 @@ import {
   type Authenticated, type Db
 } from '../../db/database.ts'
 import { deleteExpired, keepNewest, PIECE } from '../../db/callers/expired.ts'
-import { revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
+import { lockGrantsTable, revokeGrants, revokeSomeGrants, type EndedTokens } from '../../db/callers/grants.ts'
 import { engineOf, perEngine, withNow, type OfOrganization } from '../../db/postgres/engine.ts'
 import { makeId } from '../../db/rows/ids.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -120,8 +121,8 @@ export async function takeRequest (
 // Grants and codes
 
 // Expired and revoked grants are kept for a day with their codes and tokens, to detect reuse.
-const IS_OVER =
-  sql`(${oauth_grants.expires_at} < now() - interval '1 day' OR ${oauth_grants.revoked_at} < now() - interval '1 day')`
+const YESTERDAY = sql`now() - interval '1 day'`
+const IS_OVER = sql`(${oauth_grants.expires_at} < ${YESTERDAY} OR ${oauth_grants.revoked_at} < ${YESTERDAY})`
 
 /** Revokes a person's oldest grants to a client, so that one more is within the limit. The account is locked. */
 export async function revokeExcessGrants (
@@ -161,18 +162,48 @@ export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
   await deleteUnusedGrants(db)
-  // Grants whose code was never redeemed have no tokens.
+  // Grants whose code was never redeemed have no tokens. A grant of the console has many codes (`renewGrant`).
   await deleteExpired(
     db, oauth_grants.id,
-    sql`${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
+    sql`${oauth_grants.client_id} <> ${CONSOLE_CLIENT} AND ${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
       WHERE ${oauth_codes.used_at} IS NULL AND ${oauth_codes.expires_at} < now() - interval '1 day')`
   )
   const now = await readNow(db)
-  const [user] = await db.select({ second_factor_id: users.second_factor_id }).from(users)
-    .where(eq(users.id, grant.user_id))
-  const id = makeId(user?.second_factor_id ?? undefined)
+  const id = makeId(await findFactorId(db, grant.user_id))
   const row = { id, ...grant, expires_at: new Date(now + LIFETIMES.grantDays * DAY), revoked_at: null }
   await db.insert(oauth_grants).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_grants', row) })
+  return id
+}
+
+async function findFactorId (db: Db, userId: number): Promise<number | undefined> {
+  const [user] = await db.select({ second_factor_id: users.second_factor_id }).from(users).where(eq(users.id, userId))
+  return user?.second_factor_id ?? undefined
+}
+
+/**
+ * Finds an active grant with exactly these scopes that is newer than the person's second factor, and extends its
+ * expiry. Deletes its old codes and tokens. Undefined if there is none. The account is locked.
+ */
+export async function renewGrant (
+  db: Db, { user_id, client_id, scopes }: { user_id: number, client_id: string, scopes: readonly Scope[] }
+): Promise<number | undefined> {
+  const oldest = await findFactorId(db, user_id) ?? 0
+  const rows = await db.select(authenticatedColumns('oauth_grants')).from(oauth_grants)
+    .where(and(matching(oauth_grants, { user_id, client_id }), gt(oauth_grants.id, oldest), isActiveGrant))
+    .orderBy(desc(oauth_grants.id)).limit(MAX_GRANTS)
+  const found = rows.find((row) => row.scopes.join() === scopes.join() && isAuthentic(db, 'oauth_grants', row))
+  if (found === undefined) return undefined
+  const { id } = found
+  const extended = await readNow(db) + LIFETIMES.grantDays * DAY
+  // At most one change a day.
+  if (found.expires_at.getTime() < extended - DAY) {
+    await lockGrantsTable(db)
+    const change = { expires_at: new Date(extended) }
+    if (await updateAuthentic(db, 'oauth_grants', eq(oauth_grants.id, id), change) === undefined) return undefined
+  }
+  const isOld = (grantId: PgColumn, expiresAt: PgColumn) => sql`${grantId} = ${id} AND ${expiresAt} < ${YESTERDAY}`
+  await deleteExpired(db, oauth_codes.code_hash, isOld(oauth_codes.grant_id, oauth_codes.expires_at))
+  await deleteExpired(db, oauth_tokens.id, isOld(oauth_tokens.grant_id, oauth_tokens.refresh_expires_at))
   return id
 }
 
@@ -258,20 +289,25 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 
 // Tokens
 
-/** Creates a token pair. Used pairs are kept as long as their grant, to detect reuse of refresh tokens. */
+/**
+ * Creates a token pair; `seconds`: the lifetime of the access token. Used pairs are kept as long as their grant, to
+ * detect reuse of refresh tokens. Without `isRefreshable`, the refresh token ends with the access token.
+ */
 export async function createPair (
-  db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] }
+  db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] },
+  { seconds = LIFETIMES.access, isRefreshable = true }: { seconds?: number, isRefreshable?: boolean } = {}
 ): Promise<void> {
   await deleteExpired(
     db, oauth_tokens.id,
     sql`${oauth_tokens.grant_id} = ANY(ARRAY(SELECT ${oauth_grants.id} FROM ${oauth_grants} WHERE ${IS_OVER} LIMIT 200))`
   )
   const now = await readNow(db)
+  const access_expires_at = new Date(now + seconds * SECOND)
   const row = {
     id: makeId(),
     ...pair,
-    access_expires_at: new Date(now + LIFETIMES.access * SECOND),
-    refresh_expires_at: new Date(now + LIFETIMES.refreshIdleDays * DAY),
+    access_expires_at,
+    refresh_expires_at: isRefreshable ? new Date(now + LIFETIMES.refreshIdleDays * DAY) : access_expires_at,
     used_at: null
   }
   await db.insert(oauth_tokens).overridingSystemValue().values({ ...row, mac: macOf(db, 'oauth_tokens', row) })
@@ -298,6 +334,26 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
 /** Marks a pair as exchanged, which makes both of its tokens invalid. */
 export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
+}
+
+/** Makes all access tokens of a person for a client invalid. The grants stay active, and so do their API tokens. */
+export async function retirePairsOf (
+  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
+): Promise<void> {
+  // Locks in the order of ids, so that concurrent calls do not deadlock.
+  const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(sql`${oauth_tokens.used_at} IS NULL
+    AND ${oauth_tokens.access_expires_at} > now()
+    AND ${oauth_tokens.grant_id} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
+      AND g.client_id = ${client_id}))`).orderBy(asc(oauth_tokens.id)).for('no key update')
+  if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
+}
+
+/** The person for whom this client has received an access token; also if the token has expired since. */
+export async function findUserOfToken (db: Db, access_hash: Buffer, client_id: string): Promise<number | undefined> {
+  const [found] = await db.select({ user_id: oauth_grants.user_id }).from(oauth_tokens)
+    .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
+    .where(and(eq(oauth_tokens.access_hash, access_hash), eq(oauth_grants.client_id, client_id)))
+  return found?.user_id
 }
 
 /** Revokes a grant, its codes and its tokens; returns the API tokens that ended. */

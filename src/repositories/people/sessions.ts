@@ -11,6 +11,7 @@ import { heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import type { User } from './users.ts'
 
 const DAY = 24 * 60 * 60 * 1000
+const LIFETIME = 7 * DAY
 const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
 const MINUTE = 60_000
 /** Maximum sessions of a person; the most recently used ones are kept. */
@@ -34,7 +35,7 @@ export async function createSession (
 ): Promise<boolean> {
   const now = await readNow(db)
   const client = { browser, system, network }
-  const row = { token_hash, user_id: id, ...client, seen_at: new Date(now), expires_at: new Date(now + 7 * DAY) }
+  const row = { token_hash, user_id: id, ...client, seen_at: new Date(now), expires_at: new Date(now + LIFETIME) }
   const unchanged = await db.select({ id: users.id }).from(users).where(and(
     matching(users, { id, password_hash }), isNull(users.disabled_at),
     sql`${users.second_factor_id} IS NOT DISTINCT FROM ${second_factor_id}::bigint${andRowsAlone}`
@@ -49,8 +50,11 @@ export async function createSession (
 
 const live = and(gt(sessions.expires_at, STATEMENT_TIME), gt(sessions.seen_at, IDLE))
 
-/** The user of a valid session: used within the last 12 hours, at most 7 days old, and with an open account. */
-export async function findSession (db: Db, token_hash: Buffer): Promise<User | undefined> {
+/**
+ * The user of a valid session: used within the last 12 hours, at most 7 days old, and with an open account. `age` is
+ * the seconds since the sign-in.
+ */
+export async function findSession (db: Db, token_hash: Buffer): Promise<{ user: User, age: number } | undefined> {
   const [found] = await db.select({
     user: userColumns,
     session: authenticatedColumns('sessions'),
@@ -67,7 +71,8 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<User | u
     await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) })
       .where(matching(sessions, { token_hash, seen_at: session.seen_at }))
   }
-  return user
+  // From `expires_at`, because the MAC does not cover `created_at`.
+  return { user, age: (now.getTime() - session.expires_at.getTime() + LIFETIME) / 1000 }
 }
 
 /**

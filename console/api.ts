@@ -1,0 +1,112 @@
+import { effect, signal } from '@preact/signals'
+import { accessToken, BASE, patientFetch, shortToken } from './auth.ts'
+import { place } from './router.ts'
+import { OPERATIONS, type Operation } from './operations.ts'
+import type { components, operations } from '../dist/openapi-types.d.ts'
+
+// The only place that calls the API. Its types are generated from openapi.yaml.
+
+export type Schemas = components['schemas']
+
+type Parameters<O extends Operation> = operations[O]['parameters']
+type In<P, K extends string> = P extends { [k in K]?: infer V } ? NonNullable<V> : Record<never, never>
+type JsonOf<C> = C extends { 'application/json': infer B } ? B : never
+type Body<O extends Operation> = operations[O] extends { requestBody?: infer R }
+  ? JsonOf<NonNullable<R> extends { content: infer C } ? C : never>
+  : never
+type Responses<O extends Operation> = operations[O]['responses']
+type Success<O extends Operation> = Responses<O>[keyof Responses<O> & (200 | 201 | 202)]
+export type Answer<O extends Operation> = Success<O> extends { content: infer C } ? JsonOf<C> : undefined
+
+export interface Request<O extends Operation> {
+  path?: In<Parameters<O>, 'path'>
+  query?: In<Parameters<O>, 'query'>
+  body?: Body<O>
+  /** Sent as `If-Match`; null: `If-None-Match: *`. */
+  etag?: string | null | undefined
+  /** The scopes of a dangerous action beyond daily work: it is sent with a second, short token. */
+  dangerous?: readonly string[]
+  /** Another media type than JSON: the answer is a text. */
+  accept?: string
+}
+
+export interface Reply<O extends Operation> {
+  data: Answer<O>, etag?: string | undefined, headers: Headers, text: string
+}
+
+/** An error of the API, in its words. */
+export class ApiError extends Error {
+  status: number
+  code: string
+  details: Record<string, unknown>
+  /** Messages by field. */
+  errors: Record<string, string[]>
+
+  constructor (status: number, body: { error?: string, message?: string, details?: object, errors?: object }) {
+    const { required_scope } = (body.details ?? {}) as Record<string, string>
+    super((body.message ?? `The service answered with status ${status}.`) + (required_scope === undefined ? '' : ` It needs ${required_scope}.`))
+    this.status = status
+    this.code = body.error ?? ''
+    this.details = (body.details ?? {}) as Record<string, unknown>
+    this.errors = (body.errors ?? {}) as Record<string, string[]>
+  }
+}
+
+/** A request of the current page, without the token and without values. */
+export interface Sent { method: string, url: string, body: string | undefined, headers: string[] }
+export const sent = signal<readonly Sent[]>([])
+const MAX_SENT = 30
+effect(() => { if (place.value !== undefined) sent.value = [] })
+const SECRET_FIELDS = new Set([
+  'plaintext', 'content', 'set', 'encryption_key', 'key_proof', 'key_check', 'secrets', 'versions'
+])
+
+/** The body with secret fields left out. */
+const withoutSecrets = (body: object): string => JSON.stringify(body, (name, value: unknown) =>
+  SECRET_FIELDS.has(name) ? (name === 'set' ? Object.fromEntries(Object.keys(value as object).map((key) => [key, '…'])) : '…') : value)
+
+/** Calls an operation. Waits after a 429, and throws `ApiError` for other errors. */
+export async function call<O extends Operation> (operation: O, request: Request<O> = {}): Promise<Reply<O>> {
+  const { path = {}, query = {}, body, etag, dangerous, accept = 'application/json' } = request
+  const [method = '', template = ''] = OPERATIONS[operation].split(' ')
+  const url = BASE.href.slice(0, -1) + template.replace(/\{(\w+)\}/g, (_, name: string) =>
+    encodeURIComponent((path as Record<string, string>)[name] ?? '')) + queryOf(query)
+  const headers: Record<string, string> = { accept }
+  if (body !== undefined) headers['content-type'] = 'application/json'
+  if (etag !== undefined) headers[etag === null ? 'if-none-match' : 'if-match'] = etag ?? '*'
+  sent.value = [...sent.peek(), {
+    method,
+    url,
+    headers: Object.entries(headers).map(([name, value]) => `${name}: ${value}`),
+    body: body === undefined ? undefined : withoutSecrets(body)
+  }].slice(-MAX_SENT)
+
+  const send = async (token: string) => patientFetch(url, {
+    method,
+    headers: { ...headers, authorization: `Bearer ${token}` },
+    ...(body !== undefined && { body: JSON.stringify(body) }),
+    redirect: 'error',
+    credentials: 'omit',
+    cache: 'no-store'
+  })
+  let response = await send(dangerous === undefined ? await accessToken() : await shortToken(dangerous))
+  if (response.status === 401 && dangerous === undefined) response = await send(await accessToken(true))
+  const text = await response.text()
+  const isJson = /json/.test(response.headers.get('content-type') ?? '')
+  if (!response.ok) throw new ApiError(response.status, isJson ? JSON.parse(text) as object : {})
+  const data = isJson && accept === 'application/json' && text !== '' ? JSON.parse(text) as Answer<O> : undefined
+  return { data: data as Answer<O>, etag: response.headers.get('etag') ?? undefined, headers: response.headers, text }
+}
+
+function queryOf (query: object): string {
+  const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== '')
+  return pairs.length === 0 ? '' : `?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}`
+}
+
+/** A request as a command for a shell. The token comes from the environment. */
+export function curlOf ({ method, url, headers, body }: Sent): string {
+  const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`
+  const parts = ['-X', method, quoted(url), '-H', '"Authorization: Bearer $STRONGROOM_TOKEN"']
+  for (const header of headers) parts.push('-H', quoted(header))
+  return ['curl', ...parts, ...body === undefined ? [] : ['-d', quoted(body)]].join(' ')
+}

@@ -1,0 +1,105 @@
+import { signal } from '@preact/signals'
+
+// Client-managed projects: the browser derives the key from the key string (docs/encryption.md, "Writing a client"),
+// and never sends the key string or the key. WebCrypto derives off the main thread.
+
+/** The parameters of a key derivation, as the service stores them. */
+export interface Derivation { salt: string, iterations: number }
+
+/** A key of a client-managed project. The key string itself is not kept. */
+export interface ClientKey extends Derivation { key: CryptoKey, proof: string }
+
+export const ITERATIONS = 600_000
+const FORGET_AFTER_MS = 15 * 60 * 1000
+
+export const bytesOf = (base64: string): Uint8Array<ArrayBuffer> =>
+  Uint8Array.from(atob(base64), (character) => character.charCodeAt(0))
+
+export function base64Of (bytes: Uint8Array): string {
+  let text = ''
+  for (const byte of bytes) text += String.fromCharCode(byte)
+  return btoa(text)
+}
+
+export const newSalt = (): string => base64Of(crypto.getRandomValues(new Uint8Array(16)))
+
+/** A key string with 256 random bits, which is not 32 bytes long. */
+export const newKeyString = (): string =>
+  [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, '0')).join('')
+
+type Bytes = Uint8Array<ArrayBuffer>
+async function pbkdf2 (password: Bytes, { salt, iterations }: Derivation): Promise<Bytes> {
+  const key = await crypto.subtle.importKey('raw', password, 'PBKDF2', false, ['deriveBits'])
+  const bits = await crypto.subtle.deriveBits({ name: 'PBKDF2', hash: 'SHA-256', salt: bytesOf(salt), iterations }, key, 256)
+  return new Uint8Array(bits)
+}
+
+/** Derives the data key and the key proof. Throws an error with a sentence for people. */
+export async function deriveKey (keyString: string, derivation: Derivation): Promise<ClientKey> {
+  if (!('subtle' in crypto)) throw new Error('This browser decrypts only on a page with https.')
+  if (derivation.iterations < ITERATIONS) {
+    throw new Error(`The service names only ${derivation.iterations} iterations. A guess would be cheap, so this page stops here.`)
+  }
+  const password = new TextEncoder().encode(keyString)
+  if (password.length < 16) throw new Error('Use at least 16 characters.')
+  if (password.length === 32) throw new Error('The proof of a key string of 32 bytes is its data key. Use another length.')
+  const padded = new Uint8Array(32).fill(0x30)
+  padded.set(password.subarray(0, 32))
+  const [key, proof] = await Promise.all([pbkdf2(password, derivation), pbkdf2(padded, derivation)])
+  return {
+    ...derivation,
+    key: await crypto.subtle.importKey('raw', key, 'AES-GCM', false, ['encrypt', 'decrypt']),
+    proof: base64Of(proof)
+  }
+}
+
+/** Decrypts a blob to text with all its bytes. Throws an error with a sentence for people. */
+export async function openBlob ({ key }: ClientKey, blob: string): Promise<string> {
+  const bytes = bytesOf(blob)
+  try {
+    const plain = await crypto.subtle.decrypt({ name: 'AES-GCM', iv: bytes.subarray(0, 12) }, key, bytes.subarray(12))
+    return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(plain)
+  } catch {
+    throw new Error('This key string does not decrypt the document.')
+  }
+}
+
+export async function sealBlob ({ key }: ClientKey, text: string): Promise<string> {
+  const iv = crypto.getRandomValues(new Uint8Array(12))
+  const sealed = await crypto.subtle.encrypt({ name: 'AES-GCM', iv }, key, new TextEncoder().encode(text))
+  const blob = new Uint8Array(12 + sealed.byteLength)
+  blob.set(iv)
+  blob.set(new Uint8Array(sealed), 12)
+  return base64Of(blob)
+}
+
+interface HeldKey { key: ClientKey, timer: number }
+
+/** The open keys by project (organization/project); a key without use for 15 minutes is forgotten. */
+const held = signal<ReadonlyMap<string, HeldKey>>(new Map())
+
+export function holdKey (project: string, key: ClientKey) {
+  forgetKey(project)
+  const timer = window.setTimeout(() => forgetKey(project), FORGET_AFTER_MS)
+  held.value = new Map(held.value).set(project, { key, timer })
+}
+
+export function forgetKey (project: string) {
+  const found = held.value.get(project)
+  if (found === undefined) return
+  clearTimeout(found.timer)
+  const rest = new Map(held.value)
+  rest.delete(project)
+  held.value = rest
+}
+
+export const isOpen = (project: string): boolean => held.value.has(project)
+
+/** The key of a project. Each use starts the 15 minutes again. Throws an error with a sentence for people. */
+export function useKey (project: string): ClientKey {
+  const found = held.peek().get(project)
+  if (found === undefined) throw new Error('Enter the key string of this project first.')
+  clearTimeout(found.timer)
+  found.timer = window.setTimeout(() => forgetKey(project), FORGET_AFTER_MS)
+  return found.key
+}

@@ -1,0 +1,124 @@
+import { useState } from 'preact/hooks'
+import { callLevel, readDocument, storeDocument, titleOf, type Level } from './levels.ts'
+import type { Project } from './secrets.tsx'
+import { ValueField } from './secrets.tsx'
+import { Act, Changes, Check, Field, messageOf } from './ui.tsx'
+import { compareValues, readValues, type Format } from './values.ts'
+
+// Import of a text into a level, with a preview of what it adds, changes and removes.
+
+const MAX_BYTES = 1024 * 1024 - 28
+
+/** Reads a file with all its bytes, also a byte order mark. Throws an error with a sentence for people. */
+async function textOf (file: File): Promise<string> {
+  if (file.size > MAX_BYTES) throw new Error('The file is too large: a document has at most 1 MiB.')
+  try {
+    return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(await file.arrayBuffer())
+  } catch {
+    throw new Error('The file is not text in UTF-8.')
+  }
+}
+
+const formatOf = (name: string): Format | undefined =>
+  /\.ya?ml$/i.test(name) ? 'yaml' : /\.json$/i.test(name) ? 'json' : /env/i.test(name) ? 'env' : undefined
+
+/** A text that is typed, pasted or uploaded. */
+export function FileField ({ label, value, change }: {
+  label: string, value: string, change: (text: string, format: Format | undefined) => void
+}) {
+  // A new key makes a new field, because the field decides about escapes when it appears.
+  const [upload, setUpload] = useState({ count: 0, text: value })
+  const [problem, setProblem] = useState('')
+  const choose = async (event: Event) => {
+    const file = (event.target as HTMLInputElement).files?.[0]
+    if (file === undefined) return
+    try {
+      const text = await textOf(file)
+      change(text, formatOf(file.name))
+      setUpload({ count: upload.count + 1, text })
+      setProblem('')
+    } catch (error) {
+      setProblem(messageOf(error))
+    }
+  }
+  return (
+    <div class='field'>
+      <ValueField key={upload.count} label={label} value={upload.text} rows={6} change={(text = '') => change(text, undefined)} />
+      <label class='upload'>Upload a file <input type='file' onChange={choose} /></label>
+      {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
+    </div>
+  )
+}
+
+type Names = { added: string[], changed: string[], removed: string[] }
+interface Plan { names: Names | null, etag: string | null, store: () => Promise<string | undefined> }
+
+/** Imports a text into a level. `done` gets the ETag after the import. */
+export function Import ({ level, project, done }: {
+  level: Level, project: Project, done: (text: string, etag: string | undefined) => void
+}) {
+  const [text, setText] = useState('')
+  const [format, setFormat] = useState<Format>(project.format)
+  const [keepsOthers, setKeepsOthers] = useState(false)
+  const [plan, setPlan] = useState<Plan>()
+  const change = (text: string, found: Format | undefined) => {
+    setText(text)
+    if (found !== undefined) setFormat(found)
+    setPlan(undefined)
+  }
+  const preview = async () => {
+    setPlan(undefined)
+    setPlan(await planOf(level, project, text, format, keepsOthers))
+  }
+  const store = async () => {
+    done(`Imported into ${titleOf(level)}.`, await plan!.store())
+    setPlan(undefined)
+  }
+  return (
+    <div>
+      <FileField label='Text to import' value='' change={change} />
+      <Field
+        label='Format of the text' name='format' value={format} onInput={(value) => { setFormat(value as Format); setPlan(undefined) }}
+        options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
+      />
+      <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => { setKeepsOthers(value); setPlan(undefined) }} />
+      <Act name='import.preview' run={preview} />
+      {plan !== undefined && (
+        <section class='preview'>
+          <h3>What the import does in {titleOf(level)}</h3>
+          <Changes of={plan.names} />
+          <Act name='import.store' kind='main' run={store} />
+        </section>
+      )}
+    </div>
+  )
+}
+
+/** Finds out what an import would do. The service compares, or the browser if only clients have the key. */
+async function planOf (
+  level: Level, project: Project, text: string, format: Format, keepsOthers: boolean
+): Promise<Plan> {
+  const { isClient } = project
+  if (format === project.format && !keepsOthers) {
+    if (isClient) {
+      const { text: old = '', etag } = await readDocument(level, true)
+      const [before, after] = [readValues(format, old), readValues(format, text)]
+      return {
+        names: before && after ? compareValues(before, after) : null,
+        etag,
+        store: async () => (await storeDocument(level, text, etag, true)).etag
+      }
+    }
+    const { dry_run } = (await storeDocument(level, text, undefined, false, { dry_run: true })).data
+    const found = dry_run!.levels[0]!
+    return { ...found, store: async () => (await storeDocument(level, text, found.etag, false)).etag }
+  }
+  const values = readValues(format, text)
+  if (values === undefined) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
+  if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
+  const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
+  const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
+  const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data
+  const found = dry_run!.levels[0]!
+  return { names: found.names, etag: found.etag, store: async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag }
+}

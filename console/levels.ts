@@ -1,0 +1,143 @@
+import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
+import { isOpen, openBlob, sealBlob, useKey } from './crypto.ts'
+import { changeValue, compareValues, readValues, type Comparison, type Format } from './values.ts'
+
+// A level is a project, a target or an environment. Each kind has operations of its own.
+
+/** The names of a level in paths. */
+type Part = string | undefined
+export interface Level { organization: string, project: string, target?: Part, environment?: Part }
+export type Kind = 'project' | 'target' | 'environment'
+
+export const kindOf = ({ target, environment }: Level): Kind =>
+  environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
+/** What people call a level: its path below the project. */
+export const titleOf = ({ project, target, environment }: Level): string =>
+  [target ?? project, environment].filter((part) => part !== undefined).join(' / ')
+export const keyOf = ({ organization, project, target, environment }: Level): string =>
+  [organization, project, target ?? '', environment ?? ''].join('/')
+export const projectKey = ({ organization, project }: Level): string => `${organization}/${project}`
+
+/** The level in the body of a request. */
+export const inBody = ({ project, target, environment }: Level) =>
+  ({ project, ...(target !== undefined && { target }), ...(environment !== undefined && { environment }) })
+/** The level in the body of a request about its history. */
+export const inHistory = (level: Level) => ({ ...inBody(level), level: kindOf(level) })
+
+const WORDS = { project: 'Project', target: 'Target', environment: 'Environment' } as const
+type Verb = 'readSecrets' | 'changeSecrets' | 'readNames' | 'readNameHistory' | 'compareSecrets'
+type Of<V extends Verb> = V extends `read${infer Rest}` ? `readEnvironment${Rest}` : V extends `change${infer Rest}`
+  ? `changeEnvironment${Rest}`
+  : V extends `compare${infer Rest}` ? `compareEnvironment${Rest}` : never
+
+/** Calls the operation of the kind of the level, such as `readTargetNames`. All kinds have the same shapes. */
+export async function callLevel<V extends Verb> (
+  verb: V, level: Level, request: Omit<Request<Of<V>>, 'path'> = {}
+): Promise<Reply<Of<V>>> {
+  const operation = verb.replace(/^(read|change|compare)/, `$1${WORDS[kindOf(level)]}`) as Of<V>
+  return call(operation, { ...request, path: level } as Request<Of<V>>)
+}
+
+export type ChangeAnswer = Schemas['ChangedNames']
+
+/** The document of a level: its text (undefined without a key or a document) and its ETag (null without a document). */
+export interface LevelDocument { text: Part, etag: string | null, id: Part, version: string | null }
+
+/** Reads and decrypts the document of a level. For a client-managed project, the browser decrypts. */
+export async function readDocument (level: Level, isClient: boolean): Promise<LevelDocument> {
+  const { data: { data } } = await callLevel('readSecrets', level, isClient ? {} : { query: { decrypt: true } })
+  const found = data.attributes.levels?.[kindOf(level)]
+  if (found === undefined) return { text: '', etag: null, id: undefined, version: null }
+  const text = isClient ? await openBlob(useKey(projectKey(level)), found.content) : found.content
+  return { text, etag: found.etag, id: found.id, version: found.version }
+}
+
+/** The ETag and the version of a level, without decrypting it. */
+export async function stateOf (level: Level): Promise<Omit<LevelDocument, 'text'>> {
+  const { data: { data } } = await callLevel('readSecrets', level)
+  const found = data.attributes.levels?.[kindOf(level)]
+  return { etag: found?.etag ?? null, id: found?.id, version: found?.version ?? null }
+}
+
+/** Stores a whole document. For a client-managed project, the browser encrypts. */
+export async function storeDocument (
+  level: Level, text: string, etag: string | null | undefined, isClient: boolean,
+  { unchecked = false, dry_run = false }: { unchecked?: boolean, dry_run?: boolean } = {}
+) {
+  const key = isClient ? useKey(projectKey(level)) : undefined
+  return call('storeSecrets', {
+    path: { organization: level.organization },
+    etag,
+    ...(dry_run && { query: { dry_run } }),
+    body: {
+      ...inBody(level),
+      ...(key === undefined ? { plaintext: text } : { content: await sealBlob(key, text), key_proof: key.proof }),
+      ...(unchecked && { unchecked: true })
+    }
+  })
+}
+
+/** What the service needs to restore a version of a client-managed project. */
+export async function restoreBody (level: Level, version: string, isClient: boolean): Promise<Schemas['RestoreBody']> {
+  if (!isClient || !isOpen(projectKey(level))) return {}
+  const key = useKey(projectKey(level))
+  const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
+  const key_proof = key.proof
+  if (data.key.is_active) return { key_proof }
+  return { key_proof, content: await sealBlob(key, await openBlob(key, data.content)) }
+}
+
+/**
+ * Undoes the last change of a level: restores the version before it, or deletes the document if the change made it.
+ *
+ * @param etag the ETag after the change, so that an undo never overwrites a later change
+ */
+export async function undoChange (level: Level, etag: string | undefined, isClient: boolean): Promise<void> {
+  const { data } = await call('listVersions', { path: { organization: level.organization }, body: { ...inHistory(level), per_page: 2 } })
+  const [last, before] = data.data
+  if (last === undefined) return
+  const path = { organization: level.organization }
+  const isGone = before === undefined || (last.attributes.action === 'create' && before.attributes.action === 'delete')
+  if (isGone) await call('deleteSecrets', { path, body: inBody(level), etag })
+  else {
+    const body = await restoreBody(level, before.id, isClient)
+    await call('restoreVersion', { path: { ...path, version: before.id }, body, etag })
+  }
+}
+
+/** A change of single names. */
+export interface NameChange { set?: Record<string, string>, unset?: string[] }
+
+/**
+ * Changes single names of a level. Throws `ApiError` with status 412 if the level has changed since the ETag. For a
+ * client-managed project, the browser changes the document. Returns the new ETag; undefined if nothing changed.
+ */
+export async function changeNames (
+  level: Level, { set = {}, unset = [] }: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
+): Promise<string | undefined> {
+  if (!isClient) {
+    const { data, etag: after } = await callLevel('changeSecrets', level, { body: { set, unset }, etag })
+    return data.data.unchanged ? undefined : after
+  }
+  const document = await readDocument(level, true)
+  if (etag !== undefined && document.etag !== etag) {
+    throw new ApiError(412, { error: 'precondition_failed', message: 'The level has changed since this page was loaded.' })
+  }
+  let text = document.text ?? ''
+  for (const [name, value] of Object.entries(set)) text = changeValue(format, text, name, value)
+  for (const name of unset) text = changeValue(format, text, name, undefined)
+  return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag
+}
+
+/** The names that changed from one version of a level to another one; null if nobody can tell. */
+export async function changesBetween (
+  level: Level, from: string, to: string, isClient: boolean, format: Format
+): Promise<Comparison | null> {
+  if (!isClient) return (await callLevel('compareSecrets', level, { query: { from, to } })).data.data.attributes
+  const read = async (version: string) => {
+    const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
+    return readValues(format, await openBlob(useKey(projectKey(level)), data.content))
+  }
+  const [before, after] = [await read(from), await read(to)]
+  return before && after ? compareValues(before, after) : null
+}

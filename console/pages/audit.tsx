@@ -1,0 +1,205 @@
+import { useState } from 'preact/hooks'
+import { ApiError, call, type Schemas } from '../api.ts'
+import { Act, download, Empty, Field, Form, Help, messageOf, say, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+
+type AuditEvent = Schemas['AuditEvent']
+type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
+const PER_PAGE = 50
+const MAX_EXPORT_PAGES = 100
+
+/** The audit log, and what the organization uses. */
+export function AuditPage ({ organization }: { organization: string }) {
+  const [filter, setFilter] = useState<Filter>({})
+  const change = ({ from = '', to = '', ...rest }: Fields) => {
+    const moment = (text: string) => text === '' ? undefined : new Date(text).toISOString()
+    setFilter(Object.fromEntries(Object.entries({ ...rest, from: moment(from), to: moment(to) })
+      .filter(([, value]) => value !== undefined && value !== '')))
+  }
+  return (
+    <>
+      <h1>Audit and usage</h1>
+      <Help of='audit' />
+      <section>
+        <h2>Events</h2>
+        <Form name='audit.filter' run={change}>
+          <div class='row'>
+            <Field label='Who' name='actor' hint='Such as user:17, api_token:3 or operator.' />
+            <Field label='What' name='action' hint='Such as secret.store.' />
+            <Field label='On what' name='resource' hint='Such as secret:01JQ….' />
+            <Field label='From' name='from' type='datetime-local' />
+            <Field label='Until' name='to' type='datetime-local' />
+          </div>
+        </Form>
+        <Events key={JSON.stringify(filter)} organization={organization} filter={filter} />
+      </section>
+      <Usage organization={organization} />
+    </>
+  )
+}
+
+function Events ({ organization, filter }: { organization: string, filter: Filter }) {
+  const path = { organization }
+  const query = filter as { action?: Schemas['EventName'] }
+  const [more, setMore] = useState<AuditEvent[]>([])
+  const [isEnd, setEnd] = useState(false)
+  const [progress, setProgress] = useState('')
+  const events = useLoad(async () => (await call('listAuditEvents', { path, query: { ...query, per_page: PER_PAGE } })).data.data, [])
+  const counts = useLoad(async () => (await call('countAuditEvents', { path, query })).data.data, [])
+  const showMore = async () => {
+    const last = more.at(-1) ?? events.value!.at(-1)!
+    const { data } = await call('listAuditEvents', { path, query: { ...query, before: last.attributes.sequence, per_page: PER_PAGE } })
+    setMore([...more, ...data.data])
+    setEnd(data.data.length < PER_PAGE)
+  }
+  const save = async ({ format = 'csv' }: Fields) => {
+    const accept = format === 'csv' ? 'text/csv' : 'application/x-ndjson'
+    const parts: string[] = []
+    let after: string | undefined
+    for (let page = 0; page < MAX_EXPORT_PAGES; page++) {
+      const { text, headers } = await call('exportAuditEvents', { path, query: { ...query, ...(after !== undefined && { after: Number(after) }) }, accept })
+      // Only the first page of a CSV text keeps its line of names.
+      parts.push(page > 0 && format === 'csv' ? text.slice(text.indexOf('\n') + 1) : text)
+      setProgress(`Loaded ${(page + 1) * 1000} events…`)
+      after = /[?&]after=(\d+)/.exec(headers.get('link') ?? '')?.[1]
+      if (after === undefined) break
+    }
+    setProgress('')
+    download(`audit-${organization}.${format}`, parts.join(''), accept)
+    say(after === undefined ? 'The events are exported.' : `Only the first ${MAX_EXPORT_PAGES * 1000} events are exported: choose a shorter time.`)
+  }
+  return (
+    <>
+      <Show of={counts}>
+        {(days) => <Chart title='Events per day' days={days.map(({ attributes: { date, count, is_capped } }) => ({ date, count, more: is_capped }))} />}
+      </Show>
+      <Show of={events}>
+        {(first) => first.length === 0
+          ? <Empty>No event is like this. Change the filter.</Empty>
+          : (
+            <>
+              <Table label='Events' head={['When', 'Who', 'What', 'On what', 'From', 'Details']}>
+                {[...first, ...more].map(({ id, attributes: event }) => (
+                  <tr key={id}>
+                    <td><Time at={event.occurred_at} /></td>
+                    <td>{event.actor_name ?? event.actor.type.replace('_', ' ')}{event.actor.id !== null && ` (${event.actor.id})`}</td>
+                    <th scope='row'>{event.action}</th>
+                    <td>{event.resource.type}{event.resource.id !== null && ` ${event.resource.id}`}</td>
+                    <td>{event.ip}</td>
+                    <td>{Object.entries(event.details ?? {}).map(([name, value]) => `${name}: ${String(value)}`).join(', ')}</td>
+                  </tr>
+                ))}
+              </Table>
+              {first.length === PER_PAGE && !isEnd && <Act name='audit.more' run={showMore} />}
+            </>
+            )}
+      </Show>
+      <Form name='audit.export' run={save}>
+        <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
+      </Form>
+      {progress !== '' && <p role='status'>{progress}</p>}
+    </>
+  )
+}
+
+interface Day { date: string, count: number, more?: boolean }
+
+/** Bars by day, with a table for screen readers. */
+function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
+  const highest = Math.max(1, ...days.map(({ count }) => count))
+  const scale = 24 / highest
+  const width = 100 / Math.max(1, days.length)
+  return (
+    <figure>
+      <figcaption>{title}: at most {highest} on one day</figcaption>
+      <svg viewBox='0 0 100 24' preserveAspectRatio='none' aria-hidden='true' class='chart'>
+        {days.map(({ date, count }, i) => (
+          <rect key={date} x={(i + 0.1) * width} width={width * 0.8} y={24 - count * scale} height={count * scale} />
+        ))}
+      </svg>
+      <details>
+        <summary>{title} as a table</summary>
+        <Table label={title} head={['Day', 'Number']}>
+          {days.map(({ date, count, more }) => <tr key={date}><th scope='row'>{date}</th><td>{more === true ? `more than ${count}` : count}</td></tr>)}
+        </Table>
+      </details>
+    </figure>
+  )
+}
+
+/** Usage, limits and bills, loaded on request, because most people come for the events. */
+function Usage ({ organization }: { organization: string }) {
+  const [isAsked, setAsked] = useState(false)
+  return (
+    <section>
+      <h2>Usage and plan</h2>
+      {isAsked ? <UsageDetails organization={organization} /> : <Act name='usage.show' run={() => setAsked(true)} />}
+    </section>
+  )
+}
+
+function UsageDetails ({ organization }: { organization: string }) {
+  const path = { organization }
+  const usage = useLoad(async () => (await call('getUsage', { path })).data.data.attributes, [])
+  const bills = useLoad(async () => {
+    const invoices = (await call('listInvoices', { path, query: { per_page: 25 } })).data.data
+    const subscription = await call('getSubscription', { path }).then(({ data }) => data.data.attributes).catch((error: unknown) => {
+      if (error instanceof ApiError && error.status === 404) return messageOf(error)
+      throw error
+    })
+    return { invoices, subscription }
+  }, [])
+  return (
+    <>
+      <Show of={usage}>
+        {({ plan, projects, members, bytes, api_calls, days }) => (
+          <>
+            <p>The plan is <strong>{plan}</strong>.</p>
+            <Limit label='Projects' used={projects.used} limit={projects.limit} words={String} />
+            <Limit label='Members' used={members.used} limit={members.limit} words={String} />
+            <Limit label='Stored bytes' used={bytes.used} limit={bytes.limit} words={sizeOf} />
+            <p>{api_calls.used} requests in this period; {api_calls.limit_per_minute === null ? 'no limit' : `at most ${api_calls.limit_per_minute}`} a minute.</p>
+            <Chart title='Requests per day' days={days.map(({ date, api_calls }) => ({ date, count: api_calls }))} />
+          </>
+        )}
+      </Show>
+      <Show of={bills}>
+        {({ invoices, subscription }) => (
+          <>
+            <h3>Subscription and invoices</h3>
+            {typeof subscription === 'string'
+              ? <p>{subscription}</p>
+              : <p>{money(subscription.amount, subscription.currency)} a {subscription.interval}.</p>}
+            {invoices.length === 0
+              ? <Empty>There are no invoices.</Empty>
+              : (
+                <Table label='Invoices' head={['Number', 'Issued', 'Total', 'Status']}>
+                  {invoices.map(({ id, attributes: { number, issued_at, total, currency, status } }) => (
+                    <tr key={id}><th scope='row'>{number}</th><td><Time at={issued_at} /></td><td>{money(total, currency)}</td><td>{status}</td></tr>
+                  ))}
+                </Table>
+                )}
+          </>
+        )}
+      </Show>
+    </>
+  )
+}
+
+/** An amount in minor units of its currency. */
+function money (amount: number, currency: string): string {
+  const format = new Intl.NumberFormat(undefined, { style: 'currency', currency })
+  return format.format(amount / 10 ** (format.resolvedOptions().maximumFractionDigits ?? 2))
+}
+
+function Limit ({ label, used, limit, words }: {
+  label: string, used: number, limit: number | null, words: (count: number) => string
+}) {
+  return (
+    <p>
+      <label>
+        {label}: {words(used)}{limit === null ? ', no limit' : ` of ${words(limit)}`}{' '}
+        {limit !== null && <meter min={0} max={limit} value={used} high={limit * 0.9} />}
+      </label>
+    </p>
+  )
+}

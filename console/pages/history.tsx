@@ -1,0 +1,336 @@
+import { useState } from 'preact/hooks'
+import { call, type Schemas } from '../api.ts'
+import { sayChanged } from '../cell.tsx'
+import { callLevel, changesBetween, inHistory, kindOf, restoreBody, stateOf, titleOf, type Level } from '../levels.ts'
+import type { Place } from '../router.ts'
+import { KeyGate, projectOf, reveal, Secret, type Project } from '../secrets.tsx'
+import {
+  Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Show, sizeOf, Table, Time, useLoad,
+  type Fields
+} from '../ui.tsx'
+import { compareValues, type Comparison } from '../values.ts'
+
+type Version = Schemas['Version']
+type Plan = { names: Comparison | null, etag: string | null, isNothing: boolean }
+const PER_PAGE = 25
+
+/** What was changed at a level, by whom and when, and restores of it. */
+export function HistoryPage ({ organization, project: slug, target, environment }: Place) {
+  const level: Level = { organization, project: slug, target, environment }
+  const project = useLoad(() => projectOf(organization, slug), [])
+  return (
+    <>
+      <h1>History of {titleOf(level)}</h1>
+      <Help of='version' />
+      <Show of={project}>
+        {(project) => (
+          <>
+            {project.isClient && <KeyGate level={level} />}
+            <Versions level={level} project={project} />
+            {!project.isClient && project.format !== 'text' && <NameHistory level={level} />}
+            {!project.isClient && project.format !== 'text' && <Moment level={level} />}
+            <RestoreProject level={level} />
+            <Purge level={level} />
+          </>
+        )}
+      </Show>
+    </>
+  )
+}
+
+const ACTION_WORDS: Record<Version['attributes']['action'], string> = {
+  create: 'Created', update: 'Changed', delete: 'Deleted', restore: 'Restored', rotate: 'Key rotated', re_encrypt: 'Encrypted again'
+}
+
+function Versions ({ level, project }: { level: Level, project: Project }) {
+  const [pages, setPages] = useState(1)
+  const [chosen, setChosen] = useState<readonly string[]>([])
+  const versions = useLoad(async () => {
+    const found: Version[] = []
+    let total = 0
+    for (let page = 1; page <= pages; page++) {
+      const { data } = await call('listVersions', {
+        path: { organization: level.organization }, body: { ...inHistory(level), page, per_page: PER_PAGE }
+      })
+      found.push(...data.data)
+      total = data.meta.total
+    }
+    return { found, total }
+  }, [pages])
+  const choose = (id: string, isChosen: boolean) =>
+    setChosen(isChosen ? [...chosen, id].slice(-2) : chosen.filter((one) => one !== id))
+  return (
+    <section>
+      <h2>Versions</h2>
+      <Help of='retention' />
+      <Show of={versions}>
+        {({ found, total }) => found.length === 0
+          ? <Empty>This level has no versions yet. The first change records one.</Empty>
+          : (
+            <>
+              <ol class='timeline'>
+                {found.map((version) => (
+                  <VersionItem
+                    key={version.id} version={version} level={level} project={project}
+                    isChosen={chosen.includes(version.id)} choose={(isChosen) => choose(version.id, isChosen)}
+                  />
+                ))}
+              </ol>
+              {found.length < total && <Act name='history.more' run={() => setPages(pages + 1)} />}
+              <Compare level={level} project={project} chosen={chosen} />
+            </>
+            )}
+      </Show>
+    </section>
+  )
+}
+
+function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: {
+  version: Version, level: Level, project: Project, isChosen: boolean, choose: (isChosen: boolean) => void
+}) {
+  const [plan, setPlan] = useState<Plan>()
+  const path = { organization: level.organization, version: id }
+  const restore = async () => {
+    const body = await restoreBody(level, id, project.isClient)
+    await call('restoreVersion', { path, body, etag: plan!.etag })
+    sayChanged(`Restored version ${id} of ${titleOf(level)}.`, level, (await stateOf(level)).etag ?? undefined, project.isClient)
+  }
+  return (
+    <li class={version.locked ? 'locked' : ''}>
+      <p>
+        <strong>Version {id}: {ACTION_WORDS[version.action]}</strong> <Time at={version.created_at} /> by {version.created_by?.name ?? 'the operator'}, {sizeOf(version.size_bytes)}
+        {version.metadata.restored_from !== null && `, from version ${version.metadata.restored_from}`}
+      </p>
+      {version.locked
+        ? <p class='hint'>Locked: {version.locked_reason ?? 'it is older than the days of the plan'}.</p>
+        : (
+          <div class='actions'>
+            <Check name='version' value={id} label={`Choose version ${id}`} checked={isChosen} onChange={choose} />
+            <Act name='version.preview' description={id} run={async () => setPlan(await planOf(level, project, id))} />
+          </div>
+          )}
+      {plan !== undefined && (
+        <div class='preview'>
+          <p>Restoring version {id} changes {titleOf(level)}:</p>
+          {plan.isNothing ? <p>Nothing: the level is like this already.</p> : <Changes of={plan.names} />}
+          <Act name='version.restore' kind='main' description={id} run={restore} />
+        </div>
+      )}
+    </li>
+  )
+}
+
+/** What a restore would change: the service tells, or the browser if only clients have the key. */
+async function planOf (level: Level, project: Project, version: string): Promise<Plan> {
+  const body = await restoreBody(level, version, project.isClient)
+  const { data } = await call('restoreVersion', { path: { organization: level.organization, version }, body, query: { dry_run: true } })
+  const found = data.dry_run!.levels[0]!
+  const newest = project.isClient && found.etag !== null ? await newestOf(level) : undefined
+  const names = newest && await changesBetween(level, newest.id, version, true, project.format)
+  return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
+}
+
+async function newestOf (level: Level): Promise<Version | undefined> {
+  const path = { organization: level.organization }
+  return (await call('listVersions', { path, body: { ...inHistory(level), per_page: 1 } })).data.data[0]
+}
+
+/** The difference of two versions, with values on request. */
+function Compare ({ level, project, chosen }: { level: Level, project: Project, chosen: readonly string[] }) {
+  const [result, setResult] = useState<{ from: string, to: string, names: Comparison | null }>()
+  const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
+  const compare = async () => {
+    if (from === undefined || to === undefined) throw new Error('Choose two versions first.')
+    setResult({ from, to, names: await changesBetween(level, from, to, project.isClient, project.format) })
+  }
+  const place = (side: string) => `${level.organization} ${side}`
+  const showValues = async () => {
+    const { data } = await callLevel('compareSecrets', level, { query: { from: result!.from, to: result!.to, values: true } })
+    const values = data.data.attributes.values ?? []
+    for (const side of ['from', 'to'] as const) {
+      reveal(place(result![side]), values.filter((one) => one[side] !== undefined).map((one) => [one.name, one[side]!]))
+    }
+  }
+  return (
+    <div>
+      <Act name='history.compare' label={from !== undefined && to !== undefined ? `Compare versions ${from} and ${to}` : 'Compare two chosen versions'} run={compare} />
+      {result !== undefined && (
+        <div class='preview'>
+          <h3>From version {result.from} to version {result.to}</h3>
+          <Changes of={result.names} />
+          {!project.isClient && result.names !== null && (
+            <>
+              <Act name='history.reveal' run={showValues} />
+              <Table label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}>
+                {[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => (
+                  <tr key={name}>
+                    <th scope='row'>{name}</th>
+                    {(['from', 'to'] as const).map((side) => (
+                      <td key={side}>{result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret place={place(result[side])} name={name} read={() => readSide(level, result, side, name)} />}</td>
+                    ))}
+                  </tr>
+                ))}
+              </Table>
+            </>
+          )}
+        </div>
+      )}
+    </div>
+  )
+}
+
+async function readSide (level: Level, { from, to }: { from: string, to: string }, side: 'from' | 'to', name: string): Promise<string> {
+  const { data } = await callLevel('compareSecrets', level, { query: { from, to, values: true } })
+  const value = data.data.attributes.values?.find((one) => one.name === name)?.[side]
+  if (value === undefined) throw new Error('This version is not there any more.')
+  return value
+}
+
+/** The changes of one name. */
+function NameHistory ({ level }: { level: Level }) {
+  const [name, setName] = useState<string>()
+  const [rows, setRows] = useState<{ list: Schemas['NameChange'][], next: string | null, meta: string }>()
+  const show = async (name: string, after?: string) => {
+    const { data } = await callLevel('readNameHistory', level, { query: { name, ...(after !== undefined && { after }) } })
+    const { unreadable, missing, next } = data.meta
+    const meta = [unreadable > 0 && `${unreadable} versions cannot be read`, missing > 0 && `${missing} writes have no version`].filter(Boolean).join('; ')
+    setName(name)
+    setRows({ list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
+  }
+  const value = (id: string) => async () => {
+    const { data } = await callLevel('readNameHistory', level, { query: { name: name!, values: true, after: String(Number(id) + 1) } })
+    return data.data.find((one) => one.id === id)?.attributes.value ?? ''
+  }
+  return (
+    <section>
+      <h2>History of a name</h2>
+      <Form name='history.name' run={({ name = '' }) => show(name)}><Field label='Name' name='name' required /></Form>
+      {rows !== undefined && (
+        <>
+          {rows.list.length === 0
+            ? <Empty>No version that can be read has changed {name}.</Empty>
+            : (
+              <Table label={`Changes of ${name}`} head={['Version', 'Change', 'When', 'By', 'Value after it']}>
+                {rows.list.map(({ id, attributes: { change, created_at, created_by } }) => (
+                  <tr key={id}>
+                    <th scope='row'>{id}</th><td>{change}</td><td><Time at={created_at} /></td><td>{created_by?.name ?? 'the operator'}</td>
+                    <td>{change === 'removed' ? 'removed' : <Secret place={`history ${id}`} name={name!} read={value(id)} />}</td>
+                  </tr>
+                ))}
+              </Table>
+              )}
+          {rows.meta !== '' && <p class='hint'>{rows.meta}.</p>}
+          {rows.next !== null && <Act name='history.more' run={() => show(name!, rows.next!)} />}
+        </>
+      )}
+    </section>
+  )
+}
+
+/** The time of a field without a time zone, in the zone of the browser. */
+const instantOf = (local: string): string => {
+  const date = new Date(local)
+  if (Number.isNaN(date.getTime())) throw new Error('Enter a date and a time.')
+  return date.toISOString()
+}
+
+/** The names of the level at a moment, compared with the present ones. */
+function Moment ({ level }: { level: Level }) {
+  const [found, setFound] = useState<{ at: string, values: ReadonlyMap<string, string>, difference: Comparison }>()
+  const show = async ({ at = '' }: Fields) => {
+    const moment = instantOf(at)
+    const read = async (query: { at?: string }) => {
+      const { data } = await callLevel('readSecrets', level, { query: { decrypt: true, merge: 'true', ...query } })
+      return new Map(Object.entries('data' in data ? data.data.attributes.merged ?? {} : {}))
+    }
+    const values = await read({ at: moment })
+    setFound({ at: moment, values, difference: compareValues(values, await read({})) })
+  }
+  return (
+    <section>
+      <h2>As it was</h2>
+      <Help of='moment' />
+      <Form name='history.moment' run={show}><Field label='Time' name='at' type='datetime-local' required /></Form>
+      {found !== undefined && (
+        <>
+          <h3>Names at <Time at={found.at} /></h3>
+          {found.values.size === 0
+            ? <Empty>There were no names then.</Empty>
+            : (
+              <Table label='Names at that time' head={['Name', 'Value then']}>
+                {[...found.values].map(([name]) => (
+                  <tr key={name}><th scope='row'>{name}</th><td><Secret place={`at ${found.at}`} name={name} read={async () => found.values.get(name)!} /></td></tr>
+                ))}
+              </Table>
+              )}
+          <p>Since then:</p>
+          <Changes of={found.difference} />
+        </>
+      )}
+    </section>
+  )
+}
+
+/** Brings all documents of the project back to a moment, with a preview. */
+function RestoreProject ({ level: { organization, project } }: { level: Level }) {
+  const [plan, setPlan] = useState<{ at: string, levels: Schemas['PlannedLevel'][], more: number }>()
+  const path = { organization, project }
+  const preview = async ({ at = '' }: Fields) => {
+    const moment = instantOf(at)
+    const { data } = await call('restoreProject', { path, body: { at: moment, confirmed: true }, query: { dry_run: true } })
+    setPlan({ at: moment, levels: data.dry_run!.levels, more: data.dry_run!.more })
+  }
+  const restoreTo = async (at: string) => call('restoreProject', {
+    path, body: { at, confirmed: true }, dangerous: ['secret:restore']
+  })
+  const restore = async () => {
+    const { at, levels: [first] } = plan!
+    const { data: { message } } = await restoreTo(at)
+    setPlan(undefined)
+    // A restore to the millisecond before this one undoes it.
+    const { target, environment } = first!
+    const place = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
+    const before = new Date(Date.parse((await newestOf(place))!.attributes.created_at) - 1).toISOString()
+    changed(message, async () => {
+      await restoreTo(before)
+      changed('Undone: the project is as it was before.')
+    })
+  }
+  return (
+    <section>
+      <h2>Restore the whole project</h2>
+      <p>Brings the documents of all levels of {project} back to a time. You see first what changes.</p>
+      <Form name='restore-to.preview' run={preview}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
+      {plan !== undefined && (
+        <div class='preview'>
+          {plan.levels.length === 0 && <p>Nothing changes: all documents are in this state already.</p>}
+          {plan.levels.map(({ target, environment, change, names }) => (
+            <div key={`${target}/${environment}`}>
+              <h3>{[target ?? project, environment].filter(Boolean).join(' / ')}: {change}</h3>
+              <Changes of={names} />
+            </div>
+          ))}
+          {plan.more > 0 && <p>And {plan.more} more levels.</p>}
+          {plan.levels.length > 0 && <Act name='restore-to.restore' kind='danger' run={restore} />}
+        </div>
+      )}
+    </section>
+  )
+}
+
+function Purge ({ level }: { level: Level }) {
+  const purge = async () => {
+    const { data } = await call('purgeVersions', {
+      path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
+    })
+    changed(data.message)
+  }
+  return (
+    <section>
+      <h2>Purge</h2>
+      <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>
+        <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
+      </Danger>
+    </section>
+  )
+}

@@ -1,0 +1,227 @@
+import { useState } from 'preact/hooks'
+import { call } from '../api.ts'
+import { deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
+import { callLevel, projectKey, type Level } from '../levels.ts'
+import type { Place } from '../router.ts'
+import { KeyGate, projectOf, Secret } from '../secrets.tsx'
+import { Act, changed, Danger, Field, Form, Help, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
+
+type Policy = 'keep' | 're_encrypt'
+
+/** The key of a project: its holder, its versions, its rotation and the change of its holder. */
+export function KeysPage ({ organization, project: slug }: Place) {
+  const level: Level = { organization, project: slug }
+  const project = useLoad(() => projectOf(organization, slug), [])
+  return (
+    <>
+      <h1>Keys of {slug}</h1>
+      <Help of='key' />
+      <Show of={project}>
+        {(project) => (
+          <>
+            <p>
+              {project.isClient
+                ? 'Only your own people hold the key of this project. The server cannot read its secrets.'
+                : 'The server holds the key of this project, and decrypts for people and tokens with permission.'}
+            </p>
+            <KeyList level={level} />
+            {project.isClient
+              ? <KeyGate level={level}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
+              : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
+          </>
+        )}
+      </Show>
+    </>
+  )
+}
+
+function KeyList ({ level }: { level: Level }) {
+  const keys = useLoad(async () => (await call('listEncryptionKeys', { path: level })).data, [])
+  return (
+    <Show of={keys}>
+      {({ data, re_encryption }) => (
+        <section>
+          <h2>Versions of the key</h2>
+          <Table label='Versions of the key' head={['Version', 'Held by', 'In use', 'Made', 'Replaced']}>
+            {data.map(({ version, managed, is_active, created_at, rotated_at }) => (
+              <tr key={version}>
+                <th scope='row'>{version}</th><td>{managed === 'client' ? 'your people' : 'the server'}</td>
+                <td>{is_active ? 'yes' : 'no'}</td><td><Time at={created_at} /></td><td>{rotated_at === null ? '' : <Time at={rotated_at} />}</td>
+              </tr>
+            ))}
+          </Table>
+          {re_encryption !== null && (
+            <>
+              <p>
+                <label>
+                  Encrypting the history again: {re_encryption.moved} of {re_encryption.total} versions.{' '}
+                  <progress max={re_encryption.total || 1} value={re_encryption.moved} />
+                </label>
+              </p>
+              <Act name='key.refresh' run={keys.reload} />
+            </>
+          )}
+        </section>
+      )}
+    </Show>
+  )
+}
+
+function KeyString ({ level }: { level: Level }) {
+  const read = async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''
+  return (
+    <section>
+      <h2>Key string</h2>
+      <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
+      <Secret place={`key of ${projectKey(level)}`} name='key string' read={read} />
+    </section>
+  )
+}
+
+const PolicyField = () => (
+  <Field
+    label='Old versions' name='policy'
+    options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
+  />
+)
+
+function RotateServer ({ level }: { level: Level }) {
+  const rotate = async ({ policy }: Fields) => {
+    const { data } = await call('rotateEncryptionKey', {
+      path: level, body: { history_policy: policy as Policy }, dangerous: ['key:rotate']
+    })
+    changed(data.message)
+  }
+  return (
+    <section>
+      <h2>Rotate the key</h2>
+      <Help of='rotation' />
+      <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /></Form>
+    </section>
+  )
+}
+
+/** All documents of a project, as the server stores them. */
+async function documentsOf (level: Level): Promise<{ id: string, content: string, etag: string }[]> {
+  const { organization, project } = level
+  const { data: { data } } = await call('readProjectMatrix', { path: { organization, project }, query: { decrypt: false } })
+  const found = []
+  for (const { level: kind, target, environment, etag } of data.attributes.levels) {
+    if (etag === null) continue
+    const at = { ...level, target: target ?? undefined, environment: environment ?? undefined }
+    const { id, content, etag: now } = (await callLevel('readSecrets', at)).data.data.attributes.levels![kind]!
+    found.push({ id, content, etag: now })
+  }
+  return found
+}
+
+/** Encrypts all documents with a new key, and the history too if the person wants that. */
+function RotateClient ({ level }: { level: Level }) {
+  const [keyString, setKeyString] = useState(newKeyString)
+  const [progress, setProgress] = useState('')
+  const rotate = async ({ policy }: Fields) => {
+    const old = useKey(projectKey(level))
+    const salt = newSalt()
+    setProgress('Derives the new key…')
+    const key = await deriveKey(keyString, { salt, iterations: ITERATIONS })
+    const secrets = []
+    for (const { id, content, etag } of await documentsOf(level)) {
+      secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
+      setProgress(`Encrypted ${secrets.length} documents…`)
+    }
+    const { data } = await call('rotateClientKeys', {
+      path: level,
+      body: {
+        secrets,
+        key_check: key.proof,
+        key_check_salt: salt,
+        key_check_iterations: ITERATIONS,
+        key_proof: old.proof,
+        history_policy: policy as Policy
+      },
+      dangerous: ['key:rotate']
+    })
+    holdKey(projectKey(level), key)
+    if (policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
+    setProgress('')
+    setKeyString(newKeyString())
+    changed(data.message)
+  }
+  return (
+    <section>
+      <h2>Rotate the key</h2>
+      <Help of='rotation' />
+      <Form name='key.rotate' kind='danger' run={rotate}>
+        <Field key={keyString} label='New key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
+        <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
+        <PolicyField />
+      </Form>
+      {progress !== '' && <p role='status'>{progress}</p>}
+    </section>
+  )
+}
+
+async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (text: string) => void) {
+  for (let after = 0, done = 0; ;) {
+    const { data } = await call('listPendingVersions', { path: level, body: { limit: 50, after }, dangerous: ['key:rotate'] })
+    if (data.data.length === 0) return
+    const versions = []
+    for (const { id, content } of data.data) {
+      after = id
+      // A version under an even older key stays as it is.
+      const text = await openBlob(old, content).catch(() => undefined)
+      if (text !== undefined) versions.push({ id, content: await sealBlob(key, text) })
+    }
+    if (versions.length > 0) {
+      await call('reEncryptHistory', { path: level, body: { versions, key_proof: key.proof }, dangerous: ['key:rotate'] })
+    }
+    done += versions.length
+    tell(`Encrypted ${done} versions again…`)
+  }
+}
+
+/** Gives the key to the server. */
+function ToServer ({ level }: { level: Level }) {
+  const change = async ({ key_string = '' }: Fields) => {
+    await call('updateProject', {
+      path: level, body: { storage_mode: 'server', encryption_key: key_string }, dangerous: ['key:rotate']
+    })
+    changed('The server holds the key now.')
+  }
+  return (
+    <section>
+      <h2>Give the key to the server</h2>
+      <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
+      <Form name='key.custody' kind='danger' run={change}>
+        <Field label='Present key string' name='key_string' type='password' required />
+      </Form>
+    </section>
+  )
+}
+
+/** Takes the key from the server. The server proves nothing: it once knew the key. */
+function ToClient ({ level }: { level: Level }) {
+  const change = async () => {
+    const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
+    const { key = '', key_check_salt, key_check_iterations } = attributes
+    const derived = await deriveKey(key, { salt: key_check_salt, iterations: key_check_iterations })
+    await call('updateProject', {
+      path: level,
+      body: { storage_mode: 'client', key_check: derived.proof, key_check_salt, key_check_iterations, key_proof: derived.proof },
+      dangerous: ['key:rotate']
+    })
+    holdKey(projectKey(level), derived)
+    changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
+  }
+  return (
+    <section>
+      <h2>Take the key from the server</h2>
+      <Danger name='key.custody' title='Take the key from the server?' run={change}>
+        <p>
+          Copy the key string above to a safe place first: the server deletes it, and without it nobody can read the
+          secrets. Then rotate the key, because the server once knew it.
+        </p>
+      </Danger>
+    </section>
+  )
+}

@@ -1,0 +1,203 @@
+import { useState } from 'preact/hooks'
+import { ApiError, call } from '../api.ts'
+import { changesSince, Conflict, sayChanged, SetName, useChange } from '../cell.tsx'
+import { openBlob, useKey } from '../crypto.ts'
+import { Import } from '../import.tsx'
+import {
+  callLevel, inBody, keyOf, kindOf, projectKey, readDocument, stateOf, storeDocument, titleOf,
+  type Kind, type Level, type LevelDocument
+} from '../levels.ts'
+import type { Place } from '../router.ts'
+import { KeyGate, LevelSecret, projectOf, readInherited, reveal, ValueField, type Project } from '../secrets.tsx'
+import {
+  Act, Check, Danger, Dialog, download, Empty, Field, Help, Show, Table, To, useForgetting, useLoad
+} from '../ui.tsx'
+import { readValues, type Comparison } from '../values.ts'
+
+interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
+const MAX_ROWS = 200
+
+/** A level: its names, its document, imports and changes. */
+export function LevelPage ({ organization, project: slug, target, environment }: Place) {
+  const level: Level = { organization, project: slug, target, environment }
+  const loaded = useLoad(() => projectOf(organization, slug), [])
+  return (
+    <>
+      <h1>{titleOf(level)}</h1>
+      <p class='soft'>{kindOf(level)} of {[organization, slug, target].slice(0, environment === undefined ? 2 : 3).filter(Boolean).join(' / ')}</p>
+      <Help of={kindOf(level)} />
+      <Show of={loaded}>
+        {(project) => project.isClient
+          ? <KeyGate level={level}><Content level={level} project={project} /></KeyGate>
+          : <Content level={level} project={project} />}
+      </Show>
+    </>
+  )
+}
+
+function Content ({ level, project }: { level: Level, project: Project }) {
+  const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
+  const done = (text: string, etag: string | undefined) => sayChanged(text, level, etag, project.isClient)
+  return (
+    <>
+      {hasNames ? <Names level={level} project={project} /> : <p>Edit this document as a whole.</p>}
+      <section>
+        <h2>Document</h2>
+        <Help of='version' />
+        <DocumentEditor level={level} project={project} />
+        <details>
+          <summary>Import a text or a file</summary>
+          <Import level={level} project={project} done={done} />
+        </details>
+        <div class='actions'>
+          <Act name='document.download' run={() => downloadDocument(level, project)} />
+          <Danger name='document.delete' title={`Delete the document of ${titleOf(level)}?`} run={() => remove(level, project)}>
+            <p>All names of this level go away. Its history stays, and a restore brings them back.</p>
+          </Danger>
+        </div>
+        <p><To to={{ page: 'history', ...level }}>History of this level</To></p>
+      </section>
+    </>
+  )
+}
+
+/** The names of the level and of the levels above. For a client-managed project, the browser reads the documents. */
+async function namesOf (level: Level, { isClient, format }: Project): Promise<NameRow[]> {
+  if (!isClient) {
+    const { data } = await callLevel('readNames', level, { query: { merge: true } })
+    return data.data.map(({ attributes: { name, level: from, overrides } }) => ({ name, from, overrides }))
+  }
+  const { data: { data } } = await callLevel('readSecrets', level)
+  const holders = new Map<string, Kind[]>()
+  for (const kind of ['project', 'target', 'environment'] as const) {
+    const found = data.attributes.levels?.[kind]
+    if (found === undefined) continue
+    const text = await openBlob(useKey(projectKey(level)), found.content)
+    for (const name of readValues(format, text)?.keys() ?? []) {
+      holders.set(name, [...holders.get(name) ?? [], kind])
+    }
+  }
+  return [...holders].sort(([a], [b]) => a < b ? -1 : 1)
+    .map(([name, kinds]) => ({ name, from: kinds.at(-1)!, overrides: kinds.slice(0, -1) }))
+}
+
+function Names ({ level, project }: { level: Level, project: Project }) {
+  const [filter, setFilter] = useState('')
+  const [edited, setEdited] = useState<{ name: string | undefined, base: Omit<LevelDocument, 'text'> }>()
+  const names = useLoad(() => namesOf(level, project), [])
+  const kind = kindOf(level)
+  const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
+  const revealAll = async () => {
+    if (project.isClient) return reveal(keyOf(level), await readInherited(level, project.format))
+    const { data } = await call('retrieveSecrets', {
+      path: { organization: level.organization }, body: { ...inBody(level), action: 'decrypt', merge: 'true' }
+    })
+    if (data.data.type === 'secrets') reveal(keyOf(level), Object.entries(data.data.secrets ?? {}))
+  }
+  return (
+    <section>
+      <h2>Names</h2>
+      <Help of='name' />
+      <div class='actions'>
+        <Act name='name.edit' kind='main' label='Add a name…' run={() => edit(undefined)} />
+        <Act name='document.reveal' run={revealAll} />
+      </div>
+      <Show of={names}>
+        {(rows) => {
+          const found = rows.filter(({ name }) => name.toLowerCase().includes(filter.toLowerCase()))
+          return rows.length === 0
+            ? <Empty>This level has no names yet. Add one, or import an .env file below.</Empty>
+            : (
+              <>
+                {rows.length > 10 && <Field label='Only names that contain' name='filter' type='search' onInput={setFilter} />}
+                <Table label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}>
+                  {found.slice(0, MAX_ROWS).map((row) => (
+                    <tr key={row.name}>
+                      <th scope='row'>{row.name}</th>
+                      <td>{row.from === kind ? row.overrides.length === 0 ? 'set here' : `overrides ${row.overrides.at(-1)!}` : `from ${row.from}`}</td>
+                      <td><LevelSecret level={level} name={row.name} project={project} /></td>
+                      <td>
+                        <Act name='name.edit' description={row.name} run={() => edit(row.name)} />
+                        {row.from === kind && <RemoveName level={level} project={project} name={row.name} />}
+                      </td>
+                    </tr>
+                  ))}
+                </Table>
+                {found.length > MAX_ROWS && <p class='hint'>These are the first {MAX_ROWS} of {found.length} names.</p>}
+              </>
+              )
+        }}
+      </Show>
+      {edited !== undefined && (
+        <Dialog title={edited.name === undefined ? 'Add a name' : `${edited.name} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
+          <SetName level={level} project={project} {...edited} done={() => setEdited(undefined)} />
+        </Dialog>
+      )}
+    </section>
+  )
+}
+
+function RemoveName ({ level, project, name }: { level: Level, project: Project, name: string }) {
+  const { apply, view } = useChange(level, project, () => {})
+  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${name} from ${titleOf(level)}.`)
+  return <><Act name='name.remove' description={name} run={remove} />{view}</>
+}
+
+/** The whole document. It is shown only while somebody edits it. */
+function DocumentEditor ({ level, project }: { level: Level, project: Project }) {
+  const { isClient, format } = project
+  const [document, setDocument] = useState<LevelDocument>()
+  const [text, setText] = useState<string | undefined>('')
+  const [unchecked, setUnchecked] = useState(false)
+  const [conflict, setConflict] = useState<Comparison | null>()
+  const close = () => {
+    setDocument(undefined)
+    setText('')
+    setConflict(undefined)
+  }
+  useForgetting(document !== undefined && text === document.text, close)
+  const open = async () => {
+    const found = await readDocument(level, isClient)
+    setText(found.text)
+    setDocument(found)
+  }
+  const store = async () => {
+    if (text === undefined) throw new Error('Correct the escapes first.')
+    const base = document!
+    try {
+      const { etag } = await storeDocument(level, text, base.etag, isClient, { unchecked })
+      close()
+      sayChanged(`Saved the document of ${titleOf(level)}.`, level, etag, isClient)
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 412)) throw error
+      const now = await stateOf(level)
+      setConflict(await changesSince(level, project, base.version, now.version))
+      setDocument({ ...now, text: base.text })
+    }
+  }
+  if (document === undefined) return <Act name='document.edit' run={open} />
+  return (
+    <>
+      <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={setText} rows={16} />
+      {!isClient && format !== 'text' && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
+      {conflict === undefined
+        ? <Act name='document.store' kind='main' run={store} />
+        : <Conflict level={level} found={conflict} again={store} />}
+      <button type='button' onClick={close}>Cancel</button>
+    </>
+  )
+}
+
+async function downloadDocument (level: Level, { isClient, format }: Project) {
+  const { text, etag } = await readDocument(level, isClient)
+  if (etag === null) throw new Error('This level has no document yet.')
+  const extension = format === 'text' ? 'txt' : format
+  download(`${[level.project, level.target, level.environment].filter(Boolean).join('-')}.${extension}`, text ?? '', 'application/octet-stream')
+}
+
+async function remove (level: Level, { isClient }: Project) {
+  const { etag } = await stateOf(level)
+  if (etag === null) throw new Error('This level has no document.')
+  await call('deleteSecrets', { path: { organization: level.organization }, body: inBody(level), etag })
+  sayChanged(`Deleted the document of ${titleOf(level)}.`, level, null, isClient)
+}

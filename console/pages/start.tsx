@@ -1,0 +1,211 @@
+import { useState } from 'preact/hooks'
+import { call } from '../api.ts'
+import { newKeyString, newSalt, deriveKey, holdKey, ITERATIONS } from '../crypto.ts'
+import { storeDocument } from '../levels.ts'
+import { go } from '../router.ts'
+import { loadPerson, membership, memberships, roleName } from '../session.ts'
+import { Act, Check, Danger, Empty, Field, Form, Help, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { FileField } from '../import.tsx'
+import type { Format } from '../values.ts'
+
+/** Organizations, their projects, and invitations of the person. */
+export function StartPage ({ organization }: { organization: string }) {
+  const chosen = membership.value
+  return (
+    <>
+      <h1>{chosen?.name ?? 'Start'}</h1>
+      {organization !== '' && chosen === undefined && <p class='problem' role='alert'>You are not a member of this organization.</p>}
+      <Invitations />
+      {chosen !== undefined && <Projects organization={organization} />}
+      <Organizations />
+      {chosen !== undefined && <Settings organization={organization} name={chosen.name} />}
+    </>
+  )
+}
+
+function Invitations () {
+  const invitations = useLoad(async () => (await call('listOwnInvitations')).data.data, [])
+  const answer = (operation: 'acceptInvitation' | 'declineInvitation', id: string) => async () => {
+    await call(operation, { path: { invitation: id }, ...(operation === 'acceptInvitation' && { body: {} }) })
+    await loadPerson()
+    changed(operation === 'acceptInvitation' ? 'You are a member now.' : 'The invitation is declined.')
+  }
+  return (
+    <Show of={invitations}>
+      {(found) => found.length > 0 && (
+        <section>
+          <h2>Invitations to you</h2>
+          <ul class='list'>
+            {found.map(({ id, attributes: { organization, role, invited_by, expires_at } }) => (
+              <li key={id}>
+                <p><strong>{organization.name}</strong> invites you as {roleName(role)}{invited_by !== null && `, by ${invited_by}`}, until <Time at={expires_at} />.</p>
+                <div class='actions'>
+                  <Act name='invitation.accept' kind='main' description={organization.name} run={answer('acceptInvitation', id)} />
+                  <Act name='invitation.decline' description={organization.name} run={answer('declineInvitation', id)} />
+                </div>
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </Show>
+  )
+}
+
+function Organizations () {
+  const create = async ({ name = '' }: Fields) => {
+    const { data } = await call('createOrganization', { body: { name } })
+    await loadPerson()
+    go({ organization: data.data.slug })
+    changed(`Created the organization ${data.data.name}.`)
+  }
+  return (
+    <section>
+      <h2>Your organizations</h2>
+      <Help of='organization' />
+      {memberships.value.length === 0
+        ? <Empty>You belong to no organization yet. Create one, or ask for an invitation.</Empty>
+        : (
+          <ul class='list'>
+            {memberships.value.map(({ slug, name, role }) => (
+              <li key={slug}><To to={{ organization: slug }} current={slug === membership.value?.slug}>{name}</To>, {roleName(role ?? '')}</li>
+            ))}
+          </ul>
+          )}
+      <details>
+        <summary>Create an organization</summary>
+        <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
+      </details>
+    </section>
+  )
+}
+
+function Projects ({ organization }: { organization: string }) {
+  const [page, setPage] = useState(1)
+  const projects = useLoad(
+    async () => (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data, [organization, page]
+  )
+  return (
+    <section>
+      <h2>Projects</h2>
+      <Help of='project' />
+      <Show of={projects}>
+        {({ data, meta }) => (
+          <>
+            {data.length === 0
+              ? <Empty>There is no project yet. Create one below: with an .env file you see its names at once.</Empty>
+              : (
+                <Table label='Projects' head={['Project', 'Key held by', 'Last change']}>
+                  {data.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => (
+                    <tr key={id}>
+                      <th scope='row'><To to={{ page: 'matrix', organization, project: slug }}>{name}</To></th>
+                      <td>{encryption_type === 'client' ? 'your people' : 'the server'}</td>
+                      <td>{last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>}</td>
+                    </tr>
+                  ))}
+                </Table>
+                )}
+            <Pages meta={meta} set={setPage} />
+          </>
+        )}
+      </Show>
+      <details open={projects.value?.data.length === 0}>
+        <summary>Create a project</summary>
+        <CreateProject organization={organization} />
+      </details>
+    </section>
+  )
+}
+
+/** Buttons to the neighbours of a page of a list. */
+export function Pages ({ meta: { current_page, last_page }, set }: {
+  meta: { current_page: number, last_page: number }, set: (page: number) => void
+}) {
+  if (last_page <= 1) return null
+  return (
+    <nav class='pages' aria-label='Pages of the list'>
+      <button type='button' disabled={current_page <= 1} onClick={() => set(current_page - 1)}>Previous page</button>
+      <span>Page {current_page} of {last_page}</span>
+      <button type='button' disabled={current_page >= last_page} onClick={() => set(current_page + 1)}>Next page</button>
+    </nav>
+  )
+}
+
+/** Creates a project, with targets and environments, and with an imported document if the person gives one. */
+function CreateProject ({ organization }: { organization: string }) {
+  const [isClient, setClient] = useState(false)
+  const [keyString, setKeyString] = useState('')
+  const [document, setDocument] = useState('')
+  const create = async ({ name = '', format = 'env', targets = '', environments = '' }: Fields) => {
+    const salt = newSalt()
+    const key = isClient ? await deriveKey(keyString, { salt, iterations: ITERATIONS }) : undefined
+    const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
+      path: { organization },
+      body: {
+        name,
+        secret_format: format as Format,
+        ...(key !== undefined && {
+          storage_mode: 'client', key_check: key.proof, key_check_salt: salt, key_check_iterations: ITERATIONS
+        })
+      }
+    })
+    if (key !== undefined) holdKey(`${organization}/${project}`, key)
+    if (document !== '') await storeDocument({ organization, project }, document, null, isClient)
+    for (const target of wordsOf(targets)) {
+      const made = await call('createTarget', { path: { organization, project }, body: { name: target } })
+      for (const environment of wordsOf(environments)) {
+        await call('createEnvironment', {
+          path: { organization, project, target: made.data.data.attributes.slug },
+          body: { name: environment, status: /^(?:live|prod|production)$/i.test(environment) ? 'production' : 'development' }
+        })
+      }
+    }
+    go({ page: 'matrix', organization, project })
+    changed(`Created the project ${name}.`)
+  }
+  return (
+    <Form name='project.create' run={create}>
+      <Field label='Name of the project' name='name' required />
+      <Help of='target' />
+      <Field label='Targets' name='targets' hint='Several names with commas, such as: backend, website. You can add them later.' />
+      <Help of='environment' />
+      <Field label='Environments of each target' name='environments' hint='Several names with commas, such as: test, live.' />
+      <Field
+        label='Format of the documents' name='format'
+        options={[['env', '.env: lines of NAME=value'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
+      />
+      <FileField label='Import (optional): an .env file or another text in this format' change={setDocument} value={document} />
+      <fieldset>
+        <legend>Who holds the key?</legend>
+        <Check type='radio' name='custody' value='server' label='The server: it decrypts for people with permission' checked={!isClient} onChange={() => setClient(false)} />
+        <Check type='radio' name='custody' value='client' label='Only your people: the server can never read the secrets' checked={isClient} onChange={() => { setClient(true); setKeyString(newKeyString()) }} />
+        {isClient && (
+          <>
+            <Field label='Key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
+            <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
+          </>
+        )}
+      </fieldset>
+    </Form>
+  )
+}
+
+const wordsOf = (text: string) => [...new Set(text.split(',').map((word) => word.trim()).filter((word) => word !== ''))]
+
+function Settings ({ organization, name }: { organization: string, name: string }) {
+  const path = { organization }
+  const remove = async () => {
+    await call('deleteOrganization', { path, body: { confirmed: true }, dangerous: ['organization:delete'] })
+    await loadPerson()
+    go({})
+    changed(`Deleted the organization ${name}.`)
+  }
+  return (
+    <details>
+      <summary>Settings of the organization</summary>
+      <Danger name='organization.delete' title={`Delete ${name}?`} run={remove}>
+        <p>This deletes all projects, secrets, tokens and memberships of {name}. It cannot be undone.</p>
+      </Danger>
+    </details>
+  )
+}

@@ -1,0 +1,164 @@
+import { useState } from 'preact/hooks'
+import { call, type Schemas } from '../api.ts'
+import { BASE } from '../auth.ts'
+import { ALL_SCOPES, wordsOfScopes } from '../scopes.ts'
+import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Show, Time, useLoad, type Fields } from '../ui.tsx'
+import { Pages } from './start.tsx'
+
+type Ability = Schemas['Ability']
+type Token = Schemas['ApiToken']
+interface NewValue { name: string, value: string }
+
+/** The presets of the picker. */
+const PRESETS: Record<string, readonly Ability[]> = {
+  'Read-only': ['secret:read', 'secret:decrypt', 'project:read', 'target:read', 'environment:read'],
+  Deploy: ['secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'project:read', 'target:read', 'environment:read'],
+  Full: ['*']
+}
+
+/** The tokens of the organization. */
+export function TokensPage ({ organization }: { organization: string }) {
+  const [page, setPage] = useState(1)
+  const tokens = useLoad(async () => (await call('listApiTokens', { path: { organization }, query: { page, per_page: 25, sort: '-created_at' } })).data, [page])
+  const [shown, setShown] = useState<NewValue>()
+  return (
+    <>
+      <h1>Tokens and applications</h1>
+      <Help of='token' />
+      {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
+      <section>
+        <h2>Create a token</h2>
+        <CreateToken organization={organization} done={(created) => { setShown(created); changes.value++ }} />
+      </section>
+      <section>
+        <h2>Tokens</h2>
+        <Show of={tokens}>
+          {({ data, meta }) => data.length === 0
+            ? <Empty>There is no token yet. A build or a service needs one: create it above.</Empty>
+            : (
+              <>
+                <ul class='list'>
+                  {data.map((token) => <TokenItem key={token.id} {...{ organization, token }} show={setShown} />)}
+                </ul>
+                <Pages meta={meta} set={setPage} />
+              </>
+              )}
+        </Show>
+      </section>
+      <section>
+        <h2>Applications</h2>
+        <p>Applications that act for you, such as the command line tool, are on <a href={`${BASE.pathname}account`}>your account page</a>. There you end their access.</p>
+      </section>
+    </>
+  )
+}
+
+/** The value of a new token: shown once, with commands to paste. The value is not in the commands. */
+function NewToken ({ organization, name, value, close }: NewValue & { organization: string, close: () => void }) {
+  return (
+    <section class='once' role='alert'>
+      <h2>The token {name}</h2>
+      <p>Copy it now. It is shown only this once.</p>
+      <pre tabIndex={0} class='value'>{value}</pre>
+      <Act name='token.copy' kind='main' run={() => navigator.clipboard.writeText(value)} />
+      <p>Then paste these lines into a shell. The first one asks for the token, so that no history has it:</p>
+      <pre tabIndex={0}>{`read -rs STRONGROOM_TOKEN && export STRONGROOM_TOKEN
+curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organization}/projects`, BASE).href}'`}
+      </pre>
+      <button type='button' onClick={close}>I have copied it</button>
+    </section>
+  )
+}
+
+function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
+  const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
+  const create = async ({ name = '', expires = '', project = '', target = '', environment = '' }: Fields) => {
+    const days = Number(expires)
+    const { data } = await call('createApiToken', {
+      path: { organization },
+      body: {
+        name,
+        abilities: [...abilities],
+        ...(days > 0 && { expires_at: new Date(Date.now() + days * 86_400_000).toISOString() }),
+        ...(project !== '' && { restrictions: [{ project, ...(target !== '' && { target }), ...(environment !== '' && { environment }) }] })
+      },
+      dangerous: ['api-token:create', ...scopesOf(abilities)]
+    })
+    done({ name, value: data.token })
+  }
+  return (
+    <Form name='token.create' run={create}>
+      <Field label='Name of the token' name='name' required hint='Such as the program that uses it.' />
+      <fieldset>
+        <legend>What may it do?</legend>
+        <div class='choices'>
+          {Object.entries(PRESETS).map(([preset, scopes]) => (
+            <Check key={preset} type='radio' name='preset' value={preset} label={preset} checked={String(scopes) === String(abilities)} onChange={() => setAbilities(scopes)} />
+          ))}
+        </div>
+        <details>
+          <summary>Choose each scope</summary>
+          <div class='choices'>
+            {ALL_SCOPES.map((scope) => (
+              <Check
+                key={scope} name='scope' value={scope} label={scope} checked={abilities.includes(scope as Ability) || abilities.includes('*')}
+                onChange={(isOn) => {
+                  const rest = abilities.filter((one) => one !== scope && one !== '*')
+                  setAbilities(isOn ? [...rest, scope as Ability] : rest)
+                }}
+              />
+            ))}
+          </div>
+        </details>
+      </fieldset>
+      <fieldset>
+        <legend>Where? Empty: in the whole organization</legend>
+        <Field label='Project' name='project' hint='The name in the address, such as shop.' />
+        <Field label='Target' name='target' />
+        <Field label='Environment' name='environment' />
+      </fieldset>
+      <Field label='Expires after' name='expires' options={[['', '90 days: the longest time'], ['30', '30 days'], ['7', '7 days'], ['1', 'a day']]} />
+    </Form>
+  )
+}
+
+function TokenItem ({ organization, token, show }: {
+  organization: string, token: Token, show: (shown: { name: string, value: string }) => void
+}) {
+  const { id, name, abilities, restrictions, expires_at, last_used_at, created_by, token_prefix, token_suffix } = token
+  const path = { organization, id }
+  const rotate = async ({ overlap = '0' }: Fields) => {
+    const { data } = await call('rotateApiToken', {
+      path, body: { overlap_seconds: Number(overlap) }, dangerous: ['api-token:create', 'api-token:update', ...scopesOf(abilities)]
+    })
+    show({ name, value: data.token })
+    changes.value++
+  }
+  const revoke = async () => {
+    await call('deleteApiToken', { path })
+    changed(`Revoked the token ${name}.`)
+  }
+  return (
+    <li>
+      <p><strong>{name}</strong> <code>{token_prefix}…{token_suffix}</code></p>
+      <dl class='facts'>
+        <div><dt>May</dt><dd>{wordsOfScopes(abilities)}</dd></div>
+        <div><dt>Where</dt><dd>{restrictions.length === 0 ? 'the whole organization' : restrictions.map(({ project, target, environment }) => [project, target, environment].filter(Boolean).join(' / ')).join(', ')}</dd></div>
+        <div><dt>Last used</dt><dd><Time at={last_used_at} /></dd></div>
+        <div><dt>Expires</dt><dd><Time at={expires_at} /></dd></div>
+        <div><dt>Made by</dt><dd>{created_by?.name ?? 'the operator'}</dd></div>
+      </dl>
+      <details>
+        <summary>Rotate or revoke<span class='hidden'> {name}</span></summary>
+        <Form name='token.rotate' run={rotate}>
+          <Field label={`The old value of ${name} stays valid for`} name='overlap' options={[['0', 'no time'], ['3600', 'an hour'], ['86400', 'a day'], ['604800', 'a week']]} />
+        </Form>
+        <Danger name='token.revoke' title={`Revoke ${name}?`} description={name} run={revoke}>
+          <p>Programs with this token are refused at once.</p>
+        </Danger>
+      </details>
+    </li>
+  )
+}
+
+const scopesOf = (abilities: readonly Ability[]): readonly string[] => abilities.includes('*') ? ALL_SCOPES : abilities

@@ -1,0 +1,183 @@
+import { effect, signal } from '@preact/signals'
+import type { ComponentChildren } from 'preact'
+import { useState } from 'preact/hooks'
+import { call } from './api.ts'
+import { deriveKey, forgetKey, holdKey, isOpen, openBlob, useKey } from './crypto.ts'
+import { callLevel, inBody, keyOf, projectKey, type Level } from './levels.ts'
+import { place } from './router.ts'
+import { Act, Field, Form, Help, SHOWN_MS } from './ui.tsx'
+import { escapeValue, needsEscapes, readValues, unescapeValue, type Format } from './values.ts'
+
+// Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
+// when the person goes to another page.
+
+/** The revealed values, by place and name. */
+const shown = signal<ReadonlyMap<string, string>>(new Map())
+document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
+effect(() => { if (place.value !== undefined) shown.value = new Map() })
+
+const idOf = (place: string, name: string) => JSON.stringify([place, name])
+
+/** Shows values for 30 seconds. `place` says where they are, such as a level or a version. */
+export function reveal (place: string, values: Iterable<readonly [name: string, value: string]>) {
+  if (document.hidden) return
+  const entries = [...values].map(([name, value]) => [idOf(place, name), value] as const)
+  shown.value = new Map([...shown.peek(), ...entries])
+  setTimeout(() => conceal(entries.map(([id]) => id)), SHOWN_MS)
+}
+
+function conceal (ids: readonly string[]) {
+  const rest = new Map(shown.peek())
+  for (const id of ids) rest.delete(id)
+  shown.value = rest
+}
+
+/** What the pages need to know of a project: who holds its key, and how its documents are read. */
+export interface Project { organization: string, slug: string, name: string, isClient: boolean, format: Format }
+
+export async function projectOf (organization: string, slug: string): Promise<Project> {
+  const { data: { data: { attributes } } } = await call('getProject', { path: { organization, project: slug } })
+  const { name, encryption_type, secret_format: format } = attributes
+  return { organization, slug, name, isClient: encryption_type === 'client', format }
+}
+
+/** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
+export async function readOne (level: Level, name: string, { isClient, format }: Project): Promise<string> {
+  const value = isClient ? (await readInherited(level, format)).get(name) : await retrieveOne(level, name)
+  if (value === undefined) throw new Error('This name is not there any more. Load the page again.')
+  return value
+}
+
+async function retrieveOne (level: Level, name: string): Promise<string | undefined> {
+  const { data } = await call('retrieveSecrets', {
+    path: level, body: { ...inBody(level), action: 'decrypt', merge: 'true', filters: { names: [name] } }
+  })
+  return data.data.type === 'secrets' ? data.data.secrets?.[name] : undefined
+}
+
+/** The names and values of a level of a client-managed project, with those that it inherits. */
+export async function readInherited (level: Level, format: Format): Promise<Map<string, string>> {
+  const { data: { data } } = await callLevel('readSecrets', level)
+  const { project, target, environment } = data.attributes.levels ?? {}
+  const all = new Map<string, string>()
+  for (const found of [project, target, environment]) {
+    if (found === undefined) continue
+    const values = readValues(format, await openBlob(useKey(projectKey(level)), found.content))
+    if (values === undefined) throw new Error('The browser cannot read the names of this document. Edit it as a whole.')
+    for (const [name, value] of values) all.set(name, value)
+  }
+  return all
+}
+
+/** A value with its buttons. `read` is called when the person asks for the value. */
+export function Secret ({ place, name, read }: { place: string, name: string, read: () => Promise<string> }) {
+  const id = idOf(place, name)
+  const value = shown.value.get(id)
+  const isEscaped = value !== undefined && needsEscapes(value)
+  return (
+    <span class='secret'>
+      {value === undefined
+        ? <span class='hidden-value'>Hidden</span>
+        : <code class='value'>{isEscaped ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>}
+      {isEscaped && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
+      {value === undefined
+        ? <Act name='reveal' description={name} run={async () => reveal(place, [[name, await read()]])} />
+        : <Act name='hide' description={name} run={() => conceal([id])} />}
+      <Act name='copy' description={name} run={async () => navigator.clipboard.writeText(await read())} />
+    </span>
+  )
+}
+
+/** The value of a name at a level, with its buttons. */
+export function LevelSecret ({ level, name, project }: { level: Level, name: string, project: Project }) {
+  return <Secret place={keyOf(level)} name={name} read={() => readOne(level, name, project)} />
+}
+
+/**
+ * A field for a value or a document that keeps every byte. Characters that a text field changes or hides are written
+ * as escapes.
+ */
+export function ValueField ({ label, value, change, rows = 3 }: {
+  label: string, value: string, change: (value: string | undefined) => void, rows?: number
+}) {
+  const [isEscaped, setEscaped] = useState(needsEscapes(value))
+  const [text, setText] = useState(() => isEscaped ? escapeValue(value) : value)
+  const [problem, setProblem] = useState('')
+  const read = (text: string, isEscaped: boolean) => {
+    setText(text)
+    try {
+      change(isEscaped ? unescapeValue(text) : text)
+      setProblem('')
+    } catch (error) {
+      change(undefined)
+      setProblem((error as Error).message)
+    }
+  }
+  const toggle = (isNowEscaped: boolean) => {
+    try {
+      const present = isEscaped ? unescapeValue(text) : text
+      if (!isNowEscaped && needsEscapes(present)) {
+        setProblem('This value has characters that only escapes can show.')
+        return
+      }
+      setEscaped(isNowEscaped)
+      read(isNowEscaped ? escapeValue(present) : present, isNowEscaped)
+    } catch (error) {
+      setProblem((error as Error).message)
+    }
+  }
+  return (
+    <div class='field'>
+      <label>
+        <span>{label}</span>
+        <textarea
+          rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
+          aria-invalid={problem !== ''} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
+        />
+      </label>
+      {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
+      <label class='check'>
+        <input type='checkbox' checked={isEscaped} onChange={(event) => toggle((event.target as HTMLInputElement).checked)} />
+        <span>Write escapes: {'\\t \\r \\n \\\\ \\u{feff}'}</span>
+      </label>
+    </div>
+  )
+}
+
+/**
+ * Asks for the key string of a client-managed project. The key string stays in this page; the key is forgotten after
+ * 15 minutes without use.
+ */
+export function KeyGate ({ level, children }: { level: Level, children?: ComponentChildren }) {
+  const id = projectKey(level)
+  if (isOpen(id)) {
+    return (
+      <>
+        <p class='gate'>This project is open in this page. <Act name='key.close' kind='plain' run={() => forgetKey(id)} /></p>
+        {children}
+      </>
+    )
+  }
+  return (
+    <section class='gate'>
+      <h2>Open the project</h2>
+      <p>Only your own people hold the key of this project. Enter its key string: it never leaves this page.</p>
+      <Form name='key.open' run={async ({ key_string = '' }) => openProject(level, key_string)}>
+        <Field label='Key string' name='key_string' type='password' required />
+      </Form>
+      <Help of='key' />
+    </section>
+  )
+}
+
+/** Derives the key of a project and checks it with a document of the level. */
+async function openProject (level: Level, keyString: string) {
+  const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
+  const { key_check_salt: salt, key_check_iterations: iterations } = attributes
+  const key = await deriveKey(keyString, { salt, iterations })
+  const { data: { data } } = await callLevel('readSecrets', level)
+  const { project, target, environment } = data.attributes.levels ?? {}
+  const document = environment ?? target ?? project
+  if (document !== undefined) await openBlob(key, document.content)
+  holdKey(projectKey(level), key)
+}

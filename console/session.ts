@@ -1,0 +1,35 @@
+import { computed, signal } from '@preact/signals'
+import { call, type Schemas } from './api.ts'
+import { actFor } from './auth.ts'
+import { place } from './router.ts'
+
+// The signed-in person and the organizations that this person belongs to.
+
+export interface Person { id: string, name: string, email: string }
+type Membership = Schemas['IncludedOrganization']['attributes']
+
+export const person = signal<Person | null>(null)
+export const memberships = signal<readonly Membership[]>([])
+/** The membership in the organization of the page. */
+export const membership = computed(() => memberships.value.find(({ slug }) => slug === place.value.organization))
+
+export async function loadPerson () {
+  const { data: { data, included } } = await call('getUser')
+  if (data.type !== 'users') throw new Error('The console acts for people only.')
+  const { name, email } = data.attributes
+  actFor(data.id)
+  person.value = { id: data.id, name, email }
+  memberships.value = included.map(({ attributes }) => attributes)
+}
+
+/** The roles, in words. */
+export const ROLES: Record<Schemas['Role'], string> = {
+  owner: 'Owner: everything, also billing and the deletion of the organization',
+  administrator: 'Administrator: everything but billing and the deletion of the organization',
+  developer: 'Developer: reads and changes secrets, targets and environments, restores versions',
+  member: 'Member: reads and changes secrets',
+  auditor: 'Auditor: sees history, members and tokens, but no secrets',
+  billing_manager: 'Billing manager: sees bills and limits, but no projects',
+  api_user: 'API user: reads encrypted documents only'
+}
+export const roleName = (role: string): string => (ROLES[role as Schemas['Role']] ?? role).split(':')[0]!

@@ -1,0 +1,347 @@
+import { signal } from '@preact/signals'
+import type { ComponentChildren } from 'preact'
+import { createContext } from 'preact'
+import { useContext, useEffect, useId, useRef, useState } from 'preact/hooks'
+import { ACTIONS, HELP, type Action } from './actions.ts'
+import { ApiError, curlOf, sent } from './api.ts'
+import type { Comparison } from './values.ts'
+import { go, pathOf, type Place } from './router.ts'
+
+// The parts from which pages are made.
+
+/** The message of the last change, with its undo. */
+interface Notice { text: string, undo: (() => Promise<void>) | undefined }
+export const notice = signal<Notice | null>(null)
+
+/** Says what happened, and offers to undo it. */
+export function say (text: string, undo?: () => Promise<void>) {
+  notice.value = { text, undo }
+}
+
+/** Counts the changes. After each of them, all that the page shows is loaded again. */
+export const changes = signal(0)
+
+/** Says what was changed, and loads the page again. */
+export function changed (text: string, undo?: () => Promise<void>) {
+  say(text, undo)
+  changes.value++
+}
+
+export const messageOf = (error: unknown): string => error instanceof Error ? error.message : String(error)
+
+export function Problem ({ error }: { error: unknown }) {
+  if (error === undefined || error === null) return null
+  return <p class='problem' role='alert'>{messageOf(error)}</p>
+}
+
+export function Help ({ of }: { of: keyof typeof HELP }) {
+  return <p class='help'>{HELP[of]}</p>
+}
+
+/** Shown only if the work takes longer than a second (by the style sheet). */
+export function Progress ({ text = 'Loading…' }: { text?: string }) {
+  return <p class='late' role='status'>{text}</p>
+}
+
+/** A button of an action. While the action runs the button is busy, and an error appears beside it. */
+export function Act ({ name, run, label, description, kind = '' }: {
+  name: Action, run: () => unknown, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain'
+}) {
+  const [busy, setBusy] = useState(false)
+  const [error, setError] = useState<unknown>()
+  const click = async () => {
+    if (busy) return
+    setBusy(true)
+    setError(undefined)
+    try {
+      await run()
+    } catch (error) {
+      setError(error)
+    }
+    setBusy(false)
+  }
+  return (
+    <>
+      <button type='button' class={kind} data-action={name} aria-disabled={busy} onClick={click}>
+        {label ?? ACTIONS[name]}{description !== undefined && <span class='hidden'> {description}</span>}
+      </button>
+      {busy && <Progress text='Working…' />}
+      <Problem error={error} />
+    </>
+  )
+}
+
+/** The error of the form around a field. */
+const FormProblem = createContext<unknown>(undefined)
+
+/** The messages of an error that concern a field, also if they name a part of it (`restrictions/0/target`). */
+function messagesOf (error: unknown, field: string): string[] {
+  if (!(error instanceof ApiError)) return []
+  return Object.entries(error.errors)
+    .filter(([name]) => name === field || name.startsWith(`${field}/`) || name.startsWith(`${field}.`) || name.startsWith(`${field}[`))
+    .flatMap(([, messages]) => messages)
+}
+
+export type Fields = Record<string, string>
+
+/** A form of an action. Errors about a field appear beside it, other errors above the button. */
+export function Form ({ name, run, label, children, kind = 'main' }: {
+  name: Action, run: (fields: Fields) => unknown, label?: string, children?: ComponentChildren, kind?: 'main' | 'danger'
+}) {
+  const [busy, setBusy] = useState(false)
+  const [error, setError] = useState<unknown>()
+  const form = useRef<HTMLFormElement>(null)
+  const submit = async (event: Event) => {
+    event.preventDefault()
+    if (busy) return
+    setBusy(true)
+    setError(undefined)
+    try {
+      await run(Object.fromEntries(new FormData(form.current!)) as Fields)
+      form.current?.reset()
+    } catch (error) {
+      setError(error)
+    }
+    setBusy(false)
+  }
+  const isElsewhere = error instanceof ApiError && Object.keys(error.errors).length > 0 &&
+    Object.keys(error.errors).every((field) => form.current?.querySelector(`[name="${CSS.escape(field.split(/[/.[]/)[0]!)}"]`))
+  return (
+    <form ref={form} data-action={name} onSubmit={submit} noValidate={false}>
+      <FormProblem.Provider value={error}>{children}</FormProblem.Provider>
+      {!isElsewhere && <Problem error={error} />}
+      <button type='submit' class={kind} data-action={name} aria-disabled={busy}>{label ?? ACTIONS[name]}</button>
+      {busy && <Progress text='Working…' />}
+    </form>
+  )
+}
+
+interface FieldOptions {
+  label: string
+  name: string
+  hint?: string
+  value?: string | undefined
+  type?: 'text' | 'password' | 'email' | 'search' | 'datetime-local'
+  required?: boolean
+  options?: readonly (readonly [value: string, label: string])[]
+  maxLength?: number
+  onInput?: (value: string) => void
+}
+
+/** A labelled field with its hint and its errors. */
+export function Field ({ label, name, hint, value, type = 'text', required = false, options, maxLength, onInput }: FieldOptions) {
+  const id = useId()
+  const messages = messagesOf(useContext(FormProblem), name)
+  const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
+  const attributes = {
+    id,
+    name,
+    required,
+    'aria-describedby': described === '' ? undefined : described,
+    'aria-invalid': messages.length > 0,
+    onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value)
+  }
+  return (
+    <div class='field'>
+      <label for={id}>{label}</label>
+      {options === undefined
+        ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
+        : (
+          <select {...attributes}>
+            {options.map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>)}
+          </select>
+          )}
+      {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}
+      {messages.length > 0 && <p class='problem' role='alert' id={`${id}-error`}>{messages.join(' ')}</p>}
+    </div>
+  )
+}
+
+export function Check ({ label, name, value = 'on', checked = false, onChange, type = 'checkbox' }: {
+  label: string, name: string, value?: string, checked?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
+}) {
+  return (
+    <label class='check'>
+      <input
+        type={type} name={name} value={value} checked={checked}
+        onChange={(event) => onChange?.((event.target as HTMLInputElement).checked)}
+      />
+      <span>{label}</span>
+    </label>
+  )
+}
+
+/** A modal window over the page. Escape closes it, and the focus goes back to the button that opened it. */
+export function Dialog ({ title, close, children }: { title: string, close: () => void, children: ComponentChildren }) {
+  const dialog = useRef<HTMLDialogElement>(null)
+  const id = useId()
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null
+    dialog.current?.showModal()
+    return () => before?.focus()
+  }, [])
+  return (
+    <dialog ref={dialog} aria-labelledby={id} onCancel={(event) => { event.preventDefault(); close() }}>
+      <header>
+        <h2 id={id}>{title}</h2>
+        <button type='button' class='plain' onClick={close}>Close</button>
+      </header>
+      {children}
+    </dialog>
+  )
+}
+
+/** A button that first asks in a dialog, because the action cannot be undone. */
+export function Danger ({ name, label, title, children, run, description }: {
+  name: Action, label?: string, title: string, description?: string, children: ComponentChildren, run: () => unknown
+}) {
+  const [isOpen, setOpen] = useState(false)
+  return (
+    <>
+      <button type='button' class='danger' onClick={() => setOpen(true)}>
+        {label ?? ACTIONS[name]}{description !== undefined && <span class='hidden'> {description}</span>}…
+      </button>
+      {isOpen && (
+        <Dialog title={title} close={() => setOpen(false)}>
+          {children}
+          <div class='actions'>
+            <Act name={name} kind='danger' run={async () => { await run(); setOpen(false) }} />
+            <button type='button' onClick={() => setOpen(false)}>Cancel</button>
+          </div>
+        </Dialog>
+      )}
+    </>
+  )
+}
+
+/** A link within the application. */
+export function To ({ to, children, current = false }: {
+  to: Partial<Place>, children: ComponentChildren, current?: boolean
+}) {
+  const follow = (event: MouseEvent) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return
+    event.preventDefault()
+    go(to)
+  }
+  return <a href={pathOf(to)} aria-current={current ? 'page' : undefined} onClick={follow}>{children}</a>
+}
+
+/** Calls `forget` after 30 seconds and when the tab is hidden, as long as a value is on the page. */
+export function useForgetting (isShown: boolean, forget: () => void) {
+  useEffect(() => {
+    if (!isShown) return
+    const timer = setTimeout(forget, SHOWN_MS)
+    const whenHidden = () => { if (document.hidden) forget() }
+    document.addEventListener('visibilitychange', whenHidden)
+    return () => {
+      clearTimeout(timer)
+      document.removeEventListener('visibilitychange', whenHidden)
+    }
+  }, [isShown])
+}
+/** How long a revealed value is shown. */
+export const SHOWN_MS = 30_000
+
+/** What a page loads when it opens. */
+export interface Loaded<T> { value?: T, error: unknown, reload: () => Promise<void>, set: (value: T) => void }
+
+export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unknown[]): Loaded<T> {
+  const [state, setState] = useState<{ value?: T, error?: unknown }>({})
+  const latest = useRef(0)
+  const reload = async () => {
+    const own = ++latest.current
+    try {
+      const value = await load()
+      if (own === latest.current) setState({ value })
+    } catch (error) {
+      if (own === latest.current) setState({ error })
+    }
+  }
+  useEffect(() => {
+    setState({})
+    reload()
+    return () => { latest.current++ }
+  }, dependencies)
+  const count = changes.value
+  const seen = useRef(count)
+  useEffect(() => {
+    if (seen.current !== count) reload()
+    seen.current = count
+  }, [count])
+  return { ...state, error: state.error, reload, set: (value) => setState({ value }) }
+}
+
+/** Shows what was loaded, its progress or its error; `empty` says what to do if a list is empty. */
+export function Show<T> ({ of: { value, error }, children, empty }: {
+  of: Loaded<T>, children: (value: T) => ComponentChildren, empty?: string
+}) {
+  if (error !== undefined) return <Problem error={error} />
+  if (value === undefined) return <Progress />
+  const isEmpty = Array.isArray(value) && value.length === 0
+  return isEmpty && empty !== undefined ? <Empty>{empty}</Empty> : <>{children(value)}</>
+}
+
+/** A table in a region that scrolls, so that nothing is cut on a phone. */
+export function Table ({ label, head, children }: {
+  label: string, head: readonly string[], children: ComponentChildren
+}) {
+  return (
+    <div class='scroll' role='region' aria-label={label} tabIndex={0}>
+      <table>
+        <thead><tr>{head.map((text) => <th key={text} scope='col'>{text}</th>)}</tr></thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  )
+}
+
+export function Empty ({ children }: { children: ComponentChildren }) {
+  return <p class='empty'>{children}</p>
+}
+
+export function Time ({ at }: { at: string | null | undefined }) {
+  if (at === null || at === undefined) return <>never</>
+  return <time dateTime={at}>{new Date(at).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' })}</time>
+}
+
+export const sizeOf = (bytes: number): string =>
+  bytes < 1024 ? `${bytes} bytes` : bytes < 1024 ** 2 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 1024 ** 2).toFixed(1)} MiB`
+
+/** The names that a change adds, changes and removes; null: nobody can tell. */
+export function Changes ({ of }: { of: Comparison | null }) {
+  if (of === null) return <p>The names cannot be compared.</p>
+  const { added, changed, removed } = of
+  const lists = [['Adds', added], ['Changes', changed], ['Removes', removed]] as const
+  if (lists.every(([, names]) => names.length === 0)) return <p>No name changes.</p>
+  return (
+    <dl class='changes'>
+      {lists.filter(([, names]) => names.length > 0).map(([verb, names]) => (
+        <div key={verb}>
+          <dt>{verb} {names.length}</dt><dd>{names.map((name) => <code key={name}>{name}</code>)}</dd>
+        </div>
+      ))}
+    </dl>
+  )
+}
+
+/** The requests of the page, as commands. */
+export function Curl () {
+  const commands = sent.value.map(curlOf).join('\n')
+  return (
+    <details class='curl'>
+      <summary>As curl: {sent.value.length} {sent.value.length === 1 ? 'request' : 'requests'}</summary>
+      <p class='hint'>The requests of this page, without your token and without values. Put a token into STRONGROOM_TOKEN.</p>
+      <pre tabIndex={0}>{commands}</pre>
+      <Act name='curl.copy' run={() => navigator.clipboard.writeText(commands)} />
+    </details>
+  )
+}
+
+/** Lets the browser save a text. */
+export function download (name: string, text: string, type: string) {
+  const link = document.createElement('a')
+  link.href = URL.createObjectURL(new Blob([text], { type }))
+  link.download = name
+  link.click()
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000)
+}

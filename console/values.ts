@@ -1,0 +1,142 @@
+// Values and documents as text: escapes for characters that a text field would change or hide, and documents of
+// client-managed projects, whose names only the browser can read.
+
+/** Characters that a text field changes or does not show: a value with one of them is edited in its escaped form. */
+// eslint-disable-next-line no-control-regex
+const HIDDEN = /^\n|[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u2028\u2029\ufff9-\uffff\p{Cf}\p{Cs}\p{Co}\p{Cn}]/u
+// eslint-disable-next-line no-control-regex
+const TO_ESCAPE = /[\u0000-\u0009\u000b-\u001f\\\u007f-\u009f\u2028\u2029\ufff9-\uffff\p{Cf}\p{Cs}\p{Co}\p{Cn}]/gu
+const SHORT: Record<string, string> = { '\\': '\\\\', '\r': '\\r', '\t': '\\t' }
+
+export const needsEscapes = (value: string): boolean => HIDDEN.test(value)
+
+/** The escaped form of a value. A line feed stays a line. */
+export function escapeValue (value: string): string {
+  return value.replace(TO_ESCAPE, (character) => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`)
+}
+
+/** The value of an escaped form. Throws an error with a sentence for people. */
+export function unescapeValue (text: string): string {
+  return text.replace(/\\(?:([\\nrt])|u\{([0-9a-fA-F]{1,6})\}|.?)/gsu, (written, short?: string, code?: string) => {
+    if (short !== undefined) return { '\\': '\\', n: '\n', r: '\r', t: '\t' }[short]!
+    const point = code === undefined ? NaN : parseInt(code, 16)
+    if (!(point <= 0x10ffff)) throw new Error(`${written} is no escape. Write \\\\ for a backslash.`)
+    return String.fromCodePoint(point)
+  })
+}
+
+export type Format = 'env' | 'json' | 'yaml' | 'text'
+export type Values = Map<string, string>
+
+/** The names and values of a document; undefined if the browser cannot read the format or the text. */
+export function readValues (format: Format, text: string): Values | undefined {
+  const source = text.replace(/^\ufeff/, '')
+  if (source.trim() === '') return new Map()
+  if (format === 'json') return readJson(source)
+  const found = format === 'env' ? assignments(source) : undefined
+  return found && new Map(found.map(({ name, value }) => [name, value]))
+}
+
+function readJson (text: string): Values | undefined {
+  try {
+    const parsed: unknown = JSON.parse(text)
+    if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
+    return new Map(Object.entries(parsed).map(([name, value]) =>
+      [name, typeof value === 'string' ? value : value === null ? '' : JSON.stringify(value)]))
+  } catch {
+    return undefined
+  }
+}
+
+interface Assignment { name: string, value: string, from: number, to: number }
+
+const NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
+// The pattern of the package dotenv, as in the service.
+const ASSIGNMENT =
+  /[^\S\n]*(?:export\s+)?([\w.-]+)(?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$\n?/my
+
+/** The assignments of an `.env` text with line feeds; undefined if a line is none. */
+function assignments (text: string): Assignment[] | undefined {
+  const source = text.replace(/\r\n?/g, '\n')
+  const found: Assignment[] = []
+  for (let at = 0; at < source.length;) {
+    NOTHING.lastIndex = at
+    if (NOTHING.test(source)) {
+      at = NOTHING.lastIndex
+      continue
+    }
+    ASSIGNMENT.lastIndex = at
+    const match = ASSIGNMENT.exec(source)
+    if (match === null) return undefined
+    const written = (match[2] ?? '').trim()
+    const quote = written[0] ?? ''
+    if ('"\'`'.includes(quote) && quote !== '' && written.indexOf(quote, 1) === -1) return undefined
+    const inner = written.replace(/^(['"`])([\s\S]*)\1$/gm, '$2')
+    const value = quote === '"' ? inner.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : inner
+    found.push({ name: match[1]!, value, from: at, to: ASSIGNMENT.lastIndex })
+    at = ASSIGNMENT.lastIndex
+  }
+  return found
+}
+
+/** How a value can be written in an `.env` document, the plainest form first. */
+const FORMS: ((value: string) => string)[] = [
+  (value) => /^[\w./:@%+,=-]*$/.test(value) ? value : `'${value}'`,
+  (value) => `"${value.replace(/\n/g, '\\n').replace(/\r/g, '\\r')}"`,
+  (value) => `\`${value}\``
+]
+
+/**
+ * A document with one name set, or removed (undefined). All other lines stay. Throws an error with a sentence for
+ * people if the format cannot hold the value.
+ */
+export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
+  const before = readValues(format, text)
+  if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
+  if (format === 'json') return changeJson(text, name, value)
+  const source = text.replace(/\r\n?/g, '\n')
+  const found = (assignments(source.replace(/^\ufeff/, '')) ?? []).filter((one) => one.name === name)
+  const shift = source.startsWith('\ufeff') ? 1 : 0
+  const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
+  for (const form of value === undefined ? [() => ''] : FORMS) {
+    const line = value === undefined ? '' : `${name}=${form(value)}\n`
+    let changed = source
+    for (const [index, { from, to }] of found.toReversed().entries()) {
+      const isKept = value !== undefined && index > 0
+      if (!isKept) changed = changed.slice(0, from + shift) + line + changed.slice(to + shift)
+    }
+    if (found.length === 0 && value !== undefined) {
+      changed += (changed === '' || changed.endsWith('\n') ? '' : '\n') + line
+    }
+    const after = readValues(format, changed)
+    const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
+    const size = new Set([...before.keys(), name]).size - Number(value === undefined)
+    if (others && after.get(name) === value && after.size === size) {
+      return changed.replace(/\n/g, lineEnd)
+    }
+  }
+  throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
+}
+
+function changeJson (text: string, name: string, value: string | undefined): string {
+  const parsed = (text.trim() === '' ? {} : JSON.parse(text.replace(/^\ufeff/, ''))) as Record<string, unknown>
+  const rest = Object.entries(parsed).filter(([key]) => key !== name)
+  const after = value === undefined
+    ? rest
+    : name in parsed
+      ? Object.entries(parsed).map(([key, old]) => [key, key === name ? value : old])
+      : [...rest, [name, value]]
+  return `${JSON.stringify(Object.fromEntries(after), null, 2)}\n`
+}
+
+/** The names that differ between two documents. */
+export interface Comparison { added: string[], changed: string[], removed: string[] }
+
+/** The names that a text adds to, changes in and removes from another one. */
+export function compareValues (from: Values, to: Values): Comparison {
+  return {
+    added: [...to.keys()].filter((name) => !from.has(name)).sort(),
+    changed: [...to.keys()].filter((name) => from.has(name) && from.get(name) !== to.get(name)).sort(),
+    removed: [...from.keys()].filter((name) => !to.has(name)).sort()
+  }
+}

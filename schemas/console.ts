@@ -1,0 +1,22 @@
+import type { Scope } from './scopes.ts'
+
+// What the service and the console share (decision 0070). Imports types only, so that the application in the browser
+// contains no schema library.
+
+/** The id of the console's OAuth client. It is part of the service: it needs no consent, and no command changes it. */
+export const CONSOLE_CLIENT = 'strongroom-console'
+
+/** The scopes of daily work, which the normal token of the console has. All other scopes are privileged. */
+export const DAILY_SCOPES: readonly Scope[] = [
+  'secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'key:retrieve', 'project:create',
+  'project:read', 'project:update', 'target:create', 'target:read', 'target:update', 'target:delete',
+  'environment:create', 'environment:read', 'environment:update', 'environment:delete', 'team:create', 'team:read',
+  'team:update', 'team:delete', 'organization:create', 'organization:read', 'api-token:read', 'api-token:delete',
+  'member:read', 'member:delete', 'billing:read'
+]
+
+/** Seconds that a token with a privileged scope lives, and the maximum age of the sign-in before it. */
+export const PRIVILEGED_SECONDS = 300
+
+/** Whether a token of the console with this scope is short. */
+export const isPrivileged = (scope: string): boolean => !(DAILY_SCOPES as readonly string[]).includes(scope)

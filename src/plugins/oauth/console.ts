@@ -1,0 +1,91 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
+import { CONSOLE_CLIENT, isPrivileged, PRIVILEGED_SECONDS } from '../../../schemas/console.ts'
+import { LIFETIMES } from '../../../schemas/oauth.ts'
+import { SCOPE_NAMES, type Scope } from '../../../schemas/scopes.ts'
+import { hashToken, isCredential, mintCredential } from '../../crypto/bearer.ts'
+import { transaction, type Db } from '../../db/database.ts'
+import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
+import { formOf, isOwnPage, sendPage, setCookie } from '../../http/pages/pages.ts'
+import type { Domain } from '../../http/routes/types.ts'
+import { createCode, findUserOfToken, renewGrant, retirePairsOf } from '../../repositories/people/oauth.ts'
+import { deleteSession } from '../../repositories/people/sessions.ts'
+import { lockUser } from '../../repositories/people/users.ts'
+import { inSession, SessionEnded, signedIn } from './browser.ts'
+import { grantTo } from './grants.ts'
+import { problemPage, type SignedIn } from './views.ts'
+
+// The console's client (decision 0070): no consent page, no refresh tokens, short tokens with privileged scopes.
+
+/** The lifetime of a pair of tokens. The console has no refresh token: it signs in again through the session. */
+export const lifetimeOf = (client: string, scopes: readonly string[]) => client === CONSOLE_CLIENT
+  ? { seconds: scopes.some(isPrivileged) ? PRIVILEGED_SECONDS : LIFETIMES.access, isRefreshable: false }
+  : { seconds: LIFETIMES.access, isRefreshable: true }
+
+interface RequestOfConsole { redirect_uri: string, code_challenge: string, scopes: readonly Scope[] }
+
+/**
+ * A code for the console. Requests with the same scopes share one grant, so that a sign-in does not add a row to the
+ * account page, and an API token that the person creates does not end with a sign-in. Undefined if the session ended.
+ */
+export async function codeForConsole (
+  app: FastifyInstance, request: FastifyRequest, session: SignedIn,
+  { redirect_uri, code_challenge, scopes: requested }: RequestOfConsole
+): Promise<string | undefined> {
+  const code = mintCredential('ac')
+  const scopes = SCOPE_NAMES.filter((scope) => requested.includes(scope))
+  const owner = { user_id: session.user.id, client_id: CONSOLE_CLIENT }
+  try {
+    await inSession(app, request, session, async (db) => {
+      const grant_id = await renewGrant(db, { ...owner, scopes }) ??
+        await grantTo(db, request, session.user, { client: CONSOLE_CLIENT, scopes })
+      await createCode(db, { code_hash: hashToken(code), grant_id, redirect_uri, code_challenge })
+    })
+    return code
+  } catch (error) {
+    if (error instanceof SessionEnded) return undefined
+    throw error
+  }
+}
+
+/** Ends a session of a user, and the tokens of the console. The console in other browsers gets new tokens. */
+export async function endSession (db: Db, request: FastifyRequest, user: Person, hash: Buffer): Promise<void> {
+  if (!await deleteSession(db, hash, user.id)) return
+  await retirePairsOf(db, { user_id: user.id, client_id: CONSOLE_CLIENT })
+  await recordForUser(db, request, user, 'session.delete')
+}
+
+const FORBIDDEN = problemPage(403, 'This request is not valid', 'The console in this browser did not send it.')
+
+/** Signs a person out of the console. The token in the form proves that the console sent the form. */
+export const signOut: Domain = async (app) => {
+  app.post('/sign-out', {
+    config: { access: 'public', audit: 'session.delete', responseFormat: 'html' },
+    schema: { hide: true, body: Type.Unknown() },
+    validatorCompiler: () => () => true,
+    handler: async (request, reply) => {
+      const token = formOf(request).get('token') ?? ''
+      const user_id = isOwnPage(app, request) && isCredential('at', token)
+        ? await findUserOfToken(app.db, hashToken(token), CONSOLE_CLIENT)
+        : undefined
+      if (user_id === undefined) return sendPage(reply, FORBIDDEN)
+      const session = await signedIn(app, request)
+      // Without a session, or with the session of a person who signed in meanwhile.
+      if (session?.user.id !== user_id) {
+        await transaction(app.db, async (db) => {
+          await lockUser(db, user_id)
+          await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
+        }, request)
+      }
+      if (session !== undefined) {
+        await transaction(app.db, async (db) => {
+          await lockUser(db, session.user.id)
+          await endSession(db, request, session.user, session.hash)
+        }, request)
+      }
+      setCookie(app, reply, 'session', undefined)
+      // Not "cookies": it would delete the cookies of all services of the domain, and would make this browser unknown.
+      return reply.code(204).header('clear-site-data', '"cache", "storage"').send()
+    }
+  })
+}

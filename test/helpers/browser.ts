@@ -1,0 +1,51 @@
+import { existsSync } from 'node:fs'
+import { chromium, type Browser, type BrowserContext, type Page } from 'playwright-core'
+import type { Person } from './people.ts'
+
+// Chromium for the tests of the console.
+
+const PLACES = [
+  '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome', '/usr/bin/google-chrome-stable', '/snap/bin/chromium', '/opt/google/chrome/chrome',
+  '/Applications/Chromium.app/Contents/MacOS/Chromium', '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome'
+]
+const executablePath = process.env.CHROMIUM ?? PLACES.find((place) => existsSync(place))
+/** False, or the reason why tests in a browser are skipped. */
+export const skip = executablePath === undefined ? 'no Chromium is installed; CHROMIUM may name one' : false
+
+/** Resolves no names but those of this machine, so that no test depends on others. */
+const ALONE = ['--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost']
+
+export async function launch (): Promise<Browser> {
+  return chromium.launch({ executablePath: executablePath!, chromiumSandbox: process.getuid?.() !== 0, args: ALONE })
+}
+
+export interface Window {
+  context: BrowserContext
+  page: Page
+  /** Violations of content security policies and errors of scripts, in all pages of the window. */
+  wrongs: string[]
+  /** All requested addresses. */
+  requested: string[]
+}
+
+/** A window of a browser without cookies and storage. */
+export async function openWindow (
+  t: { teardown (fn: () => unknown): void }, browser: Browser, options: Parameters<Browser['newContext']>[0] = {}
+): Promise<Window> {
+  const context = await browser.newContext(options)
+  context.setDefaultTimeout(30_000)
+  t.teardown(async () => context.close())
+  const [wrongs, requested]: [string[], string[]] = [[], []]
+  context.on('request', (request) => requested.push(request.url()))
+  context.on('console', (message) => {
+    if (/content security policy|trusted/i.test(message.text())) wrongs.push(message.text())
+  })
+  context.on('weberror', (error) => wrongs.push(error.error().message))
+  return { context, page: await context.newPage(), wrongs, requested }
+}
+
+export async function signIn (page: Page, { email, password }: Pick<Person, 'email' | 'password'>) {
+  await page.getByLabel('E-mail address').fill(email)
+  await page.getByLabel('Password').fill(password)
+  await page.getByRole('button', { name: 'Sign in' }).click()
+}

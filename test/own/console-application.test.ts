@@ -1,0 +1,118 @@
+import { readdirSync, readFileSync, statSync } from 'node:fs'
+import { join } from 'node:path'
+import { brotliCompressSync } from 'node:zlib'
+import { buildSync } from 'esbuild'
+import t from 'tap'
+import { parse } from 'yaml'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+
+// The parts of the console that need no browser, and its budgets.
+
+/** A module of the console, bundled for Node.js. */
+async function load (file: string): Promise<any> {
+  const { outputFiles: [output] } = buildSync({
+    entryPoints: [`console/${file}`],
+    bundle: true,
+    write: false,
+    format: 'esm',
+    platform: 'node',
+    target: 'node20',
+    tsconfig: 'console/tsconfig.json'
+  })
+  return import(`data:text/javascript;base64,${Buffer.from(output!.contents).toString('base64')}`)
+}
+
+const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
+const sources = files.filter((name) => /\.tsx?$/.test(name))
+
+t.test('the console has at most 4,000 lines, a file for each page, and 120 KB', async (t) => {
+  const lines = files.reduce((sum, name) => sum + readFileSync(join('console', name), 'utf8').split('\n').length - 1, 0)
+  t.ok(lines <= 4000, `${lines} lines`)
+  const { PAGES } = await load('router.ts').catch(() => ({ PAGES: undefined }))
+  if (PAGES !== undefined) t.strictSame(files.filter((name) => name.startsWith('pages/')).length, Object.keys(PAGES).length)
+  const built = readdirSync('dist/console').filter((name) => /\.(?:js|css|html)$/.test(name))
+  const bytes = built.reduce((sum, name) => sum + brotliCompressSync(readFileSync(join('dist/console', name))).length, 0)
+  t.ok(bytes <= 120 * 1024, `${bytes} bytes`)
+})
+
+t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
+  const forbidden = /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|localStorage|sessionStorage|document\.cookie/
+  for (const name of sources) {
+    const source = readFileSync(join('console', name), 'utf8')
+    for (const [, from] of source.matchAll(/^(?:import|export) [^;]*?from '([^']+)'/gm)) {
+      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$)/.test(from!), `${name}: ${from}`)
+    }
+    t.notMatch(source, forbidden, name)
+  }
+  const built = readdirSync('dist/console').find((name) => name.endsWith('.js'))!
+  t.notMatch(readFileSync(join('dist/console', built), 'utf8'), /localStorage|sessionStorage|document\.cookie/)
+})
+
+t.test('the operations of the console are those of openapi.yaml', async (t) => {
+  const { paths } = parse(readFileSync('openapi.yaml', 'utf8')) as { paths: Record<string, Record<string, { operationId: string, deprecated?: boolean }>> }
+  const published = new Map(Object.entries(paths).flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, { operationId, deprecated }]) => [operationId, { text: `${method.toUpperCase()} ${path}`, deprecated }] as const)))
+  const { OPERATIONS } = await load('operations.ts')
+  for (const [operation, text] of Object.entries(OPERATIONS)) {
+    t.equal(published.get(operation)?.text, text, operation)
+    t.not(published.get(operation)?.deprecated, true, operation)
+  }
+  for (const name of sources.filter((name) => name !== 'auth.ts' && name !== 'api.ts')) {
+    t.notMatch(readFileSync(join('console', name), 'utf8'), /\bfetch\(|XMLHttpRequest/, `${name} calls no operation itself`)
+  }
+  t.strictSame([...(await load('scopes.ts')).ALL_SCOPES].sort(), [...SCOPE_NAMES].sort())
+})
+
+t.test('a value keeps every byte in its escaped form', async (t) => {
+  const { escapeValue, needsEscapes, unescapeValue } = await load('values.ts')
+  const values = [
+    '', 'plain', 'a\tb', 'a\rb', 'a\r\nb', '\nfirst', 'last\n', '\u0000\u0001\u001b', '\ufeffmark', 'back\\slash \\n', '\\u{41}',
+    'é 漢 🙂', 'zero\u200bwidth', '\u202eright', '\u2028\u2029', '\u0085', '\ud800', String.fromCharCode(...Array(256).keys())
+  ]
+  for (const value of values) {
+    const escaped = escapeValue(value)
+    t.equal(unescapeValue(escaped), value)
+    t.notOk(/[\r\t\0\ufeff]/.test(escaped), 'no character that a text field changes')
+  }
+  for (const value of ['a\tb', 'a\rb', '\nfirst', '\ufeffmark', '\u0000', 'zero\u200bwidth', '\ud800']) t.ok(needsEscapes(value))
+  for (const value of ['', 'plain', 'two\nlines', 'é 漢 🙂', '\\n']) t.notOk(needsEscapes(value))
+  for (const wrong of ['\\x', '\\', '\\u{110000}', '\\u{}', '\\u0041']) t.throws(() => unescapeValue(wrong), /is no escape/, wrong)
+})
+
+t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
+  const { changeValue, readValues } = await load('values.ts')
+  const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')
+  t.strictSame([...readValues('env', document)], [['A', '1'], ['B', 'two\nlines'], ['C', 'x']])
+  t.equal(changeValue('env', document, 'C', 'y z'), document.replace("C='x'", "C='y z'"))
+  t.equal(changeValue('env', document, 'D', '4'), `${document}D=4\n`)
+  t.equal(changeValue('env', document, 'C', undefined), document.replace("C='x'\n", ''))
+  t.equal(changeValue('env', 'A=1\r\nB=2\r\n', 'A', '3'), 'A=3\r\nB=2\r\n')
+  for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
+    t.equal(readValues('env', changeValue('env', document, 'NEW', value)).get('NEW'), value)
+  }
+  t.throws(() => changeValue('env', '', 'a b', '1'), /cannot hold/)
+  t.throws(() => changeValue('env', 'not a line', 'A', '1'), /as a whole/)
+  t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{\n  "A": "é",\n  "B": {\n    "x": true\n  }\n}\n')
+  t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
+  t.equal(readValues('yaml', 'A: 1'), undefined)
+})
+
+t.test('the browser derives keys and opens blobs as the vectors say', async (t) => {
+  const { deriveKey, openBlob, sealBlob } = await load('crypto.ts')
+  const { keys, blobs } = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
+  const strong = keys.find((one: { iterations: number }) => one.iterations >= 600_000)
+  const { key_string, salt, iterations, data_key, proof } = strong
+  const key = await deriveKey(key_string, { salt, iterations })
+  t.equal(key.proof, proof)
+  const other = await crypto.subtle.importKey('raw', Buffer.from(data_key, 'base64'), 'AES-GCM', false, ['encrypt', 'decrypt'])
+  t.equal(await openBlob({ key: other }, await sealBlob(key, '\ufeffsame\r\n\0')), '\ufeffsame\r\n\0')
+  for (const { data_key, plaintext, blob } of blobs) {
+    const key = await crypto.subtle.importKey('raw', Buffer.from(data_key, 'base64'), 'AES-GCM', false, ['decrypt'])
+    t.equal(await openBlob({ key }, blob), plaintext)
+    const wrong = Buffer.from(blob, 'base64')
+    wrong[20]! ^= 1
+    await t.rejects(openBlob({ key }, wrong.toString('base64')), /does not decrypt/)
+  }
+  await t.rejects(deriveKey(key_string, { salt, iterations: 1000 }), /only 1000 iterations/)
+  await t.rejects(deriveKey('x'.repeat(32), { salt, iterations }), /Use another length/)
+})
