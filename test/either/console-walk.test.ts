@@ -101,6 +101,7 @@ async function screenshot (page: Page, name: string) {
   const folder = process.env.CONSOLE_SCREENSHOTS
   if (folder === undefined || page.viewportSize()!.width < 1000) return
   mkdirSync(folder, { recursive: true })
+  await page.evaluate('scrollTo(0, 0)')
   await page.screenshot({ path: join(folder, `${name}.png`) })
 }
 
@@ -164,9 +165,10 @@ for (const width of SIZES) {
     await page.getByRole('region', { name: 'Names and levels' }).waitFor()
     await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
     await page.reload()
+    await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
+    await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
     await look(t, page, 'matrix')
-    await screenshot(page, 'matrix')
     await button(page, /^Missing LIVE_ONLY in test/).first().click()
     await look(t, page, 'cell')
     await page.getByLabel('New value').fill('two')
@@ -352,7 +354,6 @@ for (const width of SIZES) {
     await button(page, 'Show usage and plan').click()
     await page.getByText('The plan is self-hosted.').waitFor()
     await look(t, page, 'audit')
-    await screenshot(page, 'audit')
     await page.getByLabel('What', { exact: true }).fill('secret.store')
     await button(page, 'Filter').click()
     await page.getByRole('rowheader', { name: 'secret.names' }).first().waitFor({ state: 'detached' })
@@ -434,6 +435,7 @@ async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
   await button(page, /^Preview restore/).last().click()
   await button(page, /^Restore version/).click()
   await said(page, /^Restored version/)
+  await page.getByText(/^Version \d+: Restored/).first().waitFor()
   const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
   await boxes.nth(0).check()
   await boxes.nth(1).check()
@@ -493,7 +495,6 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   await access.waitFor()
   t.match(await access.innerText(), /Platform, as Developer/)
   await look(t, page, 'access and teams')
-  await screenshot(page, 'people')
   await button(page, /^Remove project/).click()
   await said(page, /has no role in/)
   await button(page, new RegExp(`^Remove from team ${ada.name}`)).click()
