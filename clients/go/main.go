@@ -391,8 +391,13 @@ func main() {
 
 	step("export the audit events of what was stored")
 	exported := must(client.ExportAuditEventsWithResponse(ctx, organization,
-		&strongroom.ExportAuditEventsParams{Action: new(strongroom.EventNameSecretStore)}))
-	expect(exported.StatusCode() == http.StatusOK && bytes.Count(exported.Body, []byte("\n")) == 5, exported.StatusCode())
+		&strongroom.ExportAuditEventsParams{Action: new(strongroom.EventNameSecretStore)},
+		func(_ context.Context, request *http.Request) error {
+			// The generated method parses lines of JSON as one JSON text.
+			request.Header.Set("Accept", "text/csv")
+			return nil
+		}))
+	expect(exported.StatusCode() == http.StatusOK && bytes.Count(exported.Body, []byte("\n")) == 6, exported.StatusCode())
 
 	step("delete the project")
 	empty(must(client.DeleteProjectWithResponse(ctx, organization, project, nil)))
