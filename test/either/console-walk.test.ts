@@ -97,11 +97,13 @@ async function look (t: Test, page: Page, what: string) {
 }
 
 /** Writes a screenshot for docs/console.md if CONSOLE_SCREENSHOTS names a folder. */
-async function screenshot (page: Page, name: string) {
+async function screenshot (page: Page, name: string, what?: Locator) {
   const folder = process.env.CONSOLE_SCREENSHOTS
   if (folder === undefined || page.viewportSize()!.width < 1000) return
   mkdirSync(folder, { recursive: true })
   await page.evaluate('scrollTo(0, 0)')
+  await what?.evaluate((element: unknown) =>
+    (element as { scrollIntoView (options: object): void }).scrollIntoView({ block: 'center' }))
   await page.screenshot({ path: join(folder, `${name}.png`) })
 }
 
@@ -256,7 +258,7 @@ for (const width of SIZES) {
     await preview.getByText('SIZE').waitFor()
     t.match(await preview.innerText(), /Adds 1\s+SIZE\s+Changes 1\s+COLOUR\s+Removes 2\s+LIVE_ONLY\s*MEANWHILE/)
     await look(t, page, 'import')
-    await screenshot(page, 'import')
+    await screenshot(page, 'import', preview)
     await button(preview, 'Import').click()
     await said(page, 'Imported into backend / live.')
     await button(page, 'Edit the document').click()
