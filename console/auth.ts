@@ -11,7 +11,7 @@ export const HOME = `${BASE.pathname}console`
 const REDIRECT = new URL('console/', BASE).href
 const CHANNEL = 'strongroom-console-sign-in'
 const WINDOW = 'window:'
-/** The age that a sign-in may have before a dangerous action. */
+/** The age that a sign-in may have before a dangerous action, and the time for which the page keeps its token. */
 const MAX_AGE_SECONDS = 300
 
 interface Token { access: string, scopes: readonly string[], until: number }
@@ -170,7 +170,8 @@ export async function accessToken (isRejected = false): Promise<string> {
 export async function shortToken (scopes: readonly string[]): Promise<string> {
   const held = short !== undefined && short.until > Date.now() ? short.scopes : []
   if (!scopes.every((scope) => held.includes(scope))) {
-    short = await tokenFor([...new Set([...DAILY_SCOPES, ...scopes])], { max_age: String(MAX_AGE_SECONDS) })
+    const token = await tokenFor([...new Set([...DAILY_SCOPES, ...scopes])], { max_age: String(MAX_AGE_SECONDS) })
+    short = { ...token, until: Math.min(token.until, Date.now() + MAX_AGE_SECONDS * 1000) }
   }
   return short!.access
 }

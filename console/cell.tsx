@@ -37,8 +37,9 @@ export function Conflict ({ level, found, again }: { level: Level, found: Compar
 }
 
 /** What changed at a level since a version; null if nobody can tell. */
-type Version = string | null
-export async function changesSince (level: Level, { isClient, format }: Project, from: Version, to: Version) {
+export async function changesSince (
+  level: Level, { isClient, format }: Project, from: string | null, to: string | null
+) {
   return from === null || to === null ? null : changesBetween(level, from, to, isClient, format)
 }
 

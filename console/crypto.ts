@@ -10,6 +10,10 @@ export interface Derivation { salt: string, iterations: number }
 export interface ClientKey extends Derivation { key: CryptoKey, proof: string }
 
 export const ITERATIONS = 600_000
+
+/** The fields with which a project registers a key. */
+export const checkOf = ({ proof, salt, iterations }: ClientKey) =>
+  ({ key_check: proof, key_check_salt: salt, key_check_iterations: iterations })
 const FORGET_AFTER_MS = 15 * 60 * 1000
 
 export const bytesOf = (base64: string): Uint8Array<ArrayBuffer> =>
@@ -92,6 +96,9 @@ export function forgetKey (project: string) {
   rest.delete(project)
   held.value = rest
 }
+
+/** Forgets all keys, when the person signs out. */
+export const forgetKeys = () => [...held.peek().keys()].forEach(forgetKey)
 
 export const isOpen = (project: string): boolean => held.value.has(project)
 

@@ -2,6 +2,7 @@ import './style.css'
 import { signal } from '@preact/signals'
 import { render } from 'preact'
 import { useEffect, useRef } from 'preact/hooks'
+import { forgetKeys } from './crypto.ts'
 import { BASE, signInQuestion, signOut, start, waiting } from './auth.ts'
 import { arrive, PAGES, place, type PageName } from './router.ts'
 import { loadPerson, membership, memberships, person, roleName } from './session.ts'
@@ -68,6 +69,12 @@ function Frame () {
   )
 }
 
+async function leave () {
+  await signOut()
+  forgetKeys()
+  state.value = { is: 'signed out' }
+}
+
 function Header () {
   const { page, organization, project, target, environment } = place.value
   const level = { organization, project, target, environment }
@@ -86,7 +93,7 @@ function Header () {
       <div class='me'>
         <span>{person.value?.name}{membership.value?.role !== undefined && `, ${roleName(membership.value.role)}`}</span>
         <a href={`${BASE.pathname}account`}>Account</a>
-        <Act name='sign-out' kind='plain' run={async () => { await signOut(); state.value = { is: 'signed out' } }} />
+        <Act name='sign-out' kind='plain' run={leave} />
       </div>
       {project !== '' && (
         <nav aria-label='Project' class='project'>

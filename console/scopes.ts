@@ -1,19 +1,13 @@
-/** The verbs of the scopes of each resource, as in docs/scopes.md. */
-const VERBS = {
-  secret: 'read write decrypt history restore purge',
-  key: 'retrieve rotate',
-  project: 'create read update delete',
-  target: 'create read update delete',
-  environment: 'create read update delete',
-  team: 'create read update delete',
-  organization: 'create read update delete',
-  'api-token': 'create read update delete',
-  member: 'create read update delete',
-  billing: 'read write'
-}
+const scopesOf = (resources: string, verbs: string) => resources.split(' ')
+  .flatMap((resource) => verbs.split(' ').map((verb) => `${resource}:${verb}`))
 
-export const ALL_SCOPES: readonly string[] = Object.entries(VERBS)
-  .flatMap(([resource, verbs]) => verbs.split(' ').map((verb) => `${resource}:${verb}`))
+/** All scopes, as in docs/scopes.md. */
+export const ALL_SCOPES: readonly string[] = [
+  ...scopesOf('secret', 'read write decrypt history restore purge'),
+  ...scopesOf('key', 'retrieve rotate'),
+  ...scopesOf('project target environment team organization api-token member', 'create read update delete'),
+  ...scopesOf('billing', 'read write')
+]
 
 /** Roles whose permissions the daily token has. Who changes another role needs all permissions of that role. */
 const DAILY_ROLES: readonly string[] = ['developer', 'member', 'auditor', 'api_user']

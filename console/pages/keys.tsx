@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
+import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
 import { callLevel, projectKey, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, Secret } from '../secrets.tsx'
@@ -132,12 +132,7 @@ function RotateClient ({ level }: { level: Level }) {
     const { data } = await call('rotateClientKeys', {
       path: level,
       body: {
-        secrets,
-        key_check: key.proof,
-        key_check_salt: salt,
-        key_check_iterations: ITERATIONS,
-        key_proof: old.proof,
-        history_policy: policy as Policy
+        secrets, ...checkOf(key), key_proof: old.proof, history_policy: policy as Policy
       },
       dangerous: ['key:rotate']
     })
@@ -207,7 +202,7 @@ function ToClient ({ level }: { level: Level }) {
     const derived = await deriveKey(key, { salt: key_check_salt, iterations: key_check_iterations })
     await call('updateProject', {
       path: level,
-      body: { storage_mode: 'client', key_check: derived.proof, key_check_salt, key_check_iterations, key_proof: derived.proof },
+      body: { storage_mode: 'client', ...checkOf(derived), key_proof: derived.proof },
       dangerous: ['key:rotate']
     })
     holdKey(projectKey(level), derived)

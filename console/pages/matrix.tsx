@@ -171,7 +171,7 @@ export function MatrixTable ({ project, columns, rows }: {
                   <tr key={row.name} aria-rowindex={first + i + 2}>
                     <th scope='row' title={row.name}>{row.name}</th>
                     {row.cells.map((cell, column) => (
-                      <td key={column} class={cell.state}>
+                      <td key={column} class={`${cell.state} ${columns[column]!.level}`}>
                         <button type='button' data-action='matrix.cell' data-cell={`${first + i} ${column}`} onClick={() => setOpen({ row, column })}>
                           {wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
                         </button>

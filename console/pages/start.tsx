@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { newKeyString, newSalt, deriveKey, holdKey, ITERATIONS } from '../crypto.ts'
+import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt } from '../crypto.ts'
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
@@ -144,9 +144,7 @@ function CreateProject ({ organization }: { organization: string }) {
       body: {
         name,
         secret_format: format as Format,
-        ...(key !== undefined && {
-          storage_mode: 'client', key_check: key.proof, key_check_salt: salt, key_check_iterations: ITERATIONS
-        })
+        ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) })
       }
     })
     if (key !== undefined) holdKey(`${organization}/${project}`, key)

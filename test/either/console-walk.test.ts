@@ -97,10 +97,13 @@ async function look (t: Test, page: Page, what: string) {
 }
 
 /** Writes a screenshot for docs/console.md if CONSOLE_SCREENSHOTS names a folder. */
-async function screenshot (page: Page, name: string) {
+async function screenshot (page: Page, name: string, what?: Locator) {
   const folder = process.env.CONSOLE_SCREENSHOTS
   if (folder === undefined || page.viewportSize()!.width < 1000) return
   mkdirSync(folder, { recursive: true })
+  await page.evaluate('scrollTo(0, 0)')
+  await what?.evaluate((element: unknown) =>
+    (element as { scrollIntoView (options: object): void }).scrollIntoView({ block: 'center' }))
   await page.screenshot({ path: join(folder, `${name}.png`) })
 }
 
@@ -164,9 +167,10 @@ for (const width of SIZES) {
     await page.getByRole('region', { name: 'Names and levels' }).waitFor()
     await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
     await page.reload()
+    await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
+    await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
     await look(t, page, 'matrix')
-    await screenshot(page, 'matrix')
     await button(page, /^Missing LIVE_ONLY in test/).first().click()
     await look(t, page, 'cell')
     await page.getByLabel('New value').fill('two')
@@ -254,7 +258,7 @@ for (const width of SIZES) {
     await preview.getByText('SIZE').waitFor()
     t.match(await preview.innerText(), /Adds 1\s+SIZE\s+Changes 1\s+COLOUR\s+Removes 2\s+LIVE_ONLY\s*MEANWHILE/)
     await look(t, page, 'import')
-    await screenshot(page, 'import')
+    await screenshot(page, 'import', preview)
     await button(preview, 'Import').click()
     await said(page, 'Imported into backend / live.')
     await button(page, 'Edit the document').click()
@@ -352,7 +356,6 @@ for (const width of SIZES) {
     await button(page, 'Show usage and plan').click()
     await page.getByText('The plan is self-hosted.').waitFor()
     await look(t, page, 'audit')
-    await screenshot(page, 'audit')
     await page.getByLabel('What', { exact: true }).fill('secret.store')
     await button(page, 'Filter').click()
     await page.getByRole('rowheader', { name: 'secret.names' }).first().waitFor({ state: 'detached' })
@@ -434,6 +437,7 @@ async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
   await button(page, /^Preview restore/).last().click()
   await button(page, /^Restore version/).click()
   await said(page, /^Restored version/)
+  await page.getByText(/^Version \d+: Restored/).first().waitFor()
   const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
   await boxes.nth(0).check()
   await boxes.nth(1).check()
@@ -493,7 +497,6 @@ async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person
   await access.waitFor()
   t.match(await access.innerText(), /Platform, as Developer/)
   await look(t, page, 'access and teams')
-  await screenshot(page, 'people')
   await button(page, /^Remove project/).click()
   await said(page, /has no role in/)
   await button(page, new RegExp(`^Remove from team ${ada.name}`)).click()
