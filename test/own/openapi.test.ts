@@ -70,7 +70,6 @@ interface Operation {
   parameters?: { $ref: string }[]
   requestBody?: Media
   responses: Record<string, { $ref: string }>
-  'x-required-scope'?: string
   'x-error-codes'?: string[]
 }
 interface Published {
@@ -278,13 +277,6 @@ t.test('generators get no enum of booleans, a name for each `*`, and a security 
 t.test('deprecated operations are in a group of their own', async (t) => {
   for (const { operationId, tags, deprecated = false } of operations) {
     t.strictSame(tags.includes('deprecated') && tags.length === 1, deprecated, operationId)
-  }
-})
-
-t.test('an operation names the scope that it always needs', async (t) => {
-  for (const { operationId, security, 'x-required-scope': scope } of operations) {
-    const ways = new Set(security.map((way) => Object.values(way).flat().join(' ')))
-    t.equal(scope ?? '', ways.size === 1 ? [...ways][0] : '', operationId)
   }
 })
 

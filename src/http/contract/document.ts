@@ -220,9 +220,6 @@ function describe (paths: Paths): Paths {
     if (operation.requestBody !== undefined) operation.requestBody.required = hasFields(media?.schema ?? {})
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     for (const parameter of operation.parameters ?? []) sayDefaultOfWords(parameter as Json & { schema: Json })
-    const ways = (operation.security ?? []).map((way) => Object.values(way).join(' '))
-    // The scope that every request needs. If the scope depends on the request, only `security` lists the alternatives.
-    if (ways[0] && ways.every((way) => way === ways[0])) operation['x-required-scope'] = ways[0].split(',').join(' ')
     return operation
   })
 }
