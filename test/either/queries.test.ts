@@ -16,13 +16,21 @@ const operations = Object.values(publishedPaths(service)).flatMap((methods) =>
     })))
 const api = operations.filter(({ isOAuth }) => !isOAuth)
 
+/** The URL with more parameters, which replace those of the same name. */
+function withQuery (url: string, more: string): string {
+  const [path, query = ''] = url.split('?')
+  const named = more.split('&').map((pair) => pair.split('=')[0])
+  const kept = query.split('&').filter((pair) => pair !== '' && !named.includes(pair.split('=')[0]))
+  return `${path}?${[...kept, more].join('&')}`
+}
+
 /** Sends the request of an operation with further query parameters. */
 async function ask (row: Row, more: string) {
   const { method, url, payload } = requestOf(row, ids)
   const token = row.byPerson ? person.access : caller.token
   return service.inject({
     method: method as 'GET',
-    url: `${url}${url.includes('?') ? '&' : '?'}${more}`,
+    url: withQuery(url, more),
     headers: { ...(row.access !== 'public' && { authorization: `Bearer ${token}` }) },
     ...(payload !== undefined && { payload })
   })

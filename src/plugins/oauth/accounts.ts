@@ -31,14 +31,14 @@ import {
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
   nameIn, problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
-} from './browser.ts'
+} from './pages/browser.ts'
 import { endSession } from './console.ts'
-import { linkOf, pagesOf } from './page-routes.ts'
+import { linkOf, pagesOf } from './pages/page-routes.ts'
 import { recordEndOfToken, recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
 import {
   accountPage, changePasswordPage, codePage, joinPage, leavePage, otherAccountPage, problemPage, setPasswordPage,
   signInPage, type Problem, type SignedIn
-} from './views.ts'
+} from './pages/views.ts'
 
 // The longest URL that this service accepts, in characters.
 const MAX_LOCATION = 8192

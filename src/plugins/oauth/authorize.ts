@@ -15,12 +15,12 @@ import {
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
-import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './browser.ts'
+import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './pages/browser.ts'
 import { enabledClient } from './client.ts'
 import { codeForConsole } from './console.ts'
 import { grantTo } from './grants.ts'
-import { pagesOf } from './page-routes.ts'
-import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './views.ts'
+import { pagesOf } from './pages/page-routes.ts'
+import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './pages/views.ts'
 
 /** The authorization endpoint (RFC 6749, 4.1.1): sign-in, consent, and redirect with a code. */
 export const authorize: Domain = async (app) => {

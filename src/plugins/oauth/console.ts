@@ -11,9 +11,9 @@ import type { Domain } from '../../http/routes/types.ts'
 import { createCode, findUserOfToken, renewGrant, retirePairsOf } from '../../repositories/people/oauth.ts'
 import { deleteSession } from '../../repositories/people/sessions.ts'
 import { lockUser } from '../../repositories/people/users.ts'
-import { inSession, SessionEnded, signedIn } from './browser.ts'
+import { inSession, SessionEnded, signedIn } from './pages/browser.ts'
 import { grantTo } from './grants.ts'
-import { problemPage, type SignedIn } from './views.ts'
+import { problemPage, type SignedIn } from './pages/views.ts'
 
 // The console's client (decision 0070): no consent page, no refresh tokens, short tokens with privileged scopes.
 

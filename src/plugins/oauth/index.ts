@@ -14,7 +14,7 @@ import { passwordReset } from './password-reset.ts'
 import { revoke } from './revoke.ts'
 import { secondFactor } from './second-factor.ts'
 import { token } from './token.ts'
-import { problemPage } from './views.ts'
+import { problemPage } from './pages/views.ts'
 
 /** OAuth 2.0 with PKCE, and the account pages. The endpoints send OAuth errors, the pages send HTML. */
 export const oauth: Domain = async (app) => {

@@ -14,12 +14,12 @@ import {
 } from '../../repositories/people/password-resets.ts'
 import { changePassword, findUserByEmail, lockUser, type User } from '../../repositories/people/users.ts'
 import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
-import { clientOf, forgetGuesses, formCookie, nameIn, problemWith } from './browser.ts'
-import { linkOf, pagesOf } from './page-routes.ts'
+import { clientOf, forgetGuesses, formCookie, nameIn, problemWith } from './pages/browser.ts'
+import { linkOf, pagesOf } from './pages/page-routes.ts'
 import {
   describeClient, forgotPasswordPage, linkSentPage, noResetPage, passwordResetPage, problemPage, resetPasswordPage,
   type Problem
-} from './views.ts'
+} from './pages/views.ts'
 
 const FORGOT = '/account/forgot-password'
 const RESET = '/account/reset-password'

@@ -7,10 +7,10 @@ import { findUser, type User } from '../../repositories/people/users.ts'
 import { beginFactor, confirmFactor, renewRecoveryCodes } from '../../vault/keys/second-factor.ts'
 import {
   beginSession, codeIn, codeInSession, confirmPassword, inSession, refusal, withAttempt, withSecondFactor, WRONG_CODE
-} from './browser.ts'
-import { pagesOf } from './page-routes.ts'
+} from './pages/browser.ts'
+import { pagesOf } from './pages/page-routes.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
-import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type SignedIn } from './views.ts'
+import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type SignedIn } from './pages/views.ts'
 
 const HOME = '/account/second-factor'
 const WRONG_PASSWORD = 'The password is wrong.'

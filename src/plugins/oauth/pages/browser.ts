@@ -1,27 +1,27 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { hashToken, mintSecret } from '../../crypto/bearer.ts'
-import { WorkOverloaded } from '../../crypto/bounded.ts'
-import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../crypto/passwords.ts'
-import { transaction, type Db } from '../../db/database.ts'
-import { addressKey, networkOf } from '../../http/routes/addresses.ts'
-import { browserOf, readCookie, setCookie, type Form } from '../../http/pages/pages.ts'
+import { hashToken, mintSecret } from '../../../crypto/bearer.ts'
+import { WorkOverloaded } from '../../../crypto/bounded.ts'
+import { isOutdated, hashPassword, verifyNobody, verifyPassword } from '../../../crypto/passwords.ts'
+import { transaction, type Db } from '../../../db/database.ts'
+import { addressKey, networkOf } from '../../../http/routes/addresses.ts'
+import { browserOf, readCookie, setCookie, type Form } from '../../../http/pages/pages.ts'
 import {
   clearAttempts, findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
-} from '../../repositories/people/attempts.ts'
+} from '../../../repositories/people/attempts.ts'
 import {
   createSession, deleteSession, findSession, lockSession, type SessionClient
-} from '../../repositories/people/sessions.ts'
+} from '../../../repositories/people/sessions.ts'
 import {
   findUser, findUserByEmail, lockUser, updatePasswordHash, type User
-} from '../../repositories/people/users.ts'
-import { createSignInStep } from '../../repositories/people/second-factors.ts'
-import { canonicalEmail } from '../../rules/formats/emails.ts'
-import { describeUserAgent } from '../../rules/formats/user-agents.ts'
-import { useCode } from '../../vault/keys/second-factor.ts'
-import { NAME_LENGTH } from '../../../schemas/shapes.ts'
-import { PASSWORD } from '../../../schemas/users.ts'
-import type { EventName } from '../../../schemas/events.ts'
-import { recordForUser, recordRefusal } from '../../http/guard/personal-events.ts'
+} from '../../../repositories/people/users.ts'
+import { createSignInStep } from '../../../repositories/people/second-factors.ts'
+import { canonicalEmail } from '../../../rules/formats/emails.ts'
+import { describeUserAgent } from '../../../rules/formats/user-agents.ts'
+import { useCode } from '../../../vault/keys/second-factor.ts'
+import { NAME_LENGTH } from '../../../../schemas/shapes.ts'
+import { PASSWORD } from '../../../../schemas/users.ts'
+import type { EventName } from '../../../../schemas/events.ts'
+import { recordForUser, recordRefusal } from '../../../http/guard/personal-events.ts'
 import type { Problem, SignedIn } from './views.ts'
 
 /** A user whose password was just verified, with the verified hash and the second factor, if there is one. */

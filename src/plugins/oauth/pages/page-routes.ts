@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyContextConfig, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import { isLoopback, isOpenInsecurely } from '../../config.ts'
-import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../http/pages/pages.ts'
+import { isLoopback, isOpenInsecurely } from '../../../config.ts'
+import { formOf, isOwnForm, readCookie, seeOther, sendPage, type Form, type Page } from '../../../http/pages/pages.ts'
 import { formCookie, SessionEnded, signedIn } from './browser.ts'
 import { problemPage, type SignedIn } from './views.ts'
 
