@@ -1,11 +1,11 @@
 import { createPasswordReset } from '../../src/repositories/people/password-resets.ts'
 import { createPasswordLink } from '../../src/repositories/people/users.ts'
 import { createServer, type IncomingMessage } from 'node:http'
-import { existsSync, writeFileSync } from 'node:fs'
+import { writeFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import { pathToFileURL } from 'node:url'
-import { chromium, type Browser, type BrowserContext, type Locator, type Page } from 'playwright-core'
+import type { Browser, BrowserContextOptions, Locator, Page } from 'playwright-core'
 import { base32 } from 'oslo/encoding'
 import t, { type Test } from 'tap'
 import { addClient } from '../../src/commands/people/clients.ts'
@@ -14,68 +14,23 @@ import { hashToken } from '../../src/crypto/bearer.ts'
 import { codeAt, stepAt } from '../../src/crypto/second-factor.ts'
 import { SCOPES } from '../../schemas/scopes.ts'
 import { startApp, type TestApp } from '../helpers/app.ts'
+import { launch, openWindow as openIn, signIn, skip, type Window } from '../helpers/browser.ts'
 import { bill, invoicesOf, path as pathOf, subscribe } from '../helpers/billing.ts'
-import { authorizationUrl, makePerson, pkce, post, type Person } from '../helpers/people.ts'
+import { authorizationUrl, makePerson, pkce, post } from '../helpers/people.ts'
 import { scratchDirectory } from '../helpers/process.ts'
 
 // What only a real browser can tell: policies, popups, redirects, keys and what a page looks like.
 
-const PLACES = [
-  '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome', '/usr/bin/google-chrome-stable', '/snap/bin/chromium', '/opt/google/chrome/chrome',
-  '/Applications/Chromium.app/Contents/MacOS/Chromium', '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome'
-]
-const executablePath = process.env.CHROMIUM ?? PLACES.find((place) => existsSync(place))
-// No test depends on a name that somebody else has to resolve.
-const ALONE = ['--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost']
-const skip = executablePath === undefined ? 'no Chromium is installed; CHROMIUM may name one' : false
-
 let browser: Browser
-t.before(async () => {
-  if (executablePath !== undefined) {
-    browser = await chromium.launch({ executablePath, chromiumSandbox: process.getuid?.() !== 0, args: ALONE })
-  }
-})
+t.before(async () => { if (!skip) browser = await launch() })
 t.teardown(async () => browser?.close())
 
-interface Window {
-  context: BrowserContext
-  page: Page
-  /** What a content security policy refused, in any page of the window, and what scripts threw. */
-  wrongs: string[]
-  /** Every address that was asked for. */
-  asked: string[]
-}
-
 /** A window of a browser that knows nothing yet. */
-async function openWindow (
-  t: { teardown (fn: () => unknown): void }, options: Parameters<Browser['newContext']>[0] = {}
-): Promise<Window> {
-  const context = await browser.newContext(options)
-  context.setDefaultTimeout(30_000)
-  t.teardown(async () => context.close())
-  const [wrongs, asked]: [string[], string[]] = [[], []]
-  context.on('request', (request) => asked.push(request.url()))
-  context.on('console', (message) => {
-    if (/content security policy/i.test(message.text())) {
-      wrongs.push(message.text())
-    }
-  })
-  context.on('weberror', (error) => wrongs.push(error.error().message))
-  await context.exposeBinding('tellViolation', (_source, text: string) => { wrongs.push(text) })
-  await context.addInitScript(
-    "document.addEventListener('securitypolicyviolation', (event) => tellViolation(event.effectiveDirective + ' refused ' + event.blockedURI))"
-  )
-  return { context, page: await context.newPage(), wrongs, asked }
-}
+const openWindow = (t: { teardown (fn: () => unknown): void }, options: BrowserContextOptions = {}) =>
+  openIn(t, browser, options)
 
-const elsewhere = ({ asked }: Window, origin: string) =>
-  asked.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith('data:') && !url.startsWith('blob:'))
-
-async function signIn (page: Page, person: Person) {
-  await page.getByLabel('E-mail address').fill(person.email)
-  await page.getByLabel('Password').fill(person.password)
-  await page.getByRole('button', { name: 'Sign in' }).click()
-}
+const elsewhere = ({ requested }: Window, origin: string) =>
+  requested.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith('data:') && !url.startsWith('blob:'))
 
 // A service that listens; with a path, PUBLIC_URL names it.
 async function listen (
@@ -166,7 +121,7 @@ for (const [what, path, host] of [
     t.strictSame(window.wrongs, [])
     t.strictSame(elsewhere(window, new URL(url).origin), [])
     if (path !== undefined) {
-      t.strictSame(window.asked.filter((asked) =>
+      t.strictSame(window.requested.filter((asked) =>
         !asked.startsWith(`${url}/`) && !asked.endsWith('/favicon.ico')), [], 'everything is below the path')
     }
   })
@@ -200,7 +155,8 @@ t.test('Swagger UI: who has just started it explores the first organization with
   const window = await openWindow(t)
   const { page } = window
   await page.goto(url)
-  t.equal(page.url(), `${url}/console/`, 'the address alone leads to the console')
+  await page.getByLabel('E-mail address').waitFor()
+  t.equal(new URL(page.url()).searchParams.get('redirect_uri'), `${url}/console/`, 'the address alone leads to the console')
   await page.goto(`${url}/docs`)
   await page.locator('.opblock-tag-section').first().waitFor()
   t.strictSame(
@@ -632,7 +588,7 @@ t.test('a downloaded invoice is styled, loads nothing, and is printed whole on s
   writeFileSync(file, text)
   const location = pathToFileURL(file).href
   for (const width of [320, 1280]) {
-    const { page, wrongs, asked } = await openWindow(t, { viewport: { width, height: 700 } })
+    const { page, wrongs, requested } = await openWindow(t, { viewport: { width, height: 700 } })
     await page.goto(location)
     const style = async (selector: string, property: string) =>
       page.evaluate(`getComputedStyle(document.querySelector('${selector}')).${property}`)
@@ -643,6 +599,6 @@ t.test('a downloaded invoice is styled, loads nothing, and is printed whole on s
     t.ok(await page.evaluate('document.documentElement.scrollWidth <= innerWidth'), `nothing is cut at ${width} pixels`)
     const pages = (await page.pdf({ preferCSSPageSize: true })).toString('latin1').match(/\/Type \/Page\b(?!s)/g)
     t.ok(pages !== null && pages.length > 1, `${pages?.length} pages`)
-    t.strictSame([wrongs, asked], [[], [location]])
+    t.strictSame([wrongs, requested], [[], [location]])
   }
 })

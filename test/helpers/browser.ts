@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs'
 import { chromium, type Browser, type BrowserContext, type Page } from 'playwright-core'
 import type { Person } from './people.ts'
 
-// Chromium for the tests of the console.
+// Chromium for tests.
 
 const PLACES = [
   '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome', '/usr/bin/google-chrome-stable', '/snap/bin/chromium', '/opt/google/chrome/chrome',
@@ -38,9 +38,13 @@ export async function openWindow (
   const [wrongs, requested]: [string[], string[]] = [[], []]
   context.on('request', (request) => requested.push(request.url()))
   context.on('console', (message) => {
-    if (/content security policy|trusted/i.test(message.text())) wrongs.push(message.text())
+    if (/content security policy/i.test(message.text())) wrongs.push(message.text())
   })
   context.on('weberror', (error) => wrongs.push(error.error().message))
+  await context.exposeBinding('tellViolation', (_source, text: string) => { wrongs.push(text) })
+  await context.addInitScript(
+    "document.addEventListener('securitypolicyviolation', (event) => tellViolation(event.effectiveDirective + ' refused ' + event.blockedURI))"
+  )
   return { context, page: await context.newPage(), wrongs, requested }
 }
 

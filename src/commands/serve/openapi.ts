@@ -15,7 +15,8 @@ export type Documents = Record<'openapi.yaml' | 'docs/scopes.md' | typeof WORDS_
 /** Renders the OpenAPI document, the scopes page and the words of paths from the routes, without a database. */
 export async function renderDocuments (): Promise<Documents> {
   const app = await buildApp({
-    config: { ...loadConfig({}), logLevel: 'silent' },
+    // The console has no operations, and may not be built yet.
+    config: { ...loadConfig({ CONSOLE: 'off' }), logLevel: 'silent' },
     database: { } as Database,
     keyring: createKeyring([parseMasterKey(generateMasterKey().text)])
   })
