@@ -49,6 +49,7 @@ export const audit: Domain = async (app) => {
     schema: {
       operationId: 'countAuditEvents',
       summary: 'Count audit events per day; empty for restricted tokens and roles without projects',
+      description: 'Takes the filters of the list of events, for at most 92 days.',
       querystring: AuditCountsQuery,
       response: { 200: AuditCounts }
     },
@@ -72,6 +73,7 @@ export const audit: Domain = async (app) => {
     schema: {
       operationId: 'exportAuditEvents',
       summary: `Export audit events, oldest first, ${MAX_EXPORTED} at a time: lines of JSON or CSV, by Accept`,
+      description: 'The header Link has the URL of the next page; the last page has none.',
       'x-next-page': true,
       querystring: AuditExportQuery,
       response: { 200: AuditExport }

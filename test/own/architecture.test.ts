@@ -113,7 +113,7 @@ function wallBreaches (path: string, source: string): string[] {
       const to = normalize(join(dirname(path), from))
       if (lies(to, floor)) {
         // A protocol of several endpoints is one folder, whose files are one plugin.
-        const apart = dirname(path) === dirname(to) && dirname(path) === 'src/plugins/oauth' ? undefined : APART[floor]
+        const apart = [path, to].every((file) => lies(file, 'src/plugins/oauth')) ? undefined : APART[floor]
         return apart === 'nothing' || (apart === 'types' && !typeOnly) ? [`${path} imports its neighbour ${to}`] : []
       }
       return house.some((place) => lies(to, place)) ? [] : [`${path} imports ${to}`]

@@ -37,6 +37,7 @@ export const matrix: Domain = async (app) => {
     schema: {
       operationId: 'readProjectMatrix',
       summary: 'Compare all levels of a project: for each name, the levels that set, inherit, override or lack it; no values',
+      description: 'Cells of a name with the same `value_group` have the same value.',
       querystring: MatrixQuery,
       response: { 200: MatrixAnswer }
     },
