@@ -15,11 +15,11 @@ import { readValues, type Comparison, type Values } from './values.ts'
 /** The state of the level from which a change starts. */
 type Base = Pick<LevelDocument, 'etag' | 'version'>
 
-/** Says what was changed, with an undo: a restore of the version before. `etag`: after it; undefined: no change. */
+/** Says what was changed, with an undo. `etag`: as in `undoChange`; undefined: nothing changed. */
 export function sayChanged (text: string, level: Level, etag: string | null | undefined, isClient: boolean) {
   if (etag === undefined) return say('Nothing changed: it was like this already.')
   changed(text, async () => {
-    await undoChange(level, etag ?? undefined, isClient)
+    await undoChange(level, etag, isClient)
     changed(`Undone: ${titleOf(level)} is as it was before.`)
   })
 }

@@ -88,21 +88,23 @@ export async function restoreBody (level: Level, version: string, isClient: bool
 }
 
 /**
- * Undoes the last change of a level: restores the version before it, or deletes the document if the change made it.
+ * Undoes the last change of a level: restores the document before the change, or deletes the document if the change
+ * made it.
  *
- * @param etag the ETag after the change, so that an undo never overwrites a later change
+ * @param etag the ETag after the change (null: the change was a deletion), so that an undo never overwrites a later change
  */
-export async function undoChange (level: Level, etag: string | undefined, isClient: boolean): Promise<void> {
-  const { data } = await call('listVersions', { path: { organization: level.organization }, body: { ...inHistory(level), per_page: 2 } })
-  const [last, before] = data.data
-  if (last === undefined) return
+export async function undoChange (level: Level, etag: string | null, isClient: boolean): Promise<void> {
   const path = { organization: level.organization }
-  const isGone = before === undefined || (last.attributes.action === 'create' && before.attributes.action === 'delete')
-  if (isGone) await call('deleteSecrets', { path, body: inBody(level), etag })
-  else {
-    const body = await restoreBody(level, before.id, isClient)
-    await call('restoreVersion', { path: { ...path, version: before.id }, body, etag })
+  const { data: { data: [last, before] } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: 2 } })
+  const action = last?.attributes.action
+  if (etag !== null && (before === undefined ? action === 'create' : before.attributes.action === 'delete')) {
+    return void await call('deleteSecrets', { path, body: inBody(level), etag })
   }
+  // The version of a deletion holds the deleted document.
+  const version = action === 'delete' ? last : before
+  if (version === undefined) throw new Error('The history of this level does not have the document before the change.')
+  const body = await restoreBody(level, version.id, isClient)
+  await call('restoreVersion', { path: { ...path, version: version.id }, body, etag })
 }
 
 /** A change of single names. */

@@ -621,6 +621,17 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   t.strictSame(readFileSync(await (await downloads).path()), file)
 })
 
+t.test('an undo never discards a later change of another person', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const names = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/names')).body.data.map(({ attributes }: { attributes: { name: string } }) => attributes.name) as string[]
+  await confirm(page, /^Delete document/, 'document.delete')
+  await said(page, 'Deleted the document of shop.')
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
+  await button(page, 'Undo').click()
+  await page.getByRole('alert').getByText('has changed since').waitFor()
+  t.strictSame(await names(), ['THEIRS'])
+})
+
 t.test('after a 429 the console waits, says so and continues', { skip }, async (t) => {
   const { page } = await withCanary(t, CANARY, { RATE_LIMIT_API: '30' })
   for (let i = 0; i < 30; i++) {
