@@ -75,7 +75,7 @@ export function SetName ({ level, project, base, name, done }: {
   const { apply, view } = useChange(level, project, done)
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
   const fill = (text: string) => {
-    setPresent({ count: present.count + 1, value: text })
+    setPresent(({ count }) => ({ count: count + 1, value: text }))
     setValue(text)
   }
   useForgetting(isUnchanged, () => fill(''))
