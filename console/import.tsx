@@ -22,9 +22,9 @@ async function textOf (file: File): Promise<string> {
 const formatOf = (name: string): Format | undefined =>
   /\.ya?ml$/i.test(name) ? 'yaml' : /\.json$/i.test(name) ? 'json' : /env/i.test(name) ? 'env' : undefined
 
-/** A text that is typed, pasted or uploaded. */
+/** A text that is typed, pasted or uploaded; undefined with an invalid escape. */
 export function FileField ({ label, value, change }: {
-  label: string, value: string, change: (text: string, format: Format | undefined) => void
+  label: string, value: string, change: (text: string | undefined, format?: Format) => void
 }) {
   // A new key makes a new field, because the field decides about escapes when it appears.
   const [upload, setUpload] = useState({ count: 0, text: value })
@@ -43,7 +43,7 @@ export function FileField ({ label, value, change }: {
   }
   return (
     <div class='field'>
-      <ValueField key={upload.count} label={label} value={upload.text} rows={6} change={(text = '') => change(text, undefined)} />
+      <ValueField key={upload.count} label={label} value={upload.text} rows={6} change={change} />
       <label class='upload'>Upload a file <input type='file' onChange={choose} /></label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
     </div>
@@ -57,17 +57,18 @@ interface Plan { names: Names | null, etag: string | null, store: () => Promise<
 export function Import ({ level, project, done }: {
   level: Level, project: Project, done: (text: string, etag: string | undefined) => void
 }) {
-  const [text, setText] = useState('')
+  const [text, setText] = useState<string | undefined>('')
   const [format, setFormat] = useState<Format>(project.format)
   const [keepsOthers, setKeepsOthers] = useState(false)
   const [plan, setPlan] = useState<Plan>()
-  const change = (text: string, found: Format | undefined) => {
+  const change = (text: string | undefined, found?: Format) => {
     setText(text)
     if (found !== undefined) setFormat(found)
     setPlan(undefined)
   }
   const preview = async () => {
     setPlan(undefined)
+    if (text === undefined) throw new Error('Correct the escapes first.')
     setPlan(await planOf(level, project, text, format, keepsOthers))
   }
   const store = async () => {

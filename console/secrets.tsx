@@ -131,7 +131,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
       <label>
         <span>{label}</span>
         <textarea
-          rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
+          ref={(element) => element?.setCustomValidity(problem)} rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
           aria-invalid={problem !== ''} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
         />
       </label>

@@ -172,7 +172,7 @@ function CreateProject ({ organization }: { organization: string }) {
         label='Format of the documents' name='format'
         options={[['env', '.env: lines of NAME=value'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
       />
-      <FileField label='Import (optional): an .env file or another text in this format' change={setDocument} value={document} />
+      <FileField label='Import (optional): an .env file or another text in this format' change={(text = '') => setDocument(text)} value={document} />
       <fieldset>
         <legend>Who holds the key?</legend>
         <Check type='radio' name='custody' value='server' label='The server: it decrypts for people with permission' checked={!isClient} onChange={() => setClient(false)} />

@@ -635,6 +635,25 @@ t.test('an undo never discards a later change of another person', { skip }, asyn
   t.strictSame(await names(), ['THEIRS'])
 })
 
+t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {
+  const { page, nimbus, operations } = await withCanary(t)
+  await unfold(page, 'Import a text')
+  await page.locator('details').filter({ hasText: 'Import a text' }).getByLabel(/^Write escapes/).check()
+  await page.getByLabel('Text to import').fill('{"NAME": "\\x"}')
+  await button(page, 'Preview').click()
+  await page.getByRole('alert').getByText('Correct the escapes first.').waitFor()
+  t.equal(await page.locator('.preview').count(), 0)
+  await follow(page, 'Nimbus')
+  await unfold(page, 'Create a project')
+  await page.getByLabel('Name of the project').fill('Broken')
+  await page.getByLabel(/^Write escapes/).check()
+  await page.getByLabel('Import (optional)').fill('A=\\x')
+  await button(page, 'Create project').click()
+  t.notOk(await page.getByLabel('Import (optional)').evaluate((field: unknown) => (field as { validity: { valid: boolean } }).validity.valid))
+  t.notOk(operations.has('createProject'))
+  t.equal((await nimbus.call('GET', '/nimbus/projects')).body.meta.total, 1)
+})
+
 t.test('after a 429 the console waits, says so and continues', { skip }, async (t) => {
   const { page } = await withCanary(t, CANARY, { RATE_LIMIT_API: '30' })
   for (let i = 0; i < 30; i++) {
