@@ -3,12 +3,12 @@ import { ApiError } from './api.ts'
 import { openBlob, useKey } from './crypto.ts'
 import {
   callLevel, changeNames, changesBetween, kindOf, stateOf, titleOf, undoChange, type Kind, type Level,
-  type LevelDocument, type NameChange
+  type LevelDocument
 } from './levels.ts'
 import { levelOf, MatrixTable, titleOfColumn, type Cell, type Column, type Row } from './pages/matrix.tsx'
 import { LevelSecret, readOne, ValueField, type Project } from './secrets.tsx'
 import { Act, changed, Changes, Dialog, Field, say, Show, To, useForgetting, useLoad } from './ui.tsx'
-import { readValues, type Comparison, type Values } from './values.ts'
+import { readValues, type Comparison, type NameChange, type Values } from './values.ts'
 
 // Changing a name of a level, and the matrix of a client-managed project.
 
@@ -24,44 +24,43 @@ export function sayChanged (text: string, level: Level, etag: string | null | un
   })
 }
 
-/** Shows what somebody else changed meanwhile (null: unknown), and applies the person's change again on request. */
-export function Conflict ({ level, found, again }: { level: Level, found: Comparison | null, again: () => unknown }) {
-  return (
-    <section class='conflict' role='alert'>
-      <h3>{titleOf(level)} was changed meanwhile</h3>
-      <p>Your change is not saved yet. Meanwhile somebody made this change:</p>
-      <Changes of={found} />
-      <Act name='conflict.apply' kind='main' run={again} />
-    </section>
-  )
-}
-
-/** What changed at a level since a version; null if nobody can tell. */
-export async function changesSince (
-  level: Level, { isClient, format }: Project, from: string | null, to: string | null
-) {
-  return from === null || to === null ? null : changesBetween(level, from, to, isClient, format)
-}
-
-/** Makes a change of names. If the level has changed meanwhile, shows what, and applies the change again on request. */
-export function useChange (level: Level, project: Project, done: () => void) {
-  const [conflict, setConflict] = useState<{ base: Base, found: Comparison | null, change: NameChange, text: string }>()
-  const apply = async (change: NameChange, base: Base, text: string) => {
+/**
+ * Makes a change of names, or of a whole document if `store` is given. If the level has changed meanwhile, shows what
+ * (null: unknown), and on request changes the names again; without names, replaces the document. `forget`: when the
+ * person changes what would be applied again.
+ */
+export function useChange (level: Level, { isClient, format }: Project, done: () => void) {
+  const [conflict, setConflict] = useState<{ found: Comparison | null, label?: string, again: () => Promise<void> }>()
+  const forget = () => setConflict(undefined)
+  type Store = (etag: string | null) => Promise<string | undefined>
+  const apply = async (change: NameChange | undefined, base: Base, text: string, store?: Store) => {
     try {
-      const etag = await changeNames(level, change, base.etag, project.isClient, project.format)
-      setConflict(undefined)
+      const etag = store !== undefined ? await store(base.etag) : await changeNames(level, change!, base.etag, isClient, format)
+      forget()
       done()
-      sayChanged(text, level, etag, project.isClient)
+      sayChanged(text, level, etag, isClient)
     } catch (error) {
       if (!(error instanceof ApiError && error.status === 412)) throw error
       const now = await stateOf(level)
-      setConflict({ base: now, found: await changesSince(level, project, base.version, now.version), change, text })
+      const isKnown = base.version !== null && now.version !== null
+      setConflict({
+        found: isKnown ? await changesBetween(level, base.version!, now.version!, isClient, format) : null,
+        ...(change === undefined && { label: 'Replace the document with mine' }),
+        again: () => apply(change, now, text, change === undefined ? store : undefined)
+      })
     }
   }
   const view = conflict === undefined
     ? null
-    : <Conflict {...conflict} level={level} again={() => apply(conflict.change, conflict.base, conflict.text)} />
-  return { apply, view }
+    : (
+      <section class='conflict' role='alert'>
+        <h3>{titleOf(level)} was changed meanwhile</h3>
+        <p>Your change is not saved yet. Meanwhile somebody made this change:</p>
+        <Changes of={conflict.found} />
+        <Act name='conflict.apply' kind='main' {...conflict.label && { label: conflict.label }} run={conflict.again} />
+      </section>
+      )
+  return { apply, view, forget }
 }
 
 /** The form for the value of a name. */
@@ -72,7 +71,8 @@ export function SetName ({ level, project, base, name, done }: {
   const [value, setValue] = useState<string | undefined>('')
   // The present value as the field was filled with it. It is forgotten if nobody changes it.
   const [present, setPresent] = useState<{ count: number, value: string }>({ count: 0, value: '' })
-  const { apply, view } = useChange(level, project, done)
+  const { apply, view, forget } = useChange(level, project, done)
+  const change = (text: string | undefined) => { setValue(text); forget() }
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
   const fill = (text: string) => {
     setPresent(({ count }) => ({ count: count + 1, value: text }))
@@ -86,8 +86,8 @@ export function SetName ({ level, project, base, name, done }: {
   }
   return (
     <div class='set'>
-      {name === undefined && <Field label='Name' name='name' onInput={setNewName} required />}
-      <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={setValue} />
+      {name === undefined && <Field label='Name' name='name' onInput={(text) => { setNewName(text); forget() }} required />}
+      <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={change} />
       {name !== undefined && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
       <Act name='name.set' kind='main' run={save} />
       {view}

@@ -1,6 +1,6 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { isOpen, openBlob, sealBlob, useKey } from './crypto.ts'
-import { changeValue, compareValues, readValues, type Comparison, type Format } from './values.ts'
+import { changeValues, compareValues, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
 
@@ -37,8 +37,6 @@ export async function callLevel<V extends Verb> (
   const operation = verb.replace(/^(read|change|compare)/, `$1${WORDS[kindOf(level)]}`) as Of<V>
   return call(operation, { ...request, path: level } as Request<Of<V>>)
 }
-
-export type ChangeAnswer = Schemas['ChangedNames']
 
 /** The document of a level: its text (undefined without a key or a document) and its ETag (null without a document). */
 export interface LevelDocument { text: Part, etag: string | null, id: Part, version: string | null }
@@ -107,27 +105,22 @@ export async function undoChange (level: Level, etag: string | null, isClient: b
   await call('restoreVersion', { path: { ...path, version: version.id }, body, etag })
 }
 
-/** A change of single names. */
-export interface NameChange { set?: Record<string, string>, unset?: string[] }
-
 /**
  * Changes single names of a level. Throws `ApiError` with status 412 if the level has changed since the ETag. For a
  * client-managed project, the browser changes the document. Returns the new ETag; undefined if nothing changed.
  */
 export async function changeNames (
-  level: Level, { set = {}, unset = [] }: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
+  level: Level, change: NameChange, etag: string | null | undefined, isClient: boolean, format: Format
 ): Promise<string | undefined> {
   if (!isClient) {
-    const { data, etag: after } = await callLevel('changeSecrets', level, { body: { set, unset }, etag })
+    const { data, etag: after } = await callLevel('changeSecrets', level, { body: change, etag })
     return data.data.unchanged ? undefined : after
   }
   const document = await readDocument(level, true)
   if (etag !== undefined && document.etag !== etag) {
     throw new ApiError(412, { error: 'precondition_failed', message: 'The level has changed since this page was loaded.' })
   }
-  let text = document.text ?? ''
-  for (const [name, value] of Object.entries(set)) text = changeValue(format, text, name, value)
-  for (const name of unset) text = changeValue(format, text, name, undefined)
+  const text = changeValues(format, document.text ?? '', change)
   return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag
 }
 

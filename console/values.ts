@@ -129,6 +129,31 @@ function changeJson (text: string, name: string, value: string | undefined): str
   return `${JSON.stringify(Object.fromEntries(after), null, 2)}\n`
 }
 
+/** A change of single names. */
+export interface NameChange { set?: Record<string, string>, unset?: string[] }
+
+/** The text after a change of single names. Throws an error with a sentence for people. */
+export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {
+  const changes = [...Object.entries(set), ...unset.map((name) => [name, undefined] as const)]
+  return changes.reduce((text, [name, value]) => changeValue(format, text, name, value), text)
+}
+
+const MAX_CHANGES = 20
+
+/** The change of a few names that makes one text of another one; undefined if the texts differ in more than that. */
+export function changeOf (format: Format, from: string, to: string): NameChange | undefined {
+  const [before, after] = [readValues(format, from), readValues(format, to)]
+  if (before === undefined || after === undefined) return undefined
+  const { added, changed, removed } = compareValues(before, after)
+  if (added.length + changed.length + removed.length > MAX_CHANGES) return undefined
+  const set = Object.fromEntries([...after].filter(([name]) => added.includes(name) || changed.includes(name)))
+  try {
+    return changeValues(format, from, { set, unset: removed }) === to ? { set, unset: removed } : undefined
+  } catch {
+    return undefined
+  }
+}
+
 /** The names that differ between two documents. */
 export interface Comparison { added: string[], changed: string[], removed: string[] }
 

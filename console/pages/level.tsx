@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
-import { ApiError, call } from '../api.ts'
-import { changesSince, Conflict, sayChanged, SetName, useChange } from '../cell.tsx'
+import { call } from '../api.ts'
+import { sayChanged, SetName, useChange } from '../cell.tsx'
 import { openBlob, useKey } from '../crypto.ts'
 import { Import } from '../import.tsx'
 import {
@@ -12,7 +12,7 @@ import { KeyGate, LevelSecret, projectOf, readInherited, reveal, ValueField, typ
 import {
   Act, Check, Danger, Dialog, download, Empty, Field, Help, Show, Table, To, useForgetting, useLoad
 } from '../ui.tsx'
-import { readValues, type Comparison } from '../values.ts'
+import { changeOf, readValues } from '../values.ts'
 
 interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
 const MAX_ROWS = 200
@@ -149,12 +149,11 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   const [document, setDocument] = useState<LevelDocument>()
   const [text, setText] = useState<string | undefined>('')
   const [unchecked, setUnchecked] = useState(false)
-  const [conflict, setConflict] = useState<Comparison | null>()
   const close = () => {
     setDocument(undefined)
     setText('')
-    setConflict(undefined)
   }
+  const { apply, view, forget } = useChange(level, project, close)
   useForgetting(document !== undefined && text === document.text, close)
   const open = async () => {
     const found = await readDocument(level, isClient)
@@ -163,27 +162,18 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   }
   const store = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
-    const base = document!
-    try {
-      const { etag } = await storeDocument(level, text, base.etag, isClient, { unchecked })
-      close()
-      sayChanged(`Saved the document of ${titleOf(level)}.`, level, etag, isClient)
-    } catch (error) {
-      if (!(error instanceof ApiError && error.status === 412)) throw error
-      const now = await stateOf(level)
-      setConflict(await changesSince(level, project, base.version, now.version))
-      setDocument({ ...now, text: base.text })
-    }
+    const change = changeOf(format, document!.text ?? '', text)
+    await apply(change, document!, `Saved the document of ${titleOf(level)}.`, async (etag) =>
+      (await storeDocument(level, text, etag, isClient, { unchecked })).etag)
   }
   if (document === undefined) return <Act name='document.edit' run={open} />
   return (
     <>
-      <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={setText} rows={16} />
+      <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />
       {!isClient && format !== 'text' && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
-      {conflict === undefined
-        ? <Act name='document.store' kind='main' run={store} />
-        : <Conflict level={level} found={conflict} again={store} />}
-      <button type='button' onClick={close}>Cancel</button>
+      <Act name='document.store' kind='main' run={store} />
+      {view}
+      <button type='button' onClick={() => { close(); forget() }}>Cancel</button>
     </>
   )
 }

@@ -635,6 +635,31 @@ t.test('an undo never discards a later change of another person', { skip }, asyn
   t.strictSame(await names(), ['THEIRS'])
 })
 
+t.test('a document that was changed meanwhile keeps the changes of both people', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const values = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/values')).body
+  const store = async (text: string) => nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: text })
+  await store('{\n  "A": "1",\n  "B": "1"\n}\n')
+  const edit = async (text: string) => {
+    await button(page, 'Edit the document').click()
+    await page.getByLabel('Document of shop').fill(text)
+    await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: text.length.toString() } })
+    await button(page, 'Save document').click()
+    await page.getByRole('alert').getByText('THEIRS', { exact: true }).waitFor()
+  }
+  await edit('{\n  "A": "2",\n  "B": "1"\n}\n')
+  await button(page, 'Apply my change again').click()
+  await said(page, 'Saved the document of shop.')
+  t.strictSame(await values(), { A: '2', B: '1', THEIRS: '30' })
+  await edit('{"A": 3}')
+  await page.getByLabel('Document of shop').fill('{"A": 4}')
+  await page.getByRole('alert').getByText('was changed meanwhile').waitFor({ state: 'detached' })
+  await button(page, 'Save document').click()
+  await button(page, 'Replace the document with mine').click()
+  await said(page, 'Saved the document of shop.')
+  t.strictSame(await values(), { A: '4' })
+})
+
 t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {
   const { page, nimbus, operations } = await withCanary(t)
   await unfold(page, 'Import a text')

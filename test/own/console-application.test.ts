@@ -97,6 +97,18 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.equal(readValues('yaml', 'A: 1'), undefined)
 })
 
+t.test('an edited document is a change of names if nothing else differs', async (t) => {
+  const { changeOf } = await load('values.ts')
+  t.strictSame(changeOf('env', '# c\nA=1\nB=2\nC=3\n', '# c\nA=1\nB=x\nD=4\n'), { set: { B: 'x', D: '4' }, unset: ['C'] })
+  t.equal(changeOf('env', '# c\nA=1\n', '# d\nA=2\n'), undefined, 'a comment')
+  t.equal(changeOf('env', 'A=1\n', 'not a line'), undefined)
+  t.equal(changeOf('yaml', 'A: 1\n', 'A: 2\n'), undefined)
+  t.strictSame(changeOf('json', '{\n  "A": "1"\n}\n', '{\n  "A": "2"\n}\n'), { set: { A: '2' }, unset: [] })
+  t.equal(changeOf('json', '{\n  "A": 1\n}\n', '{\n  "A": 2\n}\n'), undefined, 'a number')
+  const many = Array.from({ length: 21 }, (_, i) => `N${i}=1\n`).join('')
+  t.equal(changeOf('env', '', many), undefined)
+})
+
 t.test('the browser derives keys and opens blobs as the vectors say', async (t) => {
   const { deriveKey, openBlob, sealBlob } = await load('crypto.ts')
   const { keys, blobs } = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
