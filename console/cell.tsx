@@ -35,7 +35,7 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   type Store = (etag: string | null) => Promise<string | undefined>
   const apply = async (change: NameChange | undefined, base: Base, text: string, store?: Store) => {
     try {
-      const etag = store !== undefined ? await store(base.etag) : await changeNames(level, change!, base.etag, isClient, format)
+      const etag = await (store?.(base.etag) ?? changeNames(level, change!, base.etag, isClient, format))
       forget()
       done()
       sayChanged(text, level, etag, isClient)

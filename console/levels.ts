@@ -89,14 +89,15 @@ export async function restoreBody (level: Level, version: string, isClient: bool
  * Undoes the last change of a level: restores the document before the change, or deletes the document if the change
  * made it.
  *
- * @param etag the ETag after the change (null: the change was a deletion), so that an undo never overwrites a later change
+ * @param etag the ETag after the change (null: a deletion), so that an undo never overwrites a later change
  */
 export async function undoChange (level: Level, etag: string | null, isClient: boolean): Promise<void> {
   const path = { organization: level.organization }
   const { data: { data: [last, before] } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: 2 } })
   const action = last?.attributes.action
   if (etag !== null && (before === undefined ? action === 'create' : before.attributes.action === 'delete')) {
-    return void await call('deleteSecrets', { path, body: inBody(level), etag })
+    await call('deleteSecrets', { path, body: inBody(level), etag })
+    return
   }
   // The version of a deletion holds the deleted document.
   const version = action === 'delete' ? last : before
