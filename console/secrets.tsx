@@ -3,10 +3,10 @@ import type { ComponentChildren } from 'preact'
 import { useState } from 'preact/hooks'
 import { call } from './api.ts'
 import { deriveKey, forgetKey, holdKey, isOpen, openBlob, useKey } from './crypto.ts'
-import { callLevel, inBody, keyOf, projectKey, type Level } from './levels.ts'
+import { callLevel, inBody, keyOf, projectKey, type Kind, type Level } from './levels.ts'
 import { place } from './router.ts'
 import { Act, Field, Form, Help, SHOWN_MS } from './ui.tsx'
-import { escapeValue, needsEscapes, readValues, unescapeValue, type Format } from './values.ts'
+import { escapeValue, needsEscapes, readValues, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
@@ -56,15 +56,20 @@ async function retrieveOne (level: Level, name: string): Promise<string | undefi
 }
 
 /** The names and values of a level of a client-managed project, with those that it inherits. */
-export async function readInherited (level: Level, format: Format): Promise<Map<string, string>> {
+export async function readInherited (level: Level, format: Format): Promise<Values> {
+  return new Map([...(await readPath(level, format)).values()].flatMap((values) => [...values]))
+}
+
+/** The names and values of a level of a client-managed project and of the levels above. */
+export async function readPath (level: Level, format: Format): Promise<Map<Kind, Values>> {
   const { data: { data } } = await callLevel('readSecrets', level)
-  const { project, target, environment } = data.attributes.levels ?? {}
-  const all = new Map<string, string>()
-  for (const found of [project, target, environment]) {
+  const all = new Map<Kind, Values>()
+  for (const kind of ['project', 'target', 'environment'] as const) {
+    const found = data.attributes.levels?.[kind]
     if (found === undefined) continue
     const values = readValues(format, await openBlob(useKey(projectKey(level)), found.content))
     if (values === undefined) throw new Error('The browser cannot read the names of this document. Edit it as a whole.')
-    for (const [name, value] of values) all.set(name, value)
+    all.set(kind, values)
   }
   return all
 }

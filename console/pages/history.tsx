@@ -8,7 +8,7 @@ import {
   Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Show, sizeOf, Table, Time, useLoad,
   type Fields
 } from '../ui.tsx'
-import { compareValues, type Comparison } from '../values.ts'
+import type { Comparison } from '../values.ts'
 
 type Version = Schemas['Version']
 type Plan = { names: Comparison | null, etag: string | null, isNothing: boolean }
@@ -125,14 +125,15 @@ async function planOf (level: Level, project: Project, version: string): Promise
   const body = await restoreBody(level, version, project.isClient)
   const { data } = await call('restoreVersion', { path: { organization: level.organization, version }, body, query: { dry_run: true } })
   const found = data.dry_run!.levels[0]!
-  const newest = project.isClient && found.etag !== null ? await newestOf(level) : undefined
+  const [newest] = project.isClient && found.etag !== null ? await versionsOf(level) : []
   const names = newest && await changesBetween(level, newest.id, version, true, project.format)
   return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
 }
 
-async function newestOf (level: Level): Promise<Version | undefined> {
+/** The newest versions of a level. */
+async function versionsOf (level: Level): Promise<Version[]> {
   const path = { organization: level.organization }
-  return (await call('listVersions', { path, body: { ...inHistory(level), per_page: 1 } })).data.data[0]
+  return (await call('listVersions', { path, body: { ...inHistory(level), per_page: PER_PAGE } })).data.data
 }
 
 /** The difference of two versions, with values on request. */
@@ -236,15 +237,22 @@ const instantOf = (local: string): string => {
 
 /** The names of the level at a moment, compared with the present ones. */
 function Moment ({ level }: { level: Level }) {
-  const [found, setFound] = useState<{ at: string, values: ReadonlyMap<string, string>, difference: Comparison }>()
+  const [found, setFound] = useState<{ at: string, names: readonly string[], difference: Comparison }>()
   const show = async ({ at = '' }: Fields) => {
-    const moment = instantOf(at)
-    const read = async (query: { at?: string }) => {
-      const { data } = await callLevel('readSecrets', level, { query: { decrypt: true, merge: 'true', ...query } })
-      return new Map(Object.entries('data' in data ? data.data.attributes.merged ?? {} : {}))
-    }
-    const values = await read({ at: moment })
-    setFound({ at: moment, values, difference: compareValues(values, await read({})) })
+    const from = instantOf(at)
+    const { data: { data }, headers } = await callLevel('readNames', level, { query: { merge: true } })
+    // The clock of the service, because it refuses a time in the future.
+    const to = new Date(headers.get('date') ?? Date.now()).toISOString()
+    const reply = await callLevel('compareSecrets', level, { query: { from, to, merge: true } })
+    const difference = reply.data.data.attributes
+    const kept = data.map(({ attributes: { name } }) => name).filter((name) => !difference.added.includes(name))
+    setFound({ at: from, names: [...kept, ...difference.removed].sort(), difference })
+  }
+  const read = (at: string, name: string) => async () => {
+    const { data: { data } } = await callLevel('readSecrets', level, { query: { decrypt: true, merge: 'true', at } })
+    const value = data.attributes.merged?.[name]
+    if (value === undefined) throw new Error('This name was not there then.')
+    return value
   }
   return (
     <section>
@@ -254,12 +262,12 @@ function Moment ({ level }: { level: Level }) {
       {found !== undefined && (
         <>
           <h3>Names at <Time at={found.at} /></h3>
-          {found.values.size === 0
+          {found.names.length === 0
             ? <Empty>There were no names then.</Empty>
             : (
               <Table label='Names at that time' head={['Name', 'Value then']}>
-                {[...found.values].map(([name]) => (
-                  <tr key={name}><th scope='row'>{name}</th><td><Secret place={`at ${found.at}`} name={name} read={async () => found.values.get(name)!} /></td></tr>
+                {found.names.map((name) => (
+                  <tr key={name}><th scope='row'>{name}</th><td><Secret place={`at ${found.at}`} name={name} read={read(found.at, name)} /></td></tr>
                 ))}
               </Table>
               )}
@@ -271,36 +279,43 @@ function Moment ({ level }: { level: Level }) {
   )
 }
 
+interface ProjectPlan { at: string, levels: Schemas['PlannedLevel'][], more: number }
+const levelsOf = ({ levels }: ProjectPlan) => JSON.stringify(levels.map(({ target, environment }) => [target, environment]).sort())
+
 /** Brings all documents of the project back to a moment, with a preview. */
 function RestoreProject ({ level: { organization, project } }: { level: Level }) {
-  const [plan, setPlan] = useState<{ at: string, levels: Schemas['PlannedLevel'][], more: number }>()
+  const [plan, setPlan] = useState<ProjectPlan>()
   const path = { organization, project }
-  const preview = async ({ at = '' }: Fields) => {
-    const moment = instantOf(at)
-    const { data } = await call('restoreProject', { path, body: { at: moment, confirmed: true }, query: { dry_run: true } })
-    setPlan({ at: moment, levels: data.dry_run!.levels, more: data.dry_run!.more })
+  const planTo = async (at: string): Promise<ProjectPlan> => {
+    const { data } = await call('restoreProject', { path, body: { at, confirmed: true }, query: { dry_run: true } })
+    return { at, levels: data.dry_run!.levels, more: data.dry_run!.more }
   }
-  const restoreTo = async (at: string) => call('restoreProject', {
-    path, body: { at, confirmed: true }, dangerous: ['secret:restore']
-  })
+  const restoreTo = async (plan: ProjectPlan) => {
+    // The plan has the ETags of all levels that the restore changes.
+    if (JSON.stringify(await planTo(plan.at)) !== JSON.stringify(plan)) {
+      throw new Error('The project has changed meanwhile, so nothing was restored. Preview a restore again.')
+    }
+    return call('restoreProject', { path, body: { at: plan.at, confirmed: true }, dangerous: ['secret:restore'] })
+  }
   const restore = async () => {
-    const { at, levels: [first] } = plan!
-    const { data: { message } } = await restoreTo(at)
+    const { levels: [first], more } = plan!
+    const { data: { message } } = await restoreTo(plan!)
     setPlan(undefined)
     // A restore to the millisecond before this one undoes it.
     const { target, environment } = first!
     const place = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
-    const before = new Date(Date.parse((await newestOf(place))!.attributes.created_at) - 1).toISOString()
-    changed(message, async () => {
-      await restoreTo(before)
-      changed('Undone: the project is as it was before.')
-    })
+    const action = first!.change === 'delete' ? 'delete' : 'restore'
+    const own = (await versionsOf(place)).find(({ attributes }) => attributes.action === action)
+    const undo = own && await planTo(new Date(Date.parse(own.attributes.created_at) - 1).toISOString())
+    // Without an undo if somebody else has changed other levels already, or if the plan does not have all levels.
+    const isOwn = more === 0 && undo?.more === 0 && levelsOf(undo) === levelsOf(plan!)
+    changed(message, isOwn ? async () => { await restoreTo(undo!); changed('Undone: the project is as it was before.') } : undefined)
   }
   return (
     <section>
       <h2>Restore the whole project</h2>
       <p>Brings the documents of all levels of {project} back to a time. You see first what changes.</p>
-      <Form name='restore-to.preview' run={preview}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
+      <Form name='restore-to.preview' run={async ({ at = '' }) => setPlan(await planTo(instantOf(at)))}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
       {plan !== undefined && (
         <div class='preview'>
           {plan.levels.length === 0 && <p>Nothing changes: all documents are in this state already.</p>}

@@ -1,18 +1,17 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
 import { sayChanged, SetName, useChange } from '../cell.tsx'
-import { openBlob, useKey } from '../crypto.ts'
 import { Import } from '../import.tsx'
 import {
-  callLevel, inBody, keyOf, kindOf, projectKey, readDocument, stateOf, storeDocument, titleOf,
+  callLevel, inBody, keyOf, kindOf, readDocument, stateOf, storeDocument, titleOf,
   type Kind, type Level, type LevelDocument
 } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, LevelSecret, projectOf, readInherited, reveal, ValueField, type Project } from '../secrets.tsx'
+import { KeyGate, LevelSecret, projectOf, readInherited, readPath, reveal, ValueField, type Project } from '../secrets.tsx'
 import {
   Act, Check, Danger, Dialog, download, Empty, Field, Help, Show, Table, To, useForgetting, useLoad
 } from '../ui.tsx'
-import { changeOf, readValues } from '../values.ts'
+import { changeOf } from '../values.ts'
 
 interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
 const MAX_ROWS = 200
@@ -67,18 +66,11 @@ async function namesOf (level: Level, { isClient, format }: Project): Promise<Na
     const { data } = await callLevel('readNames', level, { query: { merge: true } })
     return data.data.map(({ attributes: { name, level: from, overrides } }) => ({ name, from, overrides }))
   }
-  const { data: { data } } = await callLevel('readSecrets', level)
-  const holders = new Map<string, Kind[]>()
-  for (const kind of ['project', 'target', 'environment'] as const) {
-    const found = data.attributes.levels?.[kind]
-    if (found === undefined) continue
-    const text = await openBlob(useKey(projectKey(level)), found.content)
-    for (const name of readValues(format, text)?.keys() ?? []) {
-      holders.set(name, [...holders.get(name) ?? [], kind])
-    }
-  }
-  return [...holders].sort(([a], [b]) => a < b ? -1 : 1)
-    .map(([name, kinds]) => ({ name, from: kinds.at(-1)!, overrides: kinds.slice(0, -1) }))
+  const documents = [...await readPath(level, format)]
+  return [...new Set(documents.flatMap(([, values]) => [...values.keys()]))].sort().map((name) => {
+    const kinds = documents.filter(([, values]) => values.has(name)).map(([kind]) => kind)
+    return { name, from: kinds.at(-1)!, overrides: kinds.slice(0, -1) }
+  })
 }
 
 function Names ({ level, project }: { level: Level, project: Project }) {
