@@ -118,6 +118,16 @@ export function ValueField ({ label, value, change, rows = 3 }: {
       setProblem((error as Error).message)
     }
   }
+  const paste = (event: ClipboardEvent) => {
+    const pasted = event.clipboardData?.getData('text/plain') ?? ''
+    // A text field would make a line feed of a carriage return.
+    if (!pasted.includes('\r')) return
+    event.preventDefault()
+    const { selectionStart, selectionEnd } = event.target as HTMLTextAreaElement
+    const whole = text.slice(0, selectionStart) + (isEscaped ? pasted.replaceAll('\r', '\\r') : pasted) + text.slice(selectionEnd)
+    setEscaped(true)
+    read(isEscaped ? whole : escapeValue(whole), true)
+  }
   const toggle = (isNowEscaped: boolean) => {
     try {
       const present = isEscaped ? unescapeValue(text) : text
@@ -137,7 +147,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
         <span>{label}</span>
         <textarea
           ref={(element) => element?.setCustomValidity(problem)} rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
-          aria-invalid={problem !== ''} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
+          aria-invalid={problem !== ''} onPaste={paste} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
         />
       </label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}

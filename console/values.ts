@@ -119,15 +119,21 @@ export function changeValue (format: Format, text: string, name: string, value: 
 }
 
 function changeJson (text: string, name: string, value: string | undefined): string {
-  const parsed = (text.trim() === '' ? {} : JSON.parse(text.replace(/^\ufeff/, ''))) as Record<string, unknown>
-  const rest = Object.entries(parsed).filter(([key]) => key !== name)
-  const after = value === undefined
-    ? rest
-    : name in parsed
-      ? Object.entries(parsed).map(([key, old]) => [key, key === name ? value : old])
-      : [...rest, [name, value]]
-  return `${JSON.stringify(Object.fromEntries(after), null, 2)}\n`
+  const source = text.replace(/^\ufeff/, '')
+  const parsed = (source.trim() === '' ? {} : JSON.parse(source)) as object
+  if (source.trim() !== '' && tokensOf(source) !== tokensOf(JSON.stringify(parsed))) {
+    throw new Error('The browser would change a number or a repeated name of this document. Edit it as a whole.')
+  }
+  // Not by assignment: a name can be `__proto__`.
+  const all = new Map<string, unknown>(Object.entries(parsed))
+  if (value === undefined) all.delete(name)
+  else all.set(name, value)
+  return `${JSON.stringify(Object.fromEntries(all), null, 2)}\n`
 }
+
+/** The strings, numbers and words of a JSON text in one form. */
+const tokensOf = (json: string): string => (json.match(/"(?:[^"\\]|\\.)*"|[^\s",:{}[\]]+/g) ?? [])
+  .map((token) => token.startsWith('"') ? JSON.stringify(JSON.parse(token)) : token).sort().join()
 
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }

@@ -607,6 +607,21 @@ t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) 
   await button(page, 'Save value').click()
   await said(page, 'Saved NAME in shop.')
   t.equal(await stored(), `${value}x\t🔒`)
+  const pasted = 'one\r\ntwo\\\r'
+  await button(page, /^Change… NAME/).click()
+  await page.getByLabel('New value').evaluate((element: unknown, text: string) => {
+    const target = element as { dispatchEvent (event: unknown): void }
+    const { DataTransfer, ClipboardEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent', any>
+    const clipboardData = new DataTransfer()
+    clipboardData.setData('text/plain', text)
+    target.dispatchEvent(new ClipboardEvent('paste', { clipboardData, bubbles: true, cancelable: true }))
+  }, pasted)
+  await until(async () => await page.getByLabel('New value').inputValue() === 'one\\r\ntwo\\\\\\r')
+  await button(page, 'Save value').click()
+  await said(page, 'Saved NAME in shop.')
+  t.equal(await stored(), pasted)
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: `${value}x\t🔒` } })
+  await page.reload()
   await button(page, 'Edit the document').click()
   const document = page.getByLabel('Document of shop')
   await document.fill(`${await document.inputValue()}\n`)

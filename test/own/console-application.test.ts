@@ -93,6 +93,16 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.throws(() => changeValue('env', '', 'a b', '1'), /cannot hold/)
   t.throws(() => changeValue('env', 'not a line', 'A', '1'), /as a whole/)
   t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{\n  "A": "é",\n  "B": {\n    "x": true\n  }\n}\n')
+  for (const name of ['constructor', '__proto__', 'toString']) {
+    const changed = changeValue('json', '{"A": "1"}', name, 'x')
+    t.strictSame([...readValues('json', changed)], [['A', '1'], [name, 'x']])
+    t.strictSame([...readValues('json', changeValue('json', changed, name, undefined))], [['A', '1']])
+  }
+  for (const kept of ['12345678901234567890', '1.50', '1e400', '{"x": [0.10]}', '1, "A": 2', '{"x": 1, "x": 2}']) {
+    t.throws(() => changeValue('json', `{"A": ${kept}, "B": "1"}`, 'B', '2'), /as a whole/, kept)
+  }
+  t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'),
+    '{\n  "A": "2",\n  "B": [\n    true,\n    null,\n    -1.5\n  ]\n}\n')
   t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
   t.equal(readValues('yaml', 'A: 1'), undefined)
 })
