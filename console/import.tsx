@@ -1,4 +1,5 @@
 import { useState } from 'preact/hooks'
+import { ApiError } from './api.ts'
 import { callLevel, readDocument, storeDocument, titleOf, type Level } from './levels.ts'
 import type { Project } from './secrets.tsx'
 import { ValueField } from './secrets.tsx'
@@ -61,28 +62,34 @@ export function Import ({ level, project, done }: {
   const [format, setFormat] = useState<Format>(project.format)
   const [keepsOthers, setKeepsOthers] = useState(false)
   const [plan, setPlan] = useState<Plan>()
-  const change = (text: string | undefined, found?: Format) => {
+  const change = (text: string | undefined, found = format, keeps = keepsOthers) => {
     setText(text)
-    if (found !== undefined) setFormat(found)
+    setFormat(found)
+    setKeepsOthers(keeps)
     setPlan(undefined)
   }
   const preview = async () => {
-    setPlan(undefined)
     if (text === undefined) throw new Error('Correct the escapes first.')
     setPlan(await planOf(level, project, text, format, keepsOthers))
   }
   const store = async () => {
-    done(`Imported into ${titleOf(level)}.`, await plan!.store())
-    setPlan(undefined)
+    try {
+      done(`Imported into ${titleOf(level)}.`, await plan!.store())
+      setPlan(undefined)
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 412)) throw error
+      await preview()
+      throw new Error(`${titleOf(level)} was changed meanwhile. Nothing is imported yet: this is what the import does now.`)
+    }
   }
   return (
     <div>
       <FileField label='Text to import' value='' change={change} />
       <Field
-        label='Format of the text' name='format' value={format} onInput={(value) => { setFormat(value as Format); setPlan(undefined) }}
+        label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
         options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
       />
-      <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => { setKeepsOthers(value); setPlan(undefined) }} />
+      <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => change(text, format, value)} />
       <Act name='import.preview' run={preview} />
       {plan !== undefined && (
         <section class='preview'>
@@ -114,9 +121,13 @@ async function planOf (
     const found = dry_run!.levels[0]!
     return { ...found, store: async () => (await storeDocument(level, text, found.etag, false)).etag }
   }
-  const values = readValues(format, text)
-  if (values === undefined) throw new Error(`The browser cannot read names from this text. Give it in the format of the project, ${project.format}.`)
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
+  const values = readValues(format, text)
+  if (values === undefined) {
+    throw new Error('The browser cannot read names from this text. ' + (format === project.format
+      ? 'Give the names as .env or JSON, or import the whole document without keeping other names.'
+      : `Give it in the format of the project, ${project.format}.`))
+  }
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data

@@ -280,7 +280,8 @@ function Moment ({ level }: { level: Level }) {
 }
 
 interface ProjectPlan { at: string, levels: Schemas['PlannedLevel'][], more: number }
-const levelsOf = ({ levels }: ProjectPlan) => JSON.stringify(levels.map(({ target, environment }) => [target, environment]).sort())
+const levelsOf = ({ levels }: ProjectPlan) =>
+  JSON.stringify(levels.map(({ target, environment }) => [target, environment]).sort())
 
 /** Brings all documents of the project back to a moment, with a preview. */
 function RestoreProject ({ level: { organization, project } }: { level: Level }) {

@@ -722,6 +722,32 @@ t.test('a document that was changed meanwhile keeps the changes of both people',
   t.strictSame(await values(), { A: '4' })
 })
 
+t.test('an import shows what somebody changed meanwhile, and says how to keep names in a YAML project', { skip }, async (t) => {
+  const { page, nimbus, url } = await withCanary(t)
+  await unfold(page, 'Import a text')
+  await page.getByLabel('Text to import').fill('{"NAME": "mine"}')
+  await button(page, 'Preview').click()
+  await page.locator('.preview').getByText('Changes 1').waitFor()
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
+  await button(page, 'Import').click()
+  await page.getByRole('alert').getByText('shop was changed meanwhile. Nothing is imported yet').waitFor()
+  t.match(await page.locator('.preview').innerText(), /Changes 1\s+NAME\s+Removes 1\s+THEIRS/)
+  await button(page, 'Import').click()
+  await said(page, 'Imported into shop.')
+  t.strictSame((await nimbus.call('GET', '/nimbus/shop/secrets/values')).body, { NAME: 'mine' })
+
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Garden', secret_format: 'yaml' })
+  await page.goto(`${url}/console/nimbus/garden/-/level`)
+  await unfold(page, 'Import a text')
+  await page.getByLabel('Text to import').fill('A: 1')
+  await page.getByLabel('Keep the names').check()
+  await button(page, 'Preview').click()
+  await page.getByRole('alert').getByText('or import the whole document without keeping other names').waitFor()
+  await page.getByLabel('Keep the names').uncheck()
+  await button(page, 'Preview').click()
+  await page.locator('.preview').getByText('Adds 1').waitFor()
+})
+
 t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {
   const { page, nimbus, operations } = await withCanary(t)
   await unfold(page, 'Import a text')
