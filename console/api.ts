@@ -89,8 +89,9 @@ export async function call<O extends Operation> (operation: O, request: Request<
     credentials: 'omit',
     cache: 'no-store'
   })
-  let response = await send(dangerous === undefined ? await accessToken() : await shortToken(dangerous))
-  if (response.status === 401 && dangerous === undefined) response = await send(await accessToken(true))
+  const token = async (isRejected = false) => dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
+  let response = await send(await token())
+  if (response.status === 401) response = await send(await token(true))
   const text = await response.text()
   const isJson = /json/.test(response.headers.get('content-type') ?? '')
   if (!response.ok) throw new ApiError(response.status, isJson ? JSON.parse(text) as object : {})

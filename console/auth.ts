@@ -75,7 +75,7 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
   if (searchParams.get('state') !== state) throw new Error('The answer to the sign-in belongs to another request.')
   if (searchParams.get('error') === 'login_required') return undefined
   const code = searchParams.get('code')
-  if (code === null) throw new Error(searchParams.get('error_description') ?? 'The sign-in was not allowed.')
+  if (code === null) throw new Error(refusalIn(searchParams))
   const exchanged = await patientFetch(new URL('api/oauth/token', BASE), {
     method: 'POST',
     body: new URLSearchParams({
@@ -91,6 +91,8 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
   }
 }
 
+let signOuts: BroadcastChannel | undefined
+
 /** Signs in through the session. Without one, leaves the page for the sign-in, and returns false. */
 export async function start (): Promise<boolean> {
   const { searchParams } = new URL(location.href)
@@ -101,15 +103,23 @@ export async function start (): Promise<boolean> {
     if (state.startsWith(WINDOW)) {
       new BroadcastChannel(CHANNEL).postMessage(state)
       window.close()
-      throw new Error('You are signed in. Close this window and go back to the console.')
+      throw new Error('This window belongs to a sign-in of the console. Close it and go back to the console.')
     }
-    if (searchParams.has('error')) throw new Error(searchParams.get('error_description') ?? 'The sign-in was not allowed.')
+    if (searchParams.has('error')) throw new Error(refusalIn(searchParams))
   }
+  // After a sign-out in another tab, this tab loses its values, keys and tokens, and goes to the sign-in.
+  signOuts = new BroadcastChannel('strongroom-console-sign-out')
+  signOuts.onmessage = () => location.reload()
   daily = await silentToken(DAILY_SCOPES)
   if (daily !== undefined) return true
   location.replace(await authorizationUrl(random(), location.pathname, DAILY_SCOPES, {}))
   return false
 }
+
+/** The sentence for an error in an address. A link of another site can have any text in the address. */
+const refusalIn = (answer: URLSearchParams): string => answer.get('error') === 'temporarily_unavailable'
+  ? 'The service cannot sign you in now. Try again later.'
+  : 'The sign-in was not allowed. Load the page again.'
 
 /** A path of this application: no answer of a sign-in leads elsewhere. */
 function ownPath (path: string): string {
@@ -165,9 +175,10 @@ export async function accessToken (isRejected = false): Promise<string> {
 
 /**
  * A token for a dangerous action: it has more scopes, and ends after five minutes. The person signs in again if the
- * last sign-in is older than that.
+ * last sign-in is older than that. `isRejected`: the service has refused the present one.
  */
-export async function shortToken (scopes: readonly string[]): Promise<string> {
+export async function shortToken (scopes: readonly string[], isRejected = false): Promise<string> {
+  if (isRejected) short = undefined
   const held = short !== undefined && short.until > Date.now() ? short.scopes : []
   if (!scopes.every((scope) => held.includes(scope))) {
     const token = await tokenFor([...new Set([...DAILY_SCOPES, ...scopes])], { max_age: String(MAX_AGE_SECONDS) })
@@ -182,4 +193,5 @@ export async function signOut () {
   const response = await fetch(new URL('oauth/sign-out', BASE), { method: 'POST', body: new URLSearchParams({ token }) })
   if (!response.ok) throw new Error(`Signing out failed with status ${response.status}. Try again.`)
   daily = short = undefined
+  signOuts?.postMessage('signed out')
 }

@@ -288,6 +288,7 @@ CREATE TABLE oauth_codes (
   grant_id bigint NOT NULL,
   redirect_uri text NOT NULL,
   code_challenge varchar(43),
+  scopes text[],
   wrong_verifiers integer NOT NULL DEFAULT 0,
   used_at timestamptz(3),
   expires_at timestamptz(3) NOT NULL,

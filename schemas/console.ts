@@ -10,8 +10,8 @@ export const CONSOLE_CLIENT = 'strongroom-console'
 export const DAILY_SCOPES: readonly Scope[] = [
   'secret:read', 'secret:write', 'secret:decrypt', 'secret:history', 'secret:restore', 'key:retrieve', 'project:create',
   'project:read', 'project:update', 'target:create', 'target:read', 'target:update', 'target:delete',
-  'environment:create', 'environment:read', 'environment:update', 'environment:delete', 'team:create', 'team:read',
-  'team:update', 'team:delete', 'organization:create', 'organization:read', 'api-token:read', 'api-token:delete',
+  'environment:create', 'environment:read', 'environment:update', 'environment:delete', 'team:read', 'team:delete',
+  'organization:create', 'organization:read', 'api-token:read', 'api-token:delete',
   'member:read', 'member:delete', 'billing:read'
 ]
 

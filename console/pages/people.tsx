@@ -53,7 +53,7 @@ function Teams ({ organization, members }: { organization: string, members: read
   const path = { organization }
   const teams = useLoad(async () => (await call('listTeams', { path, query: { per_page: 100 } })).data.data, [])
   const create = async ({ name = '' }: Fields) => {
-    await call('createTeam', { path, body: { name } })
+    await call('createTeam', { path, body: { name }, dangerous: ['team:create'] })
     changed(`Created the team ${name}.`)
   }
   return (
@@ -170,6 +170,8 @@ function Invitations ({ organization, invitations }: { organization: string, inv
   )
 }
 
+const CHANGE = ['team:update']
+
 function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, members }: {
   organization: string, team: Schemas['Team'], members: readonly Member[]
 }) {
@@ -186,6 +188,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
     }
     await call('setTeamProject', {
       path: { ...path, project },
+      dangerous: CHANGE,
       body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     })
     await after(`${name} has a role in ${project} now.`)
@@ -208,12 +211,12 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
                 <li key={member.id}>
                   {member.name}, {member.email} <Act
                     name='team-member.remove' description={member.name}
-                    run={async () => { await call('removeTeamMember', { path: { ...path, member: member.id } }); await after(`${member.name} left the team.`) }}
+                    run={async () => { await call('removeTeamMember', { path: { ...path, member: member.id }, dangerous: CHANGE }); await after(`${member.name} left the team.`) }}
                   />
                 </li>
               ))}
             </ul>
-            <Form name='team-member.add' run={async ({ member = '' }) => { await call('addTeamMember', { path: { ...path, member }, body: {} }); await after('Added to the team.') }}>
+            <Form name='team-member.add' run={async ({ member = '' }) => { await call('addTeamMember', { path: { ...path, member }, body: {}, dangerous: CHANGE }); await after('Added to the team.') }}>
               <Field label={`Member to add to ${name}`} name='member' options={members.map(({ id, attributes }) => [id, `${attributes.name}, ${attributes.email}`])} />
             </Form>
             <h3>Projects of {name}</h3>
@@ -223,7 +226,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
                 <li key={id}>
                   {project}: {roleName(role)} in {placesOf(restrictions)} <Act
                     name='team-project.remove' description={project}
-                    run={async () => { await call('removeTeamProject', { path: { ...path, project: slug } }); await after(`The team has no role in ${project} any more.`) }}
+                    run={async () => { await call('removeTeamProject', { path: { ...path, project: slug }, dangerous: CHANGE }); await after(`The team has no role in ${project} any more.`) }}
                   />
                 </li>
               ))}

@@ -353,6 +353,8 @@ export const oauth_codes = pgTable('oauth_codes', {
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   redirect_uri: text().notNull(),
   code_challenge: varchar({ length: 43 }),
+  /** Scopes of the token: a subset of the grant's scopes. Null: all of them. */
+  scopes: text().array(),
   wrong_verifiers: integer().notNull().default(0),
   used_at: moment(),
   expires_at: moment().notNull(),

@@ -127,7 +127,7 @@ export const versions: Domain = async (app) => {
       access: 'secret:restore',
       preload: findKeptVersion,
       dryRun: true,
-      audit: ['secret.restore', 'secret.names'],
+      audit: ['secret.restore', 'secret.names', 'secret.decrypt'],
       errors: RESTORE_ERRORS
     },
     schema: {
@@ -162,7 +162,9 @@ export const versions: Domain = async (app) => {
           const change: Change = { blob, record, event: 'secret.restore', revealed }
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
-          return insteadOf(change, planned, 'secret.names', { version: restored.version.id })
+          // Sent values are compared with the present ones, which tells whether they are the same.
+          const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
+          return insteadOf(change, planned, read, { version: restored.version.id })
         }
       })
       const { version: restored_from } = request.params

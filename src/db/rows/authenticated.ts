@@ -92,7 +92,7 @@ export const AUTHENTICATED = {
     'id', 'user_id', 'client_id', 'scopes', 'expires_at', 'revoked_at'
   ], CREATED),
   oauth_codes: declare(oauth_codes, ['code_hash'], [
-    'code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'used_at', 'expires_at'
+    'code_hash', 'grant_id', 'redirect_uri', 'code_challenge', 'scopes', 'used_at', 'expires_at'
   ], {
     wrong_verifiers: 'Set back, an attacker with the code may guess more often at the 256 random bits of its verifier'
   }),

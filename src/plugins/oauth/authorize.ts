@@ -17,7 +17,7 @@ import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
 import { codeIn, codeInSession, formCookie, inSession, refusal, signedIn, withSecondFactor, WRONG_CODE } from './pages/browser.ts'
 import { enabledClient } from './client.ts'
-import { codeForConsole } from './console.ts'
+import { codeForConsole, isForeign } from './console.ts'
 import { grantTo } from './grants.ts'
 import { pagesOf } from './pages/page-routes.ts'
 import { consentPage, problemPage, signInPage, type Problem, type SignedIn } from './pages/views.ts'
@@ -35,6 +35,8 @@ export const authorize: Domain = async (app) => {
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
     if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
     const { client_id, redirect_uri, state, code_challenge, freshness } = judged.request
+    // The console asks again, from its own page.
+    if (client_id === CONSOLE_CLIENT && isForeign(request)) return redirect_uri
     const to = { redirect_uri, state }
     const session = await signedIn(app, request)
     const signIn = () => freshness.prompt === 'none'

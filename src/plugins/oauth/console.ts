@@ -8,7 +8,7 @@ import { transaction, type Db } from '../../db/database.ts'
 import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
 import { formOf, isOwnPage, sendPage, setCookie } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { createCode, findUserOfToken, renewGrant, retirePairsOf } from '../../repositories/people/oauth.ts'
+import { createCode, deleteUnusedCodes, findUserOfToken, renewGrant, retirePairsOf } from '../../repositories/people/oauth.ts'
 import { deleteSession } from '../../repositories/people/sessions.ts'
 import { lockUser } from '../../repositories/people/users.ts'
 import { inSession, SessionEnded, signedIn } from './pages/browser.ts'
@@ -25,8 +25,15 @@ export const lifetimeOf = (client: string, scopes: readonly string[]) => client 
 interface RequestOfConsole { redirect_uri: string, code_challenge: string, scopes: readonly Scope[] }
 
 /**
- * A code for the console. Requests with the same scopes share one grant, so that a sign-in does not add a row to the
- * account page, and an API token that the person creates does not end with a sign-in. Undefined if the session ended.
+ * Whether a page of another site opened the authorization request in this browser. Such a request gets no code, because
+ * the console asks without a consent page. The browser sends no header over http to another machine.
+ */
+export const isForeign = ({ headers }: FastifyRequest): boolean =>
+  !['same-origin', 'none', undefined].includes(headers['sec-fetch-site'] as string | undefined)
+
+/**
+ * A code for the console. A person has one grant for daily work and one for privileged scopes, so that a sign-in does
+ * not add a row to the account page, and ends no API token that the person created. Undefined if the session ended.
  */
 export async function codeForConsole (
   app: FastifyInstance, request: FastifyRequest, session: SignedIn,
@@ -34,12 +41,13 @@ export async function codeForConsole (
 ): Promise<string | undefined> {
   const code = mintCredential('ac')
   const scopes = SCOPE_NAMES.filter((scope) => requested.includes(scope))
-  const owner = { user_id: session.user.id, client_id: CONSOLE_CLIENT }
+  const isDaily = !scopes.some(isPrivileged)
+  const granted = SCOPE_NAMES.filter((scope) => !isDaily || !isPrivileged(scope))
   try {
     await inSession(app, request, session, async (db) => {
-      const grant_id = await renewGrant(db, { ...owner, scopes }) ??
-        await grantTo(db, request, session.user, { client: CONSOLE_CLIENT, scopes })
-      await createCode(db, { code_hash: hashToken(code), grant_id, redirect_uri, code_challenge })
+      const grant_id = await renewGrant(db, { ...ownerOf(session.user.id), scopes: granted }) ??
+        await grantTo(db, request, session.user, { client: CONSOLE_CLIENT, scopes: granted })
+      await createCode(db, { code_hash: hashToken(code), grant_id, redirect_uri, code_challenge, scopes })
     })
     return code
   } catch (error) {
@@ -48,10 +56,21 @@ export async function codeForConsole (
   }
 }
 
-/** Ends a session of a user, and the tokens of the console. The console in other browsers gets new tokens. */
+const ownerOf = (user_id: number) => ({ user_id, client_id: CONSOLE_CLIENT })
+
+/**
+ * Ends the codes and tokens of the console for a person. The grants stay, because API tokens depend on them (decision
+ * 0070). The codes end first: a token from a code that is redeemed meanwhile ends, too.
+ */
+export async function endConsole (db: Db, user_id: number): Promise<void> {
+  await deleteUnusedCodes(db, ownerOf(user_id))
+  await retirePairsOf(db, ownerOf(user_id))
+}
+
+/** Ends a session of a user, and the codes and tokens of the console. The console in other browsers gets new tokens. */
 export async function endSession (db: Db, request: FastifyRequest, user: Person, hash: Buffer): Promise<void> {
   if (!await deleteSession(db, hash, user.id)) return
-  await retirePairsOf(db, { user_id: user.id, client_id: CONSOLE_CLIENT })
+  await endConsole(db, user.id)
   await recordForUser(db, request, user, 'session.delete')
 }
 
@@ -74,7 +93,7 @@ export const signOut: Domain = async (app) => {
       if (session?.user.id !== user_id) {
         await transaction(app.db, async (db) => {
           await lockUser(db, user_id)
-          await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
+          await endConsole(db, user_id)
         }, request)
       }
       if (session !== undefined) {

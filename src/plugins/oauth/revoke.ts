@@ -3,9 +3,10 @@ import { RevokeAnswer, RevokeBody } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential } from '../../crypto/bearer.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { findUserOfToken, retirePairsOf, revokeByToken } from '../../repositories/people/oauth.ts'
+import { findUserOfToken, revokeByToken } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic, enabledClient } from './client.ts'
+import { endConsole } from './console.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { errorAnswers } from './token.ts'
 
@@ -42,8 +43,7 @@ export const revoke: Domain = async (app) => {
   })
 }
 
-// The grant of the console stays, because API tokens depend on it (decision 0070).
 async function endTokensOfConsole (db: Db, token: string) {
   const user_id = await findUserOfToken(db, hashToken(token), CONSOLE_CLIENT)
-  if (user_id !== undefined) await retirePairsOf(db, { user_id, client_id: CONSOLE_CLIENT })
+  if (user_id !== undefined) await endConsole(db, user_id)
 }

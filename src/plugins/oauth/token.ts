@@ -68,7 +68,7 @@ export const token: Domain = async (app) => {
       if (found.is_used) return reuse(db, request, found.grant, 'code')
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
       await useCode(db, hash)
-      return issue(db, found.grant, found.grant.scopes)
+      return issue(db, found.grant, found.scopes ?? found.grant.scopes)
     }, request), WRONG_CODE)
   }
 

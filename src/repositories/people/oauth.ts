@@ -208,16 +208,19 @@ export async function renewGrant (
 }
 
 export async function createCode (
-  db: Db, code: { code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string }
+  db: Db,
+  { scopes = null, ...code }: {
+    code_hash: Buffer, grant_id: number, redirect_uri: string, code_challenge: string, scopes?: Scope[] | null
+  }
 ): Promise<void> {
-  const row = { ...code, used_at: null, expires_at: new Date(await readNow(db) + LIFETIMES.code * SECOND) }
+  const row = { ...code, scopes, used_at: null, expires_at: new Date(await readNow(db) + LIFETIMES.code * SECOND) }
   await db.insert(oauth_codes).values({ ...row, mac: macOf(db, 'oauth_codes', row) })
 }
 
 export type LiveGrant = Pick<AuthenticatedRow<'oauth_grants'>, 'id' | 'client_id' | 'user_id' | 'scopes'>
 
 interface Issued { grant: LiveGrant & { is_live: boolean }, is_used: boolean, is_expired: boolean }
-export type Code = Issued & Pick<AuthenticatedRow<'oauth_codes'>, 'redirect_uri' | 'code_challenge'>
+export type Code = Issued & Pick<AuthenticatedRow<'oauth_codes'>, 'redirect_uri' | 'code_challenge' | 'scopes'>
 export type Pair = Issued & { id: number }
 
 const isActiveGrant = and(isNull(oauth_grants.revoked_at), gt(oauth_grants.expires_at, STATEMENT_TIME))
@@ -258,6 +261,7 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
     ...support,
     redirect_uri: oauth_codes.redirect_uri,
     code_challenge: oauth_codes.code_challenge,
+    scopes: oauth_codes.scopes,
     is_used: sql<boolean>`${oauth_codes.used_at} IS NOT NULL`,
     is_expired: sql<boolean>`${oauth_codes.expires_at} <= now()`
   }).from(oauth_codes).innerJoin(oauth_grants, eq(oauth_grants.id, oauth_codes.grant_id)).$dynamic())
@@ -346,6 +350,15 @@ export async function retirePairsOf (
     AND ${oauth_tokens.grant_id} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
       AND g.client_id = ${client_id}))`).orderBy(asc(oauth_tokens.id)).for('no key update')
   if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
+}
+
+/** Deletes the codes of a person for a client that were not redeemed. */
+export async function deleteUnusedCodes (
+  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
+): Promise<void> {
+  await db.delete(oauth_codes).where(sql`${oauth_codes.used_at} IS NULL
+    AND ${oauth_codes.grant_id} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
+      AND g.client_id = ${client_id}))`)
 }
 
 /** The person for whom this client has received an access token; also if the token has expired since. */
