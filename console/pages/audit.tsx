@@ -21,7 +21,7 @@ export function AuditPage ({ organization }: { organization: string }) {
       <Help of='audit' />
       <section>
         <h2>Events</h2>
-        <Form name='audit.filter' run={change}>
+        <Form name='audit.filter' keep run={change}>
           <div class='row'>
             <Field label='Who' name='actor' hint='Such as user:17, api_token:3 or operator.' />
             <Field label='What' name='action' hint='Such as secret.store.' />
@@ -74,7 +74,7 @@ function Events ({ organization, filter }: { organization: string, filter: Filte
       </Show>
       <Show of={events}>
         {(first) => first.length === 0
-          ? <Empty>No event is like this. Change the filter.</Empty>
+          ? <Empty>No event matches the filter.</Empty>
           : (
             <>
               <Table label='Events' head={['When', 'Who', 'What', 'On what', 'From', 'Details']}>
@@ -93,7 +93,7 @@ function Events ({ organization, filter }: { organization: string, filter: Filte
             </>
             )}
       </Show>
-      <Form name='audit.export' run={save}>
+      <Form name='audit.export' keep run={save}>
         <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}

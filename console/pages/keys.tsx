@@ -80,15 +80,15 @@ function KeyString ({ level }: { level: Level }) {
 
 const PolicyField = () => (
   <Field
-    label='Old versions' name='policy'
+    label='Old versions' name='history_policy'
     options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
   />
 )
 
 function RotateServer ({ level }: { level: Level }) {
-  const rotate = async ({ policy }: Fields) => {
+  const rotate = async ({ history_policy }: Fields) => {
     const { data } = await call('rotateEncryptionKey', {
-      path: level, body: { history_policy: policy as Policy }, dangerous: ['key:rotate']
+      path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate']
     })
     changed(data.message)
   }
@@ -119,10 +119,10 @@ async function documentsOf (level: Level): Promise<{ id: string, content: string
 function RotateClient ({ level }: { level: Level }) {
   const [keyString, setKeyString] = useState(newKeyString)
   const [progress, setProgress] = useState('')
-  const rotate = async ({ policy }: Fields) => {
+  const rotate = async ({ history_policy }: Fields) => {
     const old = useKey(projectKey(level))
     const salt = newSalt()
-    setProgress('Derives the new key…')
+    setProgress('Deriving the new key…')
     const key = await deriveKey(keyString, { salt, iterations: ITERATIONS })
     const secrets = []
     for (const { id, content, etag } of await documentsOf(level)) {
@@ -132,12 +132,12 @@ function RotateClient ({ level }: { level: Level }) {
     const { data } = await call('rotateClientKeys', {
       path: level,
       body: {
-        secrets, ...checkOf(key), key_proof: old.proof, history_policy: policy as Policy
+        secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy
       },
       dangerous: ['key:rotate']
     })
     holdKey(projectKey(level), key)
-    if (policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
+    if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
     setProgress('')
     setKeyString(newKeyString())
     changed(data.message)
@@ -177,9 +177,9 @@ async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (t
 
 /** Gives the key to the server. */
 function ToServer ({ level }: { level: Level }) {
-  const change = async ({ key_string = '' }: Fields) => {
+  const change = async ({ encryption_key = '' }: Fields) => {
     await call('updateProject', {
-      path: level, body: { storage_mode: 'server', encryption_key: key_string }, dangerous: ['key:rotate']
+      path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate']
     })
     changed('The server holds the key now.')
   }
@@ -188,13 +188,13 @@ function ToServer ({ level }: { level: Level }) {
       <h2>Give the key to the server</h2>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
       <Form name='key.custody' kind='danger' run={change}>
-        <Field label='Present key string' name='key_string' type='password' required />
+        <Field label='Present key string' name='encryption_key' type='password' required />
       </Form>
     </section>
   )
 }
 
-/** Takes the key from the server. The server proves nothing: it once knew the key. */
+/** Takes the key from the server, which has known the key until then. */
 function ToClient ({ level }: { level: Level }) {
   const change = async () => {
     const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })

@@ -2,8 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Empty, Field, Form, Help, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
-import { Pages } from './start.tsx'
+import { Act, changed, Danger, Empty, Field, Form, Help, Pages, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
@@ -180,9 +179,9 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
     await show()
     changed(text)
   }
-  const setProject = async ({ project = '', role = '', target = '', environment = '', except = '' }: Fields) => {
+  const setProject = async ({ project = '', role = '', target = '', environment = '', except_status = '' }: Fields) => {
     const restriction = {
-      ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except !== '' && { except_status: 'production' as const })
+      ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except_status !== '' && { except_status: 'production' as const })
     }
     await call('setTeamProject', {
       path: { ...path, project },
@@ -233,7 +232,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
               <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
               <Field label='Only in the target' name='target' hint='Empty: in all targets.' />
               <Field label='Only in the environment' name='environment' />
-              <Field label='Production' name='except' options={[['', 'Included'], ['production', 'Without environments in production']]} />
+              <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
             </Form>
             <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>
               <p>Its members lose the roles that the team gives them.</p>
