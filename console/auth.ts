@@ -91,8 +91,8 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
   }
 }
 
-/** Signs in through the session. Without one, leaves the page for the sign-in, and returns false. */
-export async function start (): Promise<boolean> {
+/** Signs in through the session. Without one, the browser leaves the page. `signed in`: in a window beside the page. */
+export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
   const { searchParams } = new URL(location.href)
   const state = searchParams.get('state') ?? ''
   if (searchParams.has('code') || searchParams.has('error')) {
@@ -101,14 +101,14 @@ export async function start (): Promise<boolean> {
     if (state.startsWith(WINDOW)) {
       new BroadcastChannel(CHANNEL).postMessage(state)
       window.close()
-      throw new Error('You are signed in. Close this window and go back to the console.')
+      return 'signed in'
     }
     if (searchParams.has('error')) throw new Error(searchParams.get('error_description') ?? 'The sign-in was not allowed.')
   }
   daily = await silentToken(DAILY_SCOPES)
-  if (daily !== undefined) return true
+  if (daily !== undefined) return 'ready'
   location.replace(await authorizationUrl(random(), location.pathname, DAILY_SCOPES, {}))
-  return false
+  return 'leaving'
 }
 
 /** A path of this application: no answer of a sign-in leads elsewhere. */
@@ -176,7 +176,7 @@ export async function shortToken (scopes: readonly string[]): Promise<string> {
   return short!.access
 }
 
-/** Revokes the tokens, ends the session of the browser and forgets everything. */
+/** Revokes the tokens, ends the session of the browser and forgets the tokens of this page. */
 export async function signOut () {
   const token = await accessToken()
   const response = await fetch(new URL('oauth/sign-out', BASE), { method: 'POST', body: new URLSearchParams({ token }) })

@@ -10,6 +10,7 @@ const MAX_EXPORT_PAGES = 100
 /** The audit log, and what the organization uses. */
 export function AuditPage ({ organization }: { organization: string }) {
   const [filter, setFilter] = useState<Filter>({})
+  const [hasUsage, setHasUsage] = useState(false)
   const change = ({ from = '', to = '', ...rest }: Fields) => {
     const moment = (text: string) => text === '' ? undefined : new Date(text).toISOString()
     setFilter(Object.fromEntries(Object.entries({ ...rest, from: moment(from), to: moment(to) })
@@ -32,7 +33,10 @@ export function AuditPage ({ organization }: { organization: string }) {
         </Form>
         <Events key={JSON.stringify(filter)} organization={organization} filter={filter} />
       </section>
-      <Usage organization={organization} />
+      <section>
+        <h2>Usage and plan</h2>
+        {hasUsage ? <Usage organization={organization} /> : <Act name='usage.show' run={() => setHasUsage(true)} />}
+      </section>
     </>
   )
 }
@@ -126,18 +130,8 @@ function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
   )
 }
 
-/** Usage, limits and bills, loaded on request, because most people come for the events. */
+/** Usage, limits and bills. They are loaded on request, because most people come for the events. */
 function Usage ({ organization }: { organization: string }) {
-  const [isAsked, setAsked] = useState(false)
-  return (
-    <section>
-      <h2>Usage and plan</h2>
-      {isAsked ? <UsageDetails organization={organization} /> : <Act name='usage.show' run={() => setAsked(true)} />}
-    </section>
-  )
-}
-
-function UsageDetails ({ organization }: { organization: string }) {
   const path = { organization }
   const usage = useLoad(async () => (await call('getUsage', { path })).data.data.attributes, [])
   const bills = useLoad(async () => {

@@ -1,9 +1,9 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
 import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
-import { callLevel, projectKey, type Level } from '../levels.ts'
+import { projectKey, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, Secret } from '../secrets.tsx'
+import { KeyGate, projectOf, Secret, storedDocuments } from '../secrets.tsx'
 import { Act, changed, Danger, Field, Form, Help, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
@@ -101,20 +101,6 @@ function RotateServer ({ level }: { level: Level }) {
   )
 }
 
-/** All documents of a project, as the server stores them. */
-async function documentsOf (level: Level): Promise<{ id: string, content: string, etag: string }[]> {
-  const { organization, project } = level
-  const { data: { data } } = await call('readProjectMatrix', { path: { organization, project }, query: { decrypt: false } })
-  const found = []
-  for (const { level: kind, target, environment, etag } of data.attributes.levels) {
-    if (etag === null) continue
-    const at = { ...level, target: target ?? undefined, environment: environment ?? undefined }
-    const { id, content, etag: now } = (await callLevel('readSecrets', at)).data.data.attributes.levels![kind]!
-    found.push({ id, content, etag: now })
-  }
-  return found
-}
-
 /** Encrypts all documents with a new key, and the history too if the person wants that. */
 function RotateClient ({ level }: { level: Level }) {
   const [keyString, setKeyString] = useState(newKeyString)
@@ -125,15 +111,13 @@ function RotateClient ({ level }: { level: Level }) {
     setProgress('Deriving the new key…')
     const key = await deriveKey(keyString, { salt, iterations: ITERATIONS })
     const secrets = []
-    for (const { id, content, etag } of await documentsOf(level)) {
+    for await (const { id, content, etag } of storedDocuments(level)) {
       secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
       setProgress(`Encrypted ${secrets.length} documents…`)
     }
     const { data } = await call('rotateClientKeys', {
       path: level,
-      body: {
-        secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy
-      },
+      body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy },
       dangerous: ['key:rotate']
     })
     holdKey(projectKey(level), key)
