@@ -128,11 +128,7 @@ function CreateProject ({ organization }: { organization: string }) {
     const key = isClient ? await deriveKey(keyString, { salt, iterations: ITERATIONS }) : undefined
     const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
       path: { organization },
-      body: {
-        name,
-        secret_format: secret_format as Format,
-        ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) })
-      }
+      body: { name, secret_format: secret_format as Format, ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) }) }
     })
     if (key !== undefined) holdKey(`${organization}/${project}`, key)
     // A second attempt would create a second project: what fails from here on is completed on the page of the project.
