@@ -52,8 +52,14 @@ async function authorizationUrl (
   const digest = await crypto.subtle.digest('SHA-256', new TextEncoder().encode(verifier))
   const url = new URL('oauth/authorize', BASE)
   url.search = String(new URLSearchParams({
-    response_type: 'code', client_id: CONSOLE_CLIENT, redirect_uri: REDIRECT, scope: scopes.join(' '), state,
-    code_challenge: base64url(new Uint8Array(digest)), code_challenge_method: 'S256', ...more
+    response_type: 'code',
+    client_id: CONSOLE_CLIENT,
+    redirect_uri: REDIRECT,
+    scope: scopes.join(' '),
+    state,
+    code_challenge: base64url(new Uint8Array(digest)),
+    code_challenge_method: 'S256',
+    ...more
   }))
   return url
 }

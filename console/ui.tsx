@@ -131,7 +131,10 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
   const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
   const attributes = {
-    id, name, required, 'aria-invalid': messages.length > 0,
+    id,
+    name,
+    required,
+    'aria-invalid': messages.length > 0,
     'aria-describedby': described === '' ? undefined : described,
     onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value)
   }
