@@ -130,11 +130,9 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   const id = useId()
   const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
   const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
+  const common = { id, name, required, 'aria-invalid': messages.length > 0 }
   const attributes = {
-    id,
-    name,
-    required,
-    'aria-invalid': messages.length > 0,
+    ...common,
     'aria-describedby': described === '' ? undefined : described,
     onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value)
   }
@@ -276,6 +274,10 @@ export function Show<T> ({ of: { value, error }, children, empty }: {
   const isEmpty = Array.isArray(value) && value.length === 0
   return isEmpty && empty !== undefined ? <Empty>{empty}</Empty> : <>{children(value)}</>
 }
+
+/** A part of a page with its heading. */
+export const Section = ({ title, children }: { title: string, children: ComponentChildren }) =>
+  <section><h2>{title}</h2>{children}</section>
 
 /** A table in a region that scrolls, so that nothing is cut on a phone. */
 export function Table ({ label, head, children }: {

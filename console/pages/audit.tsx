@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
-import { Act, download, Empty, Field, Form, Help, messageOf, say, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, download, Empty, Field, Form, Help, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type AuditEvent = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
@@ -20,8 +20,7 @@ export function AuditPage ({ organization }: { organization: string }) {
     <>
       <h1>Audit and usage</h1>
       <Help of='audit' />
-      <section>
-        <h2>Events</h2>
+      <Section title='Events'>
         <Form name='audit.filter' keep run={change}>
           <div class='row'>
             <Field label='Who' name='actor' hint='Such as user:17, api_token:3 or operator.' />
@@ -32,11 +31,10 @@ export function AuditPage ({ organization }: { organization: string }) {
           </div>
         </Form>
         <Events key={JSON.stringify(filter)} organization={organization} filter={filter} />
-      </section>
-      <section>
-        <h2>Usage and plan</h2>
+      </Section>
+      <Section title='Usage and plan'>
         {hasUsage ? <Usage organization={organization} /> : <Act name='usage.show' run={() => setHasUsage(true)} />}
-      </section>
+      </Section>
     </>
   )
 }

@@ -4,7 +4,7 @@ import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlo
 import { projectKey, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, Secret, storedDocuments } from '../secrets.tsx'
-import { Act, changed, Danger, Field, Form, Help, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, changed, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
@@ -40,8 +40,7 @@ function KeyList ({ level }: { level: Level }) {
   return (
     <Show of={keys}>
       {({ data, re_encryption }) => (
-        <section>
-          <h2>Versions of the key</h2>
+        <Section title='Versions of the key'>
           <Table label='Versions of the key' head={['Version', 'Held by', 'In use', 'Made', 'Replaced']}>
             {data.map(({ version, managed, is_active, created_at, rotated_at }) => (
               <tr key={version}>
@@ -61,7 +60,7 @@ function KeyList ({ level }: { level: Level }) {
               <Act name='key.refresh' run={keys.reload} />
             </>
           )}
-        </section>
+        </Section>
       )}
     </Show>
   )
@@ -70,11 +69,10 @@ function KeyList ({ level }: { level: Level }) {
 function KeyString ({ level }: { level: Level }) {
   const read = async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''
   return (
-    <section>
-      <h2>Key string</h2>
+    <Section title='Key string'>
       <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
       <Secret place={`key of ${projectKey(level)}`} name='key string' read={read} />
-    </section>
+    </Section>
   )
 }
 
@@ -93,11 +91,10 @@ function RotateServer ({ level }: { level: Level }) {
     changed(data.message)
   }
   return (
-    <section>
-      <h2>Rotate the key</h2>
+    <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /></Form>
-    </section>
+    </Section>
   )
 }
 
@@ -127,8 +124,7 @@ function RotateClient ({ level }: { level: Level }) {
     changed(data.message)
   }
   return (
-    <section>
-      <h2>Rotate the key</h2>
+    <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
         <Field key={keyString} label='New key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
@@ -136,7 +132,7 @@ function RotateClient ({ level }: { level: Level }) {
         <PolicyField />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
-    </section>
+    </Section>
   )
 }
 
@@ -168,13 +164,12 @@ function ToServer ({ level }: { level: Level }) {
     changed('The server holds the key now.')
   }
   return (
-    <section>
-      <h2>Give the key to the server</h2>
+    <Section title='Give the key to the server'>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
       <Form name='key.custody' kind='danger' run={change}>
         <Field label='Present key string' name='encryption_key' type='password' required />
       </Form>
-    </section>
+    </Section>
   )
 }
 
@@ -193,14 +188,13 @@ function ToClient ({ level }: { level: Level }) {
     changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
   }
   return (
-    <section>
-      <h2>Take the key from the server</h2>
+    <Section title='Take the key from the server'>
       <Danger name='key.custody' title='Take the key from the server?' run={change}>
         <p>
           Copy the key string above to a safe place first: the server deletes it, and without it nobody can read the
           secrets. Then rotate the key, because the server once knew it.
         </p>
       </Danger>
-    </section>
+    </Section>
   )
 }

@@ -5,7 +5,7 @@ import { CellDialog, ClientMatrix } from '../cell.tsx'
 import { kindOf, type Level } from '../levels.ts'
 import { KeyGate, projectOf, type Project } from '../secrets.tsx'
 import { go } from '../router.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Check, Danger, Empty, Field, Form, Help, Section, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
 
 export type Matrix = Schemas['MatrixAttributes']
 export type Column = Matrix['levels'][number]
@@ -244,8 +244,7 @@ function Levels ({ project, columns }: { project: Project, columns: readonly Col
     changed(`Added the environment ${name} to ${target}.`)
   }
   return (
-    <section>
-      <h2>Levels</h2>
+    <Section title='Levels'>
       <ul class='tree'>
         {columns.map((column) => (
           <li key={`${column.target}/${column.environment}`} class={column.level}>
@@ -278,7 +277,7 @@ function Levels ({ project, columns }: { project: Project, columns: readonly Col
           <p>This deletes all levels of {name} with their secrets and histories. It cannot be undone.</p>
         </Danger>
       </details>
-    </section>
+    </Section>
   )
 }
 

@@ -2,7 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Empty, Field, Form, Help, Pages, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
+import { Act, changed, Danger, Empty, Field, Form, Help, Pages, Section, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
@@ -23,8 +23,7 @@ export function PeoplePage ({ organization }: { organization: string }) {
     <>
       <h1>People</h1>
       <Help of='role' />
-      <section>
-        <h2>Members</h2>
+      <Section title='Members'>
         <Show of={members}>
           {({ data, meta }) => (
             <>
@@ -35,15 +34,14 @@ export function PeoplePage ({ organization }: { organization: string }) {
             </>
           )}
         </Show>
-      </section>
+      </Section>
       <Invitations organization={organization} invitations={invitations} />
-      <section>
-        <h2>Teams</h2>
+      <Section title='Teams'>
         <Help of='team' />
         {isOpen
           ? <Teams organization={organization} members={members.value?.data ?? []} />
           : <Act name='team.list' run={() => setOpen(true)} />}
-      </section>
+      </Section>
     </>
   )
 }
@@ -144,8 +142,7 @@ function Invitations ({ organization, invitations }: { organization: string, inv
     changed(`The invitation of ${email} is withdrawn.`)
   }
   return (
-    <section>
-      <h2>Invitations</h2>
+    <Section title='Invitations'>
       <Show of={invitations} empty='No invitation is open.'>
         {(found) => (
             <Table label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}>
@@ -165,7 +162,7 @@ function Invitations ({ organization, invitations }: { organization: string, inv
         <Field label='E-mail address' name='email' type='email' required />
         <Field label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
       </Form>
-    </section>
+    </Section>
   )
 }
 

@@ -4,7 +4,7 @@ import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt } from '
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, messageOf, Pages, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Check, Danger, Empty, Field, Form, Help, messageOf, Pages, Section, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
 import { FileField } from '../import.tsx'
 import type { Format } from '../values.ts'
 
@@ -33,8 +33,7 @@ function Invitations () {
   return (
     <Show of={invitations}>
       {(found) => found.length > 0 && (
-        <section>
-          <h2>Invitations to you</h2>
+        <Section title='Invitations to you'>
           <ul class='list'>
             {found.map(({ id, attributes: { organization, role, invited_by, expires_at } }) => (
               <li key={id}>
@@ -46,7 +45,7 @@ function Invitations () {
               </li>
             ))}
           </ul>
-        </section>
+        </Section>
       )}
     </Show>
   )
@@ -60,8 +59,7 @@ function Organizations () {
     changed(`Created the organization ${data.data.name}.`)
   }
   return (
-    <section>
-      <h2>Your organizations</h2>
+    <Section title='Your organizations'>
       <Help of='organization' />
       {memberships.value.length === 0
         ? <Empty>You belong to no organization yet. Create one, or ask for an invitation.</Empty>
@@ -76,7 +74,7 @@ function Organizations () {
         <summary>Create an organization</summary>
         <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
       </details>
-    </section>
+    </Section>
   )
 }
 
@@ -86,8 +84,7 @@ function Projects ({ organization }: { organization: string }) {
     async () => (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data, [organization, page]
   )
   return (
-    <section>
-      <h2>Projects</h2>
+    <Section title='Projects'>
       <Help of='project' />
       <Show of={projects}>
         {({ data, meta }) => (
@@ -113,7 +110,7 @@ function Projects ({ organization }: { organization: string }) {
         <summary>Create a project</summary>
         <CreateProject organization={organization} />
       </details>
-    </section>
+    </Section>
   )
 }
 

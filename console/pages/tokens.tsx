@@ -2,7 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
 import { ALL_SCOPES, wordsOfScopes } from '../scopes.ts'
-import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Pages, Show, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Pages, Section, Show, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Ability = Schemas['Ability']
 type Token = Schemas['ApiToken']
@@ -25,12 +25,10 @@ export function TokensPage ({ organization }: { organization: string }) {
       <h1>Tokens and applications</h1>
       <Help of='token' />
       {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
-      <section>
-        <h2>Create a token</h2>
+      <Section title='Create a token'>
         <CreateToken organization={organization} done={(created) => { setShown(created); changes.value++ }} />
-      </section>
-      <section>
-        <h2>Tokens</h2>
+      </Section>
+      <Section title='Tokens'>
         <Show of={tokens}>
           {({ data, meta }) => data.length === 0
             ? <Empty>There is no token yet. A build or a service needs one: create it above.</Empty>
@@ -43,11 +41,10 @@ export function TokensPage ({ organization }: { organization: string }) {
               </>
               )}
         </Show>
-      </section>
-      <section>
-        <h2>Applications</h2>
+      </Section>
+      <Section title='Applications'>
         <p>Applications that act for you, such as the command line tool, are on <a href={`${BASE.pathname}account`}>your account page</a>. There you end their access.</p>
-      </section>
+      </Section>
     </>
   )
 }
