@@ -93,8 +93,8 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
 
 let signOuts: BroadcastChannel | undefined
 
-/** Signs in through the session. Without one, leaves the page for the sign-in, and returns false. */
-export async function start (): Promise<boolean> {
+/** Signs in through the session. Without one, the browser leaves the page. `signed in`: in a window beside the page. */
+export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
   const { searchParams } = new URL(location.href)
   const state = searchParams.get('state') ?? ''
   if (searchParams.has('code') || searchParams.has('error')) {
@@ -103,7 +103,7 @@ export async function start (): Promise<boolean> {
     if (state.startsWith(WINDOW)) {
       new BroadcastChannel(CHANNEL).postMessage(state)
       window.close()
-      throw new Error('This window belongs to a sign-in of the console. Close it and go back to the console.')
+      return 'signed in'
     }
     if (searchParams.has('error')) throw new Error(refusalIn(searchParams))
   }
@@ -111,9 +111,9 @@ export async function start (): Promise<boolean> {
   signOuts = new BroadcastChannel('strongroom-console-sign-out')
   signOuts.onmessage = () => location.reload()
   daily = await silentToken(DAILY_SCOPES)
-  if (daily !== undefined) return true
+  if (daily !== undefined) return 'ready'
   location.replace(await authorizationUrl(random(), location.pathname, DAILY_SCOPES, {}))
-  return false
+  return 'leaving'
 }
 
 /** The sentence for an error in an address. A link of another site can have any text in the address. */
@@ -187,7 +187,7 @@ export async function shortToken (scopes: readonly string[], isRejected = false)
   return short!.access
 }
 
-/** Revokes the tokens, ends the session of the browser and forgets everything. */
+/** Revokes the tokens, ends the session of the browser and forgets the tokens of this page. */
 export async function signOut () {
   const token = await accessToken()
   const response = await fetch(new URL('oauth/sign-out', BASE), { method: 'POST', body: new URLSearchParams({ token }) })

@@ -27,7 +27,7 @@ const VIEWS = {
   audit: AuditPage
 } as const satisfies Record<PageName, unknown>
 
-type State = { is: 'starting' } | { is: 'ready' } | { is: 'signed out' } | { is: 'failed', message: string }
+type State = { is: 'starting' } | { is: 'ready' } | { is: 'signed in' | 'signed out' } | { is: 'failed', message: string }
 const state = signal<State>({ is: 'starting' })
 
 function App () {
@@ -36,8 +36,9 @@ function App () {
   if (now.is === 'ready') return <Frame />
   return (
     <main>
-      <h1>{now.is === 'failed' ? 'The console could not start' : 'You are signed out'}</h1>
+      <h1>{now.is === 'failed' ? 'The console could not start' : `You are ${now.is}`}</h1>
       {now.is === 'failed' && <Problem error={now.message} />}
+      {now.is === 'signed in' && <p>Close this window and go back to the console.</p>}
       <p><a href={`${BASE.pathname}console/`}>Sign in to the console</a></p>
     </main>
   )
@@ -147,7 +148,9 @@ function Messages () {
 async function main () {
   render(<App />, document.getElementById('console')!)
   try {
-    if (!await start()) return
+    const result = await start()
+    if (result === 'signed in') state.value = { is: result }
+    if (result !== 'ready') return
     await loadPerson()
     const [only] = memberships.value
     arrive()

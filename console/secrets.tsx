@@ -1,7 +1,7 @@
 import { effect, signal } from '@preact/signals'
 import type { ComponentChildren } from 'preact'
 import { useState } from 'preact/hooks'
-import { call } from './api.ts'
+import { call, type Reply } from './api.ts'
 import { deriveKey, forgetKey, holdKey, isOpen, openBlob, useKey } from './crypto.ts'
 import { callLevel, inBody, keyOf, projectKey, type Kind, type Level } from './levels.ts'
 import { place } from './router.ts'
@@ -185,14 +185,28 @@ export function KeyGate ({ level, children }: { level: Level, children?: Compone
   )
 }
 
-/** Derives the key of a project and checks it with a document of the level. */
+/** All documents of a project, as the service stores them, each with its level. */
+export async function * storedDocuments ({ organization, project }: Level) {
+  for (let after: string | null | undefined; after !== null;) {
+    const { data: { data, meta } }: Reply<'readProjectMatrix'> = await call('readProjectMatrix', {
+      path: { organization, project }, query: { decrypt: false, ...(after !== undefined && { levels_after: after }) }
+    })
+    for (const { level: kind, target, environment, etag } of data.attributes.levels) {
+      if (etag === null) continue
+      const at = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
+      const found = (await callLevel('readSecrets', at)).data.data.attributes.levels?.[kind]
+      if (found !== undefined) yield found
+    }
+    after = meta.next_levels
+  }
+}
+
+/** Derives the key of a project and checks it with a document of any level. */
 async function openProject (level: Level, keyString: string) {
   const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
   const { key_check_salt: salt, key_check_iterations: iterations } = attributes
   const key = await deriveKey(keyString, { salt, iterations })
-  const { data: { data } } = await callLevel('readSecrets', level)
-  const { project, target, environment } = data.attributes.levels ?? {}
-  const document = environment ?? target ?? project
-  if (document !== undefined) await openBlob(key, document.content)
+  const { value: document } = await storedDocuments(level).next()
+  if (document) await openBlob(key, document.content)
   holdKey(projectKey(level), key)
 }

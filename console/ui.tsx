@@ -43,26 +43,32 @@ export function Progress ({ text = 'Loading…' }: { text?: string }) {
   return <p class='late' role='status'>{text}</p>
 }
 
-/** A button of an action. While the action runs the button is busy, and an error appears beside it. */
-export function Act ({ name, run, label, description, kind = '' }: {
-  name: Action, run: () => unknown, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain'
-}) {
+/** Runs an action, unless it runs already: says whether it runs, and its error. */
+function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
   const [busy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
-  const click = async () => {
+  const start = async (...values: A) => {
     if (busy) return
     setBusy(true)
     setError(undefined)
     try {
-      await run()
+      await run(...values)
     } catch (error) {
       setError(error)
     }
     setBusy(false)
   }
+  return { busy, error, start }
+}
+
+/** A button of an action. While the action runs the button is busy, and an error appears beside it. */
+export function Act ({ name, run, label, description, kind = '' }: {
+  name: Action, run: () => unknown, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain'
+}) {
+  const { busy, error, start } = useRun(run)
   return (
     <>
-      <button type='button' class={kind} data-action={name} aria-disabled={busy} onClick={click}>
+      <button type='button' class={kind} data-action={name} aria-disabled={busy} onClick={() => start()}>
         {label ?? ACTIONS[name]}{description !== undefined && <span class='hidden'> {description}</span>}
       </button>
       {busy && <Progress text='Working…' />}
@@ -74,40 +80,31 @@ export function Act ({ name, run, label, description, kind = '' }: {
 /** The error of the form around a field. */
 const FormProblem = createContext<unknown>(undefined)
 
-/** The messages of an error that concern a field, also if they name a part of it (`restrictions/0/target`). */
-function messagesOf (error: unknown, field: string): string[] {
-  if (!(error instanceof ApiError)) return []
-  return Object.entries(error.errors)
-    .filter(([name]) => name === field || name.startsWith(`${field}/`) || name.startsWith(`${field}.`) || name.startsWith(`${field}[`))
-    .flatMap(([, messages]) => messages)
-}
+/** Says whether an error of the API concerns a field: `restrictions.0.target` concerns `target`. */
+const concerns = (path: string, field: string): boolean => path.split('.').includes(field)
+
+const errorsOf = (error: unknown): [path: string, messages: string[]][] =>
+  error instanceof ApiError ? Object.entries(error.errors) : []
 
 export type Fields = Record<string, string>
 
-/** A form of an action. Errors about a field appear beside it, other errors above the button. */
-export function Form ({ name, run, label, children, kind = 'main' }: {
-  name: Action, run: (fields: Fields) => unknown, label?: string, children?: ComponentChildren, kind?: 'main' | 'danger'
+/**
+ * A form of an action. Errors about a field appear beside it, other errors above the button. The fields have the names
+ * that the API gives them. `keep`: they stay as they are after the action.
+ */
+export function Form ({ name, run, label, children, kind = 'main', keep = false }: {
+  name: Action, run: (fields: Fields) => unknown, label?: string, children?: ComponentChildren, kind?: 'main' | 'danger', keep?: boolean
 }) {
-  const [busy, setBusy] = useState(false)
-  const [error, setError] = useState<unknown>()
   const form = useRef<HTMLFormElement>(null)
-  const submit = async (event: Event) => {
-    event.preventDefault()
-    if (busy) return
-    setBusy(true)
-    setError(undefined)
-    try {
-      await run(Object.fromEntries(new FormData(form.current!)) as Fields)
-      form.current?.reset()
-    } catch (error) {
-      setError(error)
-    }
-    setBusy(false)
-  }
-  const isElsewhere = error instanceof ApiError && Object.keys(error.errors).length > 0 &&
-    Object.keys(error.errors).every((field) => form.current?.querySelector(`[name="${CSS.escape(field.split(/[/.[]/)[0]!)}"]`))
+  const { busy, error, start } = useRun(async () => {
+    await run(Object.fromEntries(new FormData(form.current!)) as Fields)
+    if (!keep) form.current?.reset()
+  })
+  const fields = [...form.current?.querySelectorAll<HTMLInputElement>('.field [name]') ?? []].map(({ name }) => name)
+  const paths = errorsOf(error)
+  const isElsewhere = paths.length > 0 && paths.every(([path]) => fields.some((field) => concerns(path, field)))
   return (
-    <form ref={form} data-action={name} onSubmit={submit} noValidate={false}>
+    <form ref={form} data-action={name} onSubmit={(event) => { event.preventDefault(); start() }} noValidate={false}>
       <FormProblem.Provider value={error}>{children}</FormProblem.Provider>
       {!isElsewhere && <Problem error={error} />}
       <button type='submit' class={kind} data-action={name} aria-disabled={busy}>{label ?? ACTIONS[name]}</button>
@@ -131,14 +128,12 @@ interface FieldOptions {
 /** A labelled field with its hint and its errors. */
 export function Field ({ label, name, hint, value, type = 'text', required = false, options, maxLength, onInput }: FieldOptions) {
   const id = useId()
-  const messages = messagesOf(useContext(FormProblem), name)
+  const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
   const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
+  const common = { id, name, required, 'aria-invalid': messages.length > 0 }
   const attributes = {
-    id,
-    name,
-    required,
+    ...common,
     'aria-describedby': described === '' ? undefined : described,
-    'aria-invalid': messages.length > 0,
     onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value)
   }
   return (
@@ -242,7 +237,7 @@ export function useForgetting (isShown: boolean, forget: () => void) {
 /** How long a revealed value is shown. */
 export const SHOWN_MS = 30_000
 
-/** What a page loads when it opens. */
+/** What a page loads when it opens. While other dependencies load, what is shown stays, and so does the focus. */
 export interface Loaded<T> { value?: T, error: unknown, reload: () => Promise<void>, set: (value: T) => void }
 
 export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unknown[]): Loaded<T> {
@@ -258,7 +253,6 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
     }
   }
   useEffect(() => {
-    setState({})
     reload()
     return () => { latest.current++ }
   }, dependencies)
@@ -281,6 +275,10 @@ export function Show<T> ({ of: { value, error }, children, empty }: {
   return isEmpty && empty !== undefined ? <Empty>{empty}</Empty> : <>{children(value)}</>
 }
 
+/** A part of a page with its heading. */
+export const Section = ({ title, children }: { title: string, children: ComponentChildren }) =>
+  <section><h2>{title}</h2>{children}</section>
+
 /** A table in a region that scrolls, so that nothing is cut on a phone. */
 export function Table ({ label, head, children }: {
   label: string, head: readonly string[], children: ComponentChildren
@@ -292,6 +290,20 @@ export function Table ({ label, head, children }: {
         <tbody>{children}</tbody>
       </table>
     </div>
+  )
+}
+
+/** Buttons to the neighbours of a page of a list. At an end they stay, so that they keep the focus. */
+export function Pages ({ meta: { current_page, last_page }, set }: {
+  meta: { current_page: number, last_page: number }, set: (page: number) => void
+}) {
+  if (last_page <= 1) return null
+  return (
+    <nav class='pages' aria-label='Pages of the list'>
+      <button type='button' aria-disabled={current_page <= 1} onClick={() => set(Math.max(current_page - 1, 1))}>Previous page</button>
+      <span>Page {current_page} of {last_page}</span>
+      <button type='button' aria-disabled={current_page >= last_page} onClick={() => set(Math.min(current_page + 1, last_page))}>Next page</button>
+    </nav>
   )
 }
 
@@ -307,7 +319,7 @@ export function Time ({ at }: { at: string | null | undefined }) {
 export const sizeOf = (bytes: number): string =>
   bytes < 1024 ? `${bytes} bytes` : bytes < 1024 ** 2 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 1024 ** 2).toFixed(1)} MiB`
 
-/** The names that a change adds, changes and removes; null: nobody can tell. */
+/** The names that a change adds, changes and removes; null if the documents cannot be compared. */
 export function Changes ({ of }: { of: Comparison | null }) {
   if (of === null) return <p>The names cannot be compared.</p>
   const { added, changed, removed } = of

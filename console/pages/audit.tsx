@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
-import { Act, download, Empty, Field, Form, Help, messageOf, say, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, download, Empty, Field, Form, Help, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type AuditEvent = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
@@ -10,6 +10,7 @@ const MAX_EXPORT_PAGES = 100
 /** The audit log, and what the organization uses. */
 export function AuditPage ({ organization }: { organization: string }) {
   const [filter, setFilter] = useState<Filter>({})
+  const [hasUsage, setHasUsage] = useState(false)
   const change = ({ from = '', to = '', ...rest }: Fields) => {
     const moment = (text: string) => text === '' ? undefined : new Date(text).toISOString()
     setFilter(Object.fromEntries(Object.entries({ ...rest, from: moment(from), to: moment(to) })
@@ -19,9 +20,8 @@ export function AuditPage ({ organization }: { organization: string }) {
     <>
       <h1>Audit and usage</h1>
       <Help of='audit' />
-      <section>
-        <h2>Events</h2>
-        <Form name='audit.filter' run={change}>
+      <Section title='Events'>
+        <Form name='audit.filter' keep run={change}>
           <div class='row'>
             <Field label='Who' name='actor' hint='Such as user:17, api_token:3 or operator.' />
             <Field label='What' name='action' hint='Such as secret.store.' />
@@ -31,8 +31,10 @@ export function AuditPage ({ organization }: { organization: string }) {
           </div>
         </Form>
         <Events key={JSON.stringify(filter)} organization={organization} filter={filter} />
-      </section>
-      <Usage organization={organization} />
+      </Section>
+      <Section title='Usage and plan'>
+        {hasUsage ? <Usage organization={organization} /> : <Act name='usage.show' run={() => setHasUsage(true)} />}
+      </Section>
     </>
   )
 }
@@ -74,7 +76,7 @@ function Events ({ organization, filter }: { organization: string, filter: Filte
       </Show>
       <Show of={events}>
         {(first) => first.length === 0
-          ? <Empty>No event is like this. Change the filter.</Empty>
+          ? <Empty>No event matches the filter.</Empty>
           : (
             <>
               <Table label='Events' head={['When', 'Who', 'What', 'On what', 'From', 'Details']}>
@@ -93,7 +95,7 @@ function Events ({ organization, filter }: { organization: string, filter: Filte
             </>
             )}
       </Show>
-      <Form name='audit.export' run={save}>
+      <Form name='audit.export' keep run={save}>
         <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
@@ -126,18 +128,8 @@ function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
   )
 }
 
-/** Usage, limits and bills, loaded on request, because most people come for the events. */
+/** Usage, limits and bills. They are loaded on request, because most people come for the events. */
 function Usage ({ organization }: { organization: string }) {
-  const [isAsked, setAsked] = useState(false)
-  return (
-    <section>
-      <h2>Usage and plan</h2>
-      {isAsked ? <UsageDetails organization={organization} /> : <Act name='usage.show' run={() => setAsked(true)} />}
-    </section>
-  )
-}
-
-function UsageDetails ({ organization }: { organization: string }) {
   const path = { organization }
   const usage = useLoad(async () => (await call('getUsage', { path })).data.data.attributes, [])
   const bills = useLoad(async () => {

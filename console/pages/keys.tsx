@@ -1,10 +1,10 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
 import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
-import { callLevel, projectKey, type Level } from '../levels.ts'
+import { projectKey, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, Secret } from '../secrets.tsx'
-import { Act, changed, Danger, Field, Form, Help, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { KeyGate, projectOf, Secret, storedDocuments } from '../secrets.tsx'
+import { Act, changed, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
@@ -40,8 +40,7 @@ function KeyList ({ level }: { level: Level }) {
   return (
     <Show of={keys}>
       {({ data, re_encryption }) => (
-        <section>
-          <h2>Versions of the key</h2>
+        <Section title='Versions of the key'>
           <Table label='Versions of the key' head={['Version', 'Held by', 'In use', 'Made', 'Replaced']}>
             {data.map(({ version, managed, is_active, created_at, rotated_at }) => (
               <tr key={version}>
@@ -61,7 +60,7 @@ function KeyList ({ level }: { level: Level }) {
               <Act name='key.refresh' run={keys.reload} />
             </>
           )}
-        </section>
+        </Section>
       )}
     </Show>
   )
@@ -70,81 +69,62 @@ function KeyList ({ level }: { level: Level }) {
 function KeyString ({ level }: { level: Level }) {
   const read = async () => (await call('getEncryptionKey', { path: level })).data.data.attributes.key ?? ''
   return (
-    <section>
-      <h2>Key string</h2>
+    <Section title='Key string'>
       <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
       <Secret place={`key of ${projectKey(level)}`} name='key string' read={read} />
-    </section>
+    </Section>
   )
 }
 
 const PolicyField = () => (
   <Field
-    label='Old versions' name='policy'
+    label='Old versions' name='history_policy'
     options={[['keep', 'Stay under the old key'], ['re_encrypt', 'Are encrypted again with the new key']]}
   />
 )
 
 function RotateServer ({ level }: { level: Level }) {
-  const rotate = async ({ policy }: Fields) => {
+  const rotate = async ({ history_policy }: Fields) => {
     const { data } = await call('rotateEncryptionKey', {
-      path: level, body: { history_policy: policy as Policy }, dangerous: ['key:rotate']
+      path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate']
     })
     changed(data.message)
   }
   return (
-    <section>
-      <h2>Rotate the key</h2>
+    <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /></Form>
-    </section>
+    </Section>
   )
-}
-
-/** All documents of a project, as the server stores them. */
-async function documentsOf (level: Level): Promise<{ id: string, content: string, etag: string }[]> {
-  const { organization, project } = level
-  const { data: { data } } = await call('readProjectMatrix', { path: { organization, project }, query: { decrypt: false } })
-  const found = []
-  for (const { level: kind, target, environment, etag } of data.attributes.levels) {
-    if (etag === null) continue
-    const at = { ...level, target: target ?? undefined, environment: environment ?? undefined }
-    const { id, content, etag: now } = (await callLevel('readSecrets', at)).data.data.attributes.levels![kind]!
-    found.push({ id, content, etag: now })
-  }
-  return found
 }
 
 /** Encrypts all documents with a new key, and the history too if the person wants that. */
 function RotateClient ({ level }: { level: Level }) {
   const [keyString, setKeyString] = useState(newKeyString)
   const [progress, setProgress] = useState('')
-  const rotate = async ({ policy }: Fields) => {
+  const rotate = async ({ history_policy }: Fields) => {
     const old = useKey(projectKey(level))
     const salt = newSalt()
-    setProgress('Derives the new key…')
+    setProgress('Deriving the new key…')
     const key = await deriveKey(keyString, { salt, iterations: ITERATIONS })
     const secrets = []
-    for (const { id, content, etag } of await documentsOf(level)) {
+    for await (const { id, content, etag } of storedDocuments(level)) {
       secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
       setProgress(`Encrypted ${secrets.length} documents…`)
     }
     const { data } = await call('rotateClientKeys', {
       path: level,
-      body: {
-        secrets, ...checkOf(key), key_proof: old.proof, history_policy: policy as Policy
-      },
+      body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy },
       dangerous: ['key:rotate']
     })
     holdKey(projectKey(level), key)
-    if (policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
+    if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
     setProgress('')
     setKeyString(newKeyString())
     changed(data.message)
   }
   return (
-    <section>
-      <h2>Rotate the key</h2>
+    <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
         <Field key={keyString} label='New key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
@@ -152,7 +132,7 @@ function RotateClient ({ level }: { level: Level }) {
         <PolicyField />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
-    </section>
+    </Section>
   )
 }
 
@@ -177,24 +157,23 @@ async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (t
 
 /** Gives the key to the server. */
 function ToServer ({ level }: { level: Level }) {
-  const change = async ({ key_string = '' }: Fields) => {
+  const change = async ({ encryption_key = '' }: Fields) => {
     await call('updateProject', {
-      path: level, body: { storage_mode: 'server', encryption_key: key_string }, dangerous: ['key:rotate']
+      path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate']
     })
     changed('The server holds the key now.')
   }
   return (
-    <section>
-      <h2>Give the key to the server</h2>
+    <Section title='Give the key to the server'>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>
       <Form name='key.custody' kind='danger' run={change}>
-        <Field label='Present key string' name='key_string' type='password' required />
+        <Field label='Present key string' name='encryption_key' type='password' required />
       </Form>
-    </section>
+    </Section>
   )
 }
 
-/** Takes the key from the server. The server proves nothing: it once knew the key. */
+/** Takes the key from the server, which has known the key until then. */
 function ToClient ({ level }: { level: Level }) {
   const change = async () => {
     const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
@@ -209,14 +188,13 @@ function ToClient ({ level }: { level: Level }) {
     changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
   }
   return (
-    <section>
-      <h2>Take the key from the server</h2>
+    <Section title='Take the key from the server'>
       <Danger name='key.custody' title='Take the key from the server?' run={change}>
         <p>
           Copy the key string above to a safe place first: the server deletes it, and without it nobody can read the
           secrets. Then rotate the key, because the server once knew it.
         </p>
       </Danger>
-    </section>
+    </Section>
   )
 }

@@ -1,20 +1,22 @@
+import { signal } from '@preact/signals'
 import { useMemo, useRef, useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
 import { CellDialog, ClientMatrix } from '../cell.tsx'
 import { kindOf, type Level } from '../levels.ts'
 import { KeyGate, projectOf, type Project } from '../secrets.tsx'
 import { go } from '../router.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Check, Danger, Empty, Field, Form, Help, Section, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
 
 export type Matrix = Schemas['MatrixAttributes']
 export type Column = Matrix['levels'][number]
 export type Row = NonNullable<Matrix['names']>[number]
 export type Cell = Row['cells'][number]
-type Filter = 'all' | 'missing' | 'different'
+type Only = 'missing' | 'different'
+type Filter = 'all' | Only
 
 /** What the page shows: the project, its levels, and their names if the service can read them (`canRead`). */
 interface Page { matrix: Matrix, total: number, next: string | null }
-interface Loaded extends Page { project: Project, name: string, canRead: boolean }
+interface Loaded extends Page { project: Project, canRead: boolean }
 
 export const levelOf = ({ organization, slug }: Project, { target, environment }: Column): Level =>
   ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
@@ -25,35 +27,44 @@ export const titleOfColumn = ({ target, environment }: Column): string => enviro
 /** All names of a project as rows, and all levels as columns. */
 export function MatrixPage ({ organization, project: slug }: { organization: string, project: string }) {
   const [search, setSearch] = useState('')
-  const at = { organization, project: slug }
-  const loaded = useLoad(() => load(organization, slug, search), [organization, slug, search])
+  const [only, setOnly] = useState<Only>()
+  const ask = (filter: Filter) => setOnly(filter === 'all' ? undefined : filter)
+  const loaded = useLoad(() => load(organization, slug, { search, only }), [organization, slug, search, only])
   const more = async () => {
     const { project, matrix, next, ...rest } = loaded.value!
-    const page = await readMatrix(project, { search, levels_after: next! })
+    const query = matrix.names === null ? { decrypt: false } : { search }
+    const page = await readMatrix(project, { ...query, levels_after: next! })
     loaded.set({ ...rest, project, next: page.next, matrix: join(matrix, page.matrix) })
   }
   return (
     <>
-      <h1>Secrets of {loaded.value?.name ?? slug}</h1>
+      <h1>Secrets of {loaded.value?.project.name ?? slug}</h1>
       <Help of='level' />
       <Show of={loaded}>
         {({ project, matrix, total, next, canRead }) => (
           <>
             {project.isClient
-              ? <KeyGate level={at}><ClientMatrix project={project} columns={matrix.levels} /></KeyGate>
+              ? (
+                <KeyGate level={{ organization, project: slug }}>
+                  <ClientMatrix key={matrix.levels.length} project={project} columns={matrix.levels} />
+                </KeyGate>
+                )
               : canRead && matrix.names !== null
                 ? (
                   <>
-                    <Form name='matrix.search' run={({ search = '' }) => setSearch(search)}>
+                    <Form name='matrix.search' keep run={({ search = '' }) => setSearch(search)}>
                       <Field label='Only names that contain' name='search' value={search} type='search' />
                     </Form>
                     {total > matrix.names.length && <p class='hint'>These are the first {matrix.names.length} of {total} names. Search to see others.</p>}
-                    <MatrixTable project={project} columns={matrix.levels} rows={matrix.names} />
-                    {next !== null && <Act name='matrix.more' run={more} />}
+                    <MatrixTable
+                      project={project} columns={matrix.levels} rows={matrix.names}
+                      ask={only === undefined && total <= matrix.names.length ? undefined : ask}
+                    />
                   </>
                   )
                 : <p>{project.format === 'text' ? 'The documents of this project have no names: open a level below.' : 'Your role does not include the names of this project.'}</p>}
-            <Levels project={project} name={loaded.value!.name} columns={matrix.levels} />
+            {next !== null && (only === undefined ? <Act name='matrix.more' run={more} /> : <p class='hint'>Show all names to see more levels.</p>)}
+            <Levels project={project} columns={matrix.levels} />
           </>
         )}
       </Show>
@@ -61,21 +72,19 @@ export function MatrixPage ({ organization, project: slug }: { organization: str
   )
 }
 
-async function load (organization: string, slug: string, search: string): Promise<Loaded> {
+async function load (organization: string, slug: string, query: Query): Promise<Loaded> {
   const project = await projectOf(organization, slug)
   const isReadable = !project.isClient && project.format !== 'text'
   try {
-    const page = await readMatrix(project, isReadable ? { search } : { decrypt: false })
-    return { project, name: project.name, canRead: true, ...page }
+    return { project, canRead: true, ...await readMatrix(project, isReadable ? query : { decrypt: false }) }
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 403)) throw error
-    return { project, name: project.name, canRead: false, ...await readMatrix(project, { decrypt: false }) }
+    return { project, canRead: false, ...await readMatrix(project, { decrypt: false }) }
   }
 }
 
-async function readMatrix (
-  { organization, slug }: Project, query: { search?: string, levels_after?: string, decrypt?: boolean }
-): Promise<Page> {
+interface Query { search?: string, only?: Only | undefined, levels_after?: string, decrypt?: boolean }
+async function readMatrix ({ organization, slug }: Project, query: Query): Promise<Page> {
   const { data: { data, meta } } = await call('readProjectMatrix', { path: { organization, project: slug }, query })
   return { matrix: data.attributes, total: meta.total, next: meta.next_levels }
 }
@@ -83,9 +92,10 @@ async function readMatrix (
 /** The levels of both, and the names of either: a name that a page does not have is missing in its levels. */
 function join (first: Matrix, second: Matrix): Matrix {
   const levels = [...first.levels, ...second.levels]
+  if (first.names === null) return { levels, names: null }
   const missing = (count: number): Cell[] => Array.from({ length: count }, () => ({ state: 'missing' }))
   const names = new Map<string, Cell[]>()
-  for (const { name, cells } of first.names ?? []) names.set(name, [...cells, ...missing(second.levels.length)])
+  for (const { name, cells } of first.names) names.set(name, [...cells, ...missing(second.levels.length)])
   for (const { name, cells } of second.names ?? []) {
     names.set(name, [...(names.get(name) ?? missing(levels.length)).slice(0, first.levels.length), ...cells])
   }
@@ -102,28 +112,35 @@ const isDifferent = ({ cells }: Row): boolean => cells.some(({ value_group = 0 }
 const ROW_HEIGHT = 44
 const ROWS_AROUND = 8
 
-/** The table. Only the rows in sight are in the page, so that thousands of names scroll smoothly. */
-export function MatrixTable ({ project, columns, rows }: {
-  project: Project, columns: readonly Column[], rows: readonly Row[]
+/** Says whether the page is printed, with all its rows. */
+const isPrinted = signal(false)
+window.addEventListener('beforeprint', () => { isPrinted.value = true })
+window.addEventListener('afterprint', () => { isPrinted.value = false })
+
+/**
+ * The table. Only the rows in sight are in the page, so that thousands of names scroll smoothly. `ask` loads the names
+ * of a filter, if the rows are only a part of the names.
+ */
+export function MatrixTable ({ project, columns, rows, ask }: {
+  project: Project, columns: readonly Column[], rows: readonly Row[], ask?: ((filter: Filter) => void) | undefined
 }) {
   const [filter, setFilter] = useState<Filter>('all')
   const [top, setTop] = useState(0)
   const [open, setOpen] = useState<{ row: Row, column: number } | { row: null, column: number }>()
   const region = useRef<HTMLDivElement>(null)
-  const counts = useMemo(() => ({
-    all: rows.length,
-    missing: rows.filter((row) => isMissing(columns, row)).length,
-    different: rows.filter(isDifferent).length
-  }), [rows, columns])
-  const found = useMemo(() => rows.filter((row) =>
-    filter === 'all' || (filter === 'missing' ? isMissing(columns, row) : isDifferent(row))), [rows, columns, filter])
+  const groups = useMemo(() => (
+    { all: rows, missing: rows.filter((row) => isMissing(columns, row)), different: rows.filter(isDifferent) }
+  ), [rows, columns])
+  const found = groups[filter]
   const height = region.current?.clientHeight ?? 600
-  const first = Math.max(0, Math.min(Math.floor(top / ROW_HEIGHT), found.length) - ROWS_AROUND)
-  const last = Math.min(found.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * ROWS_AROUND)
+  const first = isPrinted.value ? 0 : Math.max(0, Math.min(Math.floor(top / ROW_HEIGHT), found.length) - ROWS_AROUND)
+  const rowsInSight = isPrinted.value ? found.length : Math.ceil(height / ROW_HEIGHT) + 2 * ROWS_AROUND
+  const last = Math.min(found.length, first + rowsInSight)
   const texts: Record<Filter, string> = { all: 'All names', missing: 'Missing in an environment', different: 'Different values' }
 
   const show = (filter: Filter) => {
     setFilter(filter)
+    ask?.(filter)
     setTop(0)
     region.current?.scrollTo(0, 0)
   }
@@ -143,14 +160,14 @@ export function MatrixTable ({ project, columns, rows }: {
       <fieldset class='filters'>
         <legend>Show</legend>
         {(Object.keys(texts) as Filter[]).map((one) => (
-          <Check key={one} type='radio' name='filter' value={one} label={`${texts[one]} (${counts[one]})`} checked={filter === one} onChange={() => show(one)} />
+          <Check key={one} type='radio' name='filter' value={one} label={ask === undefined ? `${texts[one]} (${groups[one].length})` : texts[one]} checked={filter === one} onChange={() => show(one)} />
         ))}
       </fieldset>
       <div class='actions'>
         <button type='button' class='main' onClick={() => setOpen({ row: null, column: columns.length - 1 })}>Add a name…</button>
       </div>
       {found.length === 0
-        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : 'No name is like this.'}</Empty>
+        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : 'No name matches the filter.'}</Empty>
         : (
           <div class='scroll matrix' role='region' aria-label='Names and levels' tabIndex={0} ref={region} onScroll={(event) => setTop((event.target as HTMLElement).scrollTop)} onKeyDown={move}>
             <table aria-rowcount={found.length + 1}>
@@ -205,8 +222,8 @@ export function wordsOf ({ state, from, overrides, value_group }: Cell, differs:
 }
 
 /** The hierarchy of the project: open, add, rename and delete levels. */
-function Levels ({ project, name, columns }: { project: Project, name: string, columns: readonly Column[] }) {
-  const { organization, slug } = project
+function Levels ({ project, columns }: { project: Project, columns: readonly Column[] }) {
+  const { organization, slug, name } = project
   const path = { organization, project: slug }
   const targets = columns.filter(({ level }) => level === 'target').map(({ target }) => target!)
   const rename = async ({ name = '' }: Fields) => {
@@ -227,8 +244,7 @@ function Levels ({ project, name, columns }: { project: Project, name: string, c
     changed(`Added the environment ${name} to ${target}.`)
   }
   return (
-    <section>
-      <h2>Levels</h2>
+    <Section title='Levels'>
       <ul class='tree'>
         {columns.map((column) => (
           <li key={`${column.target}/${column.environment}`} class={column.level}>
@@ -261,7 +277,7 @@ function Levels ({ project, name, columns }: { project: Project, name: string, c
           <p>This deletes all levels of {name} with their secrets and histories. It cannot be undone.</p>
         </Danger>
       </details>
-    </section>
+    </Section>
   )
 }
 

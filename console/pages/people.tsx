@@ -2,8 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Empty, Field, Form, Help, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
-import { Pages } from './start.tsx'
+import { Act, changed, Danger, Empty, Field, Form, Help, Pages, Section, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
@@ -24,8 +23,7 @@ export function PeoplePage ({ organization }: { organization: string }) {
     <>
       <h1>People</h1>
       <Help of='role' />
-      <section>
-        <h2>Members</h2>
+      <Section title='Members'>
         <Show of={members}>
           {({ data, meta }) => (
             <>
@@ -36,15 +34,14 @@ export function PeoplePage ({ organization }: { organization: string }) {
             </>
           )}
         </Show>
-      </section>
+      </Section>
       <Invitations organization={organization} invitations={invitations} />
-      <section>
-        <h2>Teams</h2>
+      <Section title='Teams'>
         <Help of='team' />
         {isOpen
           ? <Teams organization={organization} members={members.value?.data ?? []} />
           : <Act name='team.list' run={() => setOpen(true)} />}
-      </section>
+      </Section>
     </>
   )
 }
@@ -145,8 +142,7 @@ function Invitations ({ organization, invitations }: { organization: string, inv
     changed(`The invitation of ${email} is withdrawn.`)
   }
   return (
-    <section>
-      <h2>Invitations</h2>
+    <Section title='Invitations'>
       <Show of={invitations} empty='No invitation is open.'>
         {(found) => (
             <Table label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}>
@@ -166,7 +162,7 @@ function Invitations ({ organization, invitations }: { organization: string, inv
         <Field label='E-mail address' name='email' type='email' required />
         <Field label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
       </Form>
-    </section>
+    </Section>
   )
 }
 
@@ -182,9 +178,9 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
     await show()
     changed(text)
   }
-  const setProject = async ({ project = '', role = '', target = '', environment = '', except = '' }: Fields) => {
+  const setProject = async ({ project = '', role = '', target = '', environment = '', except_status = '' }: Fields) => {
     const restriction = {
-      ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except !== '' && { except_status: 'production' as const })
+      ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except_status !== '' && { except_status: 'production' as const })
     }
     await call('setTeamProject', {
       path: { ...path, project },
@@ -236,7 +232,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
               <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
               <Field label='Only in the target' name='target' hint='Empty: in all targets.' />
               <Field label='Only in the environment' name='environment' />
-              <Field label='Production' name='except' options={[['', 'Included'], ['production', 'Without environments in production']]} />
+              <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
             </Form>
             <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>
               <p>Its members lose the roles that the team gives them.</p>

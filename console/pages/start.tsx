@@ -4,7 +4,7 @@ import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt } from '
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Check, Danger, Empty, Field, Form, Help, messageOf, Pages, Section, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
 import { FileField } from '../import.tsx'
 import type { Format } from '../values.ts'
 
@@ -33,8 +33,7 @@ function Invitations () {
   return (
     <Show of={invitations}>
       {(found) => found.length > 0 && (
-        <section>
-          <h2>Invitations to you</h2>
+        <Section title='Invitations to you'>
           <ul class='list'>
             {found.map(({ id, attributes: { organization, role, invited_by, expires_at } }) => (
               <li key={id}>
@@ -46,7 +45,7 @@ function Invitations () {
               </li>
             ))}
           </ul>
-        </section>
+        </Section>
       )}
     </Show>
   )
@@ -60,8 +59,7 @@ function Organizations () {
     changed(`Created the organization ${data.data.name}.`)
   }
   return (
-    <section>
-      <h2>Your organizations</h2>
+    <Section title='Your organizations'>
       <Help of='organization' />
       {memberships.value.length === 0
         ? <Empty>You belong to no organization yet. Create one, or ask for an invitation.</Empty>
@@ -76,7 +74,7 @@ function Organizations () {
         <summary>Create an organization</summary>
         <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
       </details>
-    </section>
+    </Section>
   )
 }
 
@@ -86,8 +84,7 @@ function Projects ({ organization }: { organization: string }) {
     async () => (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data, [organization, page]
   )
   return (
-    <section>
-      <h2>Projects</h2>
+    <Section title='Projects'>
       <Help of='project' />
       <Show of={projects}>
         {({ data, meta }) => (
@@ -113,21 +110,7 @@ function Projects ({ organization }: { organization: string }) {
         <summary>Create a project</summary>
         <CreateProject organization={organization} />
       </details>
-    </section>
-  )
-}
-
-/** Buttons to the neighbours of a page of a list. */
-export function Pages ({ meta: { current_page, last_page }, set }: {
-  meta: { current_page: number, last_page: number }, set: (page: number) => void
-}) {
-  if (last_page <= 1) return null
-  return (
-    <nav class='pages' aria-label='Pages of the list'>
-      <button type='button' disabled={current_page <= 1} onClick={() => set(current_page - 1)}>Previous page</button>
-      <span>Page {current_page} of {last_page}</span>
-      <button type='button' disabled={current_page >= last_page} onClick={() => set(current_page + 1)}>Next page</button>
-    </nav>
+    </Section>
   )
 }
 
@@ -135,31 +118,32 @@ export function Pages ({ meta: { current_page, last_page }, set }: {
 function CreateProject ({ organization }: { organization: string }) {
   const [isClient, setClient] = useState(false)
   const [keyString, setKeyString] = useState('')
-  const [document, setDocument] = useState('')
-  const create = async ({ name = '', format = 'env', targets = '', environments = '' }: Fields) => {
+  const [document, setDocument] = useState<string | undefined>('')
+  const create = async ({ name = '', secret_format = 'env', targets = '', environments = '' }: Fields) => {
+    if (document === undefined) throw new Error('Correct the escapes of the imported text first.')
     const salt = newSalt()
     const key = isClient ? await deriveKey(keyString, { salt, iterations: ITERATIONS }) : undefined
     const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
       path: { organization },
-      body: {
-        name,
-        secret_format: format as Format,
-        ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) })
-      }
+      body: { name, secret_format: secret_format as Format, ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) }) }
     })
     if (key !== undefined) holdKey(`${organization}/${project}`, key)
-    if (document !== '') await storeDocument({ organization, project }, document, null, isClient)
-    for (const target of wordsOf(targets)) {
+    // A second attempt would create a second project: what fails from here on is completed on the page of the project.
+    const problem = await addParts(wordsOf(targets), wordsOf(environments), project).then(() => '', messageOf)
+    go({ page: 'matrix', organization, project })
+    changed(problem === '' ? `Created the project ${name}.` : `Created the project ${name}, but not all of it. Add the rest on this page. ${problem}`)
+  }
+  const addParts = async (targets: readonly string[], environments: readonly string[], project: string) => {
+    for (const target of targets) {
       const made = await call('createTarget', { path: { organization, project }, body: { name: target } })
-      for (const environment of wordsOf(environments)) {
+      for (const environment of environments) {
         await call('createEnvironment', {
           path: { organization, project, target: made.data.data.attributes.slug },
           body: { name: environment, status: /^(?:live|prod|production)$/i.test(environment) ? 'production' : 'development' }
         })
       }
     }
-    go({ page: 'matrix', organization, project })
-    changed(`Created the project ${name}.`)
+    if (document) await storeDocument({ organization, project }, document, null, isClient)
   }
   return (
     <Form name='project.create' run={create}>
@@ -169,10 +153,10 @@ function CreateProject ({ organization }: { organization: string }) {
       <Help of='environment' />
       <Field label='Environments of each target' name='environments' hint='Several names with commas, such as: test, live.' />
       <Field
-        label='Format of the documents' name='format'
+        label='Format of the documents' name='secret_format'
         options={[['env', '.env: lines of NAME=value'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
       />
-      <FileField label='Import (optional): an .env file or another text in this format' change={(text = '') => setDocument(text)} value={document} />
+      <FileField label='Import (optional): an .env file or another text in this format' change={setDocument} value={document ?? ''} />
       <fieldset>
         <legend>Who holds the key?</legend>
         <Check type='radio' name='custody' value='server' label='The server: it decrypts for people with permission' checked={!isClient} onChange={() => setClient(false)} />

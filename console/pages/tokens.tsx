@@ -2,8 +2,7 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
 import { ALL_SCOPES, wordsOfScopes } from '../scopes.ts'
-import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Show, Time, useLoad, type Fields } from '../ui.tsx'
-import { Pages } from './start.tsx'
+import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Pages, Section, Show, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Ability = Schemas['Ability']
 type Token = Schemas['ApiToken']
@@ -26,12 +25,10 @@ export function TokensPage ({ organization }: { organization: string }) {
       <h1>Tokens and applications</h1>
       <Help of='token' />
       {shown !== undefined && <NewToken organization={organization} {...shown} close={() => setShown(undefined)} />}
-      <section>
-        <h2>Create a token</h2>
+      <Section title='Create a token'>
         <CreateToken organization={organization} done={(created) => { setShown(created); changes.value++ }} />
-      </section>
-      <section>
-        <h2>Tokens</h2>
+      </Section>
+      <Section title='Tokens'>
         <Show of={tokens}>
           {({ data, meta }) => data.length === 0
             ? <Empty>There is no token yet. A build or a service needs one: create it above.</Empty>
@@ -44,11 +41,10 @@ export function TokensPage ({ organization }: { organization: string }) {
               </>
               )}
         </Show>
-      </section>
-      <section>
-        <h2>Applications</h2>
+      </Section>
+      <Section title='Applications'>
         <p>Applications that act for you, such as the command line tool, are on <a href={`${BASE.pathname}account`}>your account page</a>. There you end their access.</p>
-      </section>
+      </Section>
     </>
   )
 }
@@ -72,8 +68,8 @@ curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organizat
 
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
-  const create = async ({ name = '', expires = '', project = '', target = '', environment = '' }: Fields) => {
-    const days = Number(expires)
+  const create = async ({ name = '', expires_at = '', project = '', target = '', environment = '' }: Fields) => {
+    const days = Number(expires_at)
     const { data } = await call('createApiToken', {
       path: { organization },
       body: {
@@ -117,7 +113,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
         <Field label='Target' name='target' />
         <Field label='Environment' name='environment' />
       </fieldset>
-      <Field label='Expires after' name='expires' options={[['', '90 days: the longest time'], ['30', '30 days'], ['7', '7 days'], ['1', 'a day']]} />
+      <Field label='Expires after' name='expires_at' options={[['', '90 days: the longest time'], ['30', '30 days'], ['7', '7 days'], ['1', 'a day']]} />
     </Form>
   )
 }
@@ -127,9 +123,9 @@ function TokenItem ({ organization, token, show }: {
 }) {
   const { id, name, abilities, restrictions, expires_at, last_used_at, created_by, token_prefix, token_suffix } = token
   const path = { organization, id }
-  const rotate = async ({ overlap = '0' }: Fields) => {
+  const rotate = async ({ overlap_seconds = '0' }: Fields) => {
     const { data } = await call('rotateApiToken', {
-      path, body: { overlap_seconds: Number(overlap) }, dangerous: ['api-token:create', 'api-token:update', ...scopesOf(abilities)]
+      path, body: { overlap_seconds: Number(overlap_seconds) }, dangerous: ['api-token:create', 'api-token:update', ...scopesOf(abilities)]
     })
     show({ name, value: data.token })
     changes.value++
@@ -151,7 +147,7 @@ function TokenItem ({ organization, token, show }: {
       <details>
         <summary>Rotate or revoke<span class='hidden'> {name}</span></summary>
         <Form name='token.rotate' run={rotate}>
-          <Field label={`The old value of ${name} stays valid for`} name='overlap' options={[['0', 'no time'], ['3600', 'an hour'], ['86400', 'a day'], ['604800', 'a week']]} />
+          <Field label={`The old value of ${name} stays valid for`} name='overlap_seconds' options={[['0', 'no time'], ['3600', 'an hour'], ['86400', 'a day'], ['604800', 'a week']]} />
         </Form>
         <Danger name='token.revoke' title={`Revoke ${name}?`} description={name} run={revoke}>
           <p>Programs with this token are refused at once.</p>

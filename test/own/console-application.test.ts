@@ -1,5 +1,6 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { join } from 'node:path'
+import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
 import { buildSync } from 'esbuild'
 import t from 'tap'
@@ -17,10 +18,15 @@ async function load (file: string): Promise<any> {
     format: 'esm',
     platform: 'node',
     target: 'node20',
+    define: { 'import.meta.url': '"http://localhost/console/main.js"' },
     tsconfig: 'console/tsconfig.json'
   })
   return import(`data:text/javascript;base64,${Buffer.from(output!.contents).toString('base64')}`)
 }
+
+// What modules expect of a browser.
+const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }
+Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
 
 const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
 const sources = files.filter((name) => /\.tsx?$/.test(name))
@@ -28,11 +34,28 @@ const sources = files.filter((name) => /\.tsx?$/.test(name))
 t.test('the console has at most 4,000 lines, a file for each page, and 120 KB', async (t) => {
   const lines = files.reduce((sum, name) => sum + readFileSync(join('console', name), 'utf8').split('\n').length - 1, 0)
   t.ok(lines <= 4000, `${lines} lines`)
-  const { PAGES } = await load('router.ts').catch(() => ({ PAGES: undefined }))
-  if (PAGES !== undefined) t.strictSame(files.filter((name) => name.startsWith('pages/')).length, Object.keys(PAGES).length)
+  const { PAGES } = await load('router.ts')
+  t.strictSame(files.filter((name) => name.startsWith('pages/')).sort(), Object.keys(PAGES).map((page) => `pages/${page}.tsx`).sort())
   const built = readdirSync('dist/console').filter((name) => /\.(?:js|css|html)$/.test(name))
   const bytes = built.reduce((sum, name) => sum + brotliCompressSync(readFileSync(join('dist/console', name))).length, 0)
   t.ok(bytes <= 120 * 1024, `${bytes} bytes`)
+  const images = readdirSync('docs/images').reduce((sum, name) => sum + statSync(join('docs/images', name)).size, 0)
+  t.ok(images > 0 && images <= 600 * 1024, `${images} bytes of images`)
+})
+
+t.test('a key is forgotten after 15 minutes without use', async (t) => {
+  const { holdKey, isOpen, useKey } = await load('crypto.ts')
+  mock.timers.enable({ apis: ['setTimeout'] })
+  t.teardown(() => mock.timers.reset())
+  const minutes = (count: number) => mock.timers.tick(count * 60_000)
+  holdKey('nimbus/shop', {})
+  minutes(14)
+  useKey('nimbus/shop')
+  minutes(14)
+  t.ok(isOpen('nimbus/shop'), 'a use starts the time again')
+  minutes(1)
+  t.notOk(isOpen('nimbus/shop'))
+  t.throws(() => useKey('nimbus/shop'), /Enter the key string/)
 })
 
 t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
