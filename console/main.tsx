@@ -36,9 +36,9 @@ function App () {
   if (now.is === 'ready') return <Frame />
   return (
     <main>
-      <h1>{now.is === 'failed' ? 'The console could not start' : `You are ${now.is}`}</h1>
+      <h1>{{ failed: 'The console could not start', 'signed in': 'Go back to the console', 'signed out': 'You are signed out' }[now.is]}</h1>
       {now.is === 'failed' && <Problem error={now.message} />}
-      {now.is === 'signed in' && <p>Close this window and go back to the console.</p>}
+      {now.is === 'signed in' && <p>This window belongs to a sign-in of the console. Close it.</p>}
       <p><a href={`${BASE.pathname}console/`}>Sign in to the console</a></p>
     </main>
   )
