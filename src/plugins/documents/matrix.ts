@@ -59,7 +59,7 @@ export const matrix: Domain = async (app) => {
       keyring: app.keyring,
       storageKey,
       waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isGone: () => request.raw.socket.destroyed
+      isDisconnected: () => request.raw.socket.destroyed
     }
     const opened = await openLevels(context, organization.id, levels, slices)
     const page = pageOf(query)

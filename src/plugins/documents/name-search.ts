@@ -46,7 +46,7 @@ export const nameSearch: Domain = async (app) => {
       keyring: app.keyring,
       storageKey: storageKeyOf(app.keyring, organization),
       waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isGone: () => request.raw.socket.destroyed
+      isDisconnected: () => request.raw.socket.destroyed
     }
     const { found, opened, next, ...counts } = await searchNames(context, scope, position, nameFilter(prefix, search))
     const meta = { documents: opened.length, ...counts, next: next && cursorOf(next) }
