@@ -73,7 +73,7 @@ export const nameSearch: Domain = async (app) => {
     const roles = await waitFor(request, Promise.all(listed.map((id) => findTeamRoles(app.reads, { ...member, id }))))
     const teams = roles.flat()
     request.byTeams = { ...byTeams, teams }
-    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.scopes))
+    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.needs))
     const projects = [...new Set(inside.map(({ project_id }) => project_id))]
     // Whole projects need no further condition.
     const wholeProjects = new Set(projectsInside(inside))
