@@ -1,7 +1,7 @@
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
 import { DRY_RUN } from './dry-run.ts'
 import { LevelName } from './secrets.ts'
-import { Answer, Body, Example, Nullable, Slug, Ulid } from './shapes.ts'
+import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.ts'
 
 /** Limits of one request: names to set or to remove, and characters of all names and values together. */
 export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
@@ -45,8 +45,6 @@ export const ChangeBodies = {
   content: { 'application/json': { schema: ChangeBody }, [MERGE_PATCH_TYPE]: { schema: MergePatch } }
 }
 
-const names = (description: string) => Type.Array(Type.String(), { description })
-
 export const ChangeAnswer = Answer('ChangeAnswer', {
   data: Type.Object({
     type: Type.Literal('secrets'),
@@ -58,9 +56,9 @@ export const ChangeAnswer = Answer('ChangeAnswer', {
     })), '01JQZ6VE6B9C2D5F8G1H4J7K0M'),
     version: Example(Nullable(Type.String({ description: 'the recorded version; null if nothing was changed, and in a dry run' })), '4'),
     unchanged: Example(Type.Boolean({ description: 'true if the document already was as requested' }), false),
-    added: Example(names('the names that the document did not have'), []),
-    changed: Example(names('the names with another value than before'), ['HELLO']),
-    removed: Example(names('the names that were removed'), ['FOO'])
+    added: Example(NameList('the names that the document did not have'), []),
+    changed: Example(NameList('the names with another value than before'), ['HELLO']),
+    removed: Example(NameList('the names that were removed'), ['FOO'])
   }, { title: 'ChangedNames' }),
   message: Example(Type.String(), 'Changed 2 names as version 4.'),
   dry_run: DRY_RUN

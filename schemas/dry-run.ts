@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { LevelName } from './levels.ts'
-import { Answer, Example, Flag, Nullable, OneOf, Slug, exampleOf } from './shapes.ts'
+import { Answer, Example, Flag, NameList, Nullable, OneOf, Slug, exampleOf } from './shapes.ts'
 
 /** Limits of a dry run of several levels: it ends after `levels`, or after the first level that reaches `bytes`. */
 export const DRY_RUN_LIMITS = { levels: 200, bytes: 8 * 1024 * 1024 } as const
@@ -11,12 +11,10 @@ export const DryRunQuery = Type.Object({
   }))
 })
 
-const names = (description: string) => Type.Array(Type.String(), { description })
-
 const PlannedNames = Type.Object({
-  added: Example(names('the names that the document would gain, sorted'), []),
-  changed: Example(names('the names that would have another value, sorted'), ['HELLO']),
-  removed: Example(names('the names that the document would lose, sorted'), [])
+  added: Example(NameList('the names that the document would gain, sorted'), []),
+  changed: Example(NameList('the names that would have another value, sorted'), ['HELLO']),
+  removed: Example(NameList('the names that the document would lose, sorted'), [])
 }, {
   title: 'PlannedNames',
   description: 'null if the server cannot read the names: in a client-managed project, in the format `text`, or if a document does not parse'

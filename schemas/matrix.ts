@@ -27,7 +27,7 @@ export const MatrixQuery = Type.Object({
   })),
   decrypt: Type.Optional(Flag({
     default: true,
-    description: 'open the documents and list their names; needs secret:decrypt. `false`: only the levels and their versions',
+    description: 'open the documents and list their names; needs secret:read and secret:decrypt. `false`: only the levels and their versions; needs secret:read or secret:history',
     'x-named': 'decrypt_for_matrix'
   }))
 })

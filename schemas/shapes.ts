@@ -39,6 +39,9 @@ export function Nullable<T extends TSchema> (schema: T) {
   return Type.Unsafe<Static<T> | null>({ ...schema, type: [schema.type, 'null'] })
 }
 
+/** A list of secret names in a response. */
+export const NameList = (description: string) => Type.Array(Type.String(), { description })
+
 const EXAMPLE = Symbol('example')
 
 /** A field of a response, with its value in the example of the response. */

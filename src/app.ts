@@ -172,7 +172,7 @@ export async function buildApp (
       }
     }
   })
-  const answerBeside = (socket: Socket, ...answer: [code: HandWritten, isGone?: boolean]) => {
+  const answerBeside = (socket: Socket, ...answer: [code: HandWritten, isDisconnected?: boolean]) => {
     const id = newRequestId()
     const answered = answerByHand(config, socket, id, ...answer)
     if (answered !== undefined) requestLog.answered(socket, id, answered)

@@ -171,7 +171,7 @@ function toRecord ({ attributes }: Item): string {
   ])
 }
 
-// Events that are written before other requests get their turn.
+// Events to write before the export yields to the event loop.
 const STEP = 250
 
 async function textOf (items: readonly Item[], write: (item: Item) => string): Promise<string> {

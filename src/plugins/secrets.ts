@@ -34,7 +34,7 @@ import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { acceptContent, warningOf } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openCurrent, sizeOf } from '../vault/documents/documents.ts'
-import { dryRunAnswer, insteadOf, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
+import { dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
@@ -170,7 +170,7 @@ export const secrets: Domain = async (app) => {
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
           // The response tells whether the document has the sent values, so it counts as a read of values.
-          return insteadOf(change, planned, 'secret.decrypt')
+          return outcomeOfDryRun(change, planned, 'secret.decrypt')
         }
       })
       if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
@@ -247,7 +247,7 @@ export const secrets: Domain = async (app) => {
         const change: Change = { blob: null, record: no_backup ? null : record, event: 'secret.delete' }
         if (!isDryRun(request)) return change
         planned = planChange(app.keyring, storageKey, state, change, null)
-        return insteadOf(change, planned, 'secret.names')
+        return outcomeOfDryRun(change, planned, 'secret.names')
       }
     })
     return planned

@@ -35,7 +35,7 @@ import { acceptRestored, warningOf } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
 import {
-  DRY_RUN_MESSAGE, dryRunAnswer, insteadOf, planChange, plannedLevel, type PlannedChange
+  DRY_RUN_MESSAGE, dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange
 } from '../vault/documents/dry-run.ts'
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
@@ -164,7 +164,7 @@ export const versions: Domain = async (app) => {
           planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
           // Sent values are compared with the present ones, which tells whether they are the same.
           const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
-          return insteadOf(change, planned, read, { version: restored.version.id })
+          return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
         }
       })
       const { version: restored_from } = request.params
@@ -306,7 +306,7 @@ export const versions: Domain = async (app) => {
       db: app.lists,
       storageKey: storageKeyOf(app.keyring, organization),
       waitFor: (work) => waitFor(request, work),
-      isGone: () => request.raw.socket.destroyed
+      isDisconnected: () => request.raw.socket.destroyed
     }, organization, project, at)
     if (hasNames(project)) {
       const { event, bytes } = eventOfReading(

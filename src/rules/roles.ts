@@ -115,12 +115,19 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
 export const partsWith = (powers: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] | null =>
   holds(powers, scope) ? null : partsByTeams(powers, teams, scope)
 
+/** Scopes of which a request needs one. */
+export type AnyOf = readonly [Scope, ...Scope[]]
+
+/** Whether the caller has one of the scopes in the whole organization or by one of these team roles. */
+export const meets = (powers: Powers, teams: readonly RoleOfTeam[], need: AnyOf): boolean =>
+  need.some((scope) => holdsBy(powers, teams, scope))
+
 /**
- * The parts of the organization in which these team roles give the caller all of the scopes. Other than elsewhere, an
- * empty list includes nothing.
+ * The parts of the organization in which these team roles give the caller a scope of each need. Other than elsewhere,
+ * an empty list includes nothing.
  */
-export function slicesBy (powers: Powers, teams: readonly TeamRole[], scopes: readonly Scope[]): Slice[] {
-  const [first = [], ...others] = scopes.map((scope) => partsByTeams(powers, teams, scope))
+export function slicesBy (powers: Powers, teams: readonly TeamRole[], needs: readonly AnyOf[]): Slice[] {
+  const [first = [], ...others] = needs.map((need) => need.flatMap((scope) => partsByTeams(powers, teams, scope)))
   return others.reduce(intersect, first)
 }
 

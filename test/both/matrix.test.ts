@@ -1,5 +1,6 @@
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
+import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
@@ -224,6 +225,74 @@ t.test('a role of a team shows the levels for which it gives both scopes', async
   t.equal((await call('closed', '?decrypt=false')).status, 403)
 })
 
+t.test('an auditor gets the levels and their versions, but no names', async (t) => {
+  const owner = await makeProject('audited')
+  const org = owner.organization
+  await store(owner, { project: 'audited', plaintext: 'A=1\n' })
+  await store(owner, at('audited', 'live'), 'B=1\n')
+  const full = await matrix(owner, 'audited')
+  const events = await eventsOf(owner)
+  const auditor = await makePerson(test, { [org]: 'auditor' })
+  const all = callerWith(org, (await issuePair(test, auditor, SCOPE_NAMES)).access)
+  const answer = await matrix(all, 'audited', '?decrypt=false')
+  t.equal(answer.status, 200, answer.text)
+  t.strictSame(answer.body.data.attributes, { ...full.body.data.attributes, names: null })
+  t.equal((await matrix(all, 'audited', '?decrypt=false', 'HEAD')).status, 200)
+  for (const query of ['', '?decrypt=true', '?decrypt=no', '?decrypt=false&decrypt=true', '?decrypt=false&decrypt=false']) {
+    const answer = await matrix(all, 'audited', query)
+    refused(t, answer, 403, 'insufficient_permissions', query)
+    t.equal(answer.body.details.required_scope, 'secret:read', query)
+  }
+  const without = callerWith(org, (await issuePair(test, auditor, ['secret:read', 'project:read'])).access)
+  const lacking = await matrix(without, 'audited', '?decrypt=false')
+  refused(t, lacking, 403, 'insufficient_permissions', 'the application was not granted secret:history')
+  t.equal(lacking.body.details.required_scope, 'secret:read')
+  t.strictSame(await eventsOf(owner), events, 'nothing is recorded')
+})
+
+t.test('without names, each level needs secret:read or secret:history there; with names, both other scopes', async (t) => {
+  const owner = await makeProject('parts')
+  const org = owner.organization
+  await makeLevel(owner, { slug: 'beside' })
+  await store(owner, at('parts', 'live'), 'L=1\n')
+  await store(owner, at('parts', 'test'), 'T=1\n')
+  const places = await test.sql(`SELECT e.project_id, e.target_id, e.id AS environment_id FROM environments e
+    JOIN targets g ON g.organization_id = e.organization_id AND g.id = e.target_id AND g.slug = 'backend'
+    JOIN projects p ON p.organization_id = e.organization_id AND p.id = e.project_id AND p.slug = 'parts'
+    WHERE e.organization_id = '${org}' ORDER BY e.slug`) as Record<'project_id' | 'target_id' | 'environment_id', string>[]
+  const [live, other] = places as [typeof places[0] & object, typeof places[0] & object]
+  const LIVE = 'environment backend/live'
+  const TEST = 'environment backend/test'
+
+  const narrow = await test.token(org, ['secret:history'], { slices: [live] })
+  t.strictSame(columnsIn(await matrix(narrow, 'parts', '?decrypt=false')), [LIVE])
+  t.strictSame(columnsIn(await matrix(narrow, 'parts', '?decrypt=false&level=project')), [])
+  refused(t, await matrix(narrow, 'beside', '?decrypt=false'), 404, 'not_found')
+  refused(t, await matrix(narrow, 'parts'), 403, 'insufficient_permissions')
+  const mixed = await test.token(org, ['secret:history', 'secret:decrypt'])
+  refused(t, await matrix(mixed, 'parts'), 403, 'insufficient_permissions', 'names need secret:read')
+
+  const byTeams = async (scopes: readonly Scope[], ...roles: [role: 'member' | 'auditor' | 'api_user', place: typeof live][]) => {
+    const person = await makePerson(test, { [org]: 'billing_manager' })
+    for (const [role, place] of roles) await makeTeam(test, org, [person], { parts: role }, [place])
+    return callerWith(org, (await issuePair(test, person, scopes)).access)
+  }
+  const auditor = await byTeams(SCOPE_NAMES, ['auditor', live])
+  t.strictSame(columnsIn(await matrix(auditor, 'parts', '?decrypt=false')), [LIVE])
+  refused(t, await matrix(auditor, 'parts'), 403, 'insufficient_permissions')
+  refused(t, await matrix(auditor, 'beside', '?decrypt=false'), 403, 'insufficient_permissions')
+  const both = await byTeams(SCOPE_NAMES, ['auditor', live], ['member', other])
+  t.strictSame(columnsIn(await matrix(both, 'parts', '?decrypt=false')), [LIVE, TEST], 'each by one of the two scopes')
+  const named = await matrix(both, 'parts')
+  t.strictSame(columnsIn(named), [TEST])
+  t.strictSame(rowsIn(named), { T: 'set 1' })
+  const neither = await byTeams(SCOPE_NAMES, ['auditor', live], ['api_user', other])
+  t.strictSame(columnsIn(await matrix(neither, 'parts', '?decrypt=false')), [LIVE, TEST])
+  refused(t, await matrix(neither, 'parts'), 403, 'insufficient_permissions')
+  const reading = await byTeams(['secret:read'], ['auditor', live], ['member', other])
+  t.strictSame(columnsIn(await matrix(reading, 'parts', '?decrypt=false')), [TEST], 'no more than the application was granted')
+})
+
 t.test('levels are paged: at most 100, and fewer after much content', async (t) => {
   const owner = await makeProject('wide')
   const org = owner.organization
@@ -309,7 +378,9 @@ t.test('the path is no level, and other projects and organizations are not there
   t.equal((await owner.call('POST', `/${owner.organization}/paths/secrets/matrix`)).status, 405)
 })
 
-const matrix = (caller: Caller, project: string, query = '', method = 'GET'): Promise<Answer> =>
+const matrix = (
+  caller: Pick<Caller, 'organization' | 'call'>, project: string, query = '', method = 'GET'
+): Promise<Answer> =>
   caller.call(method, `/${caller.organization}/${project}/secrets/matrix${query}`)
 
 const at = (project: string, environment: string) => ({ project, target: 'backend', environment })
@@ -326,6 +397,13 @@ async function makeProject (slug: string, project: object = {}) {
   }
   return owner
 }
+
+const callerWith = (organization: string, token: string) => ({
+  organization,
+  call: (method: string, path: string) => test.inject({
+    method: method as 'GET', url: `/api/v1${path}`, headers: { authorization: `Bearer ${token}` }
+  })
+})
 
 async function store (caller: Caller, body: object, plaintext?: string): Promise<string> {
   const { status, body: stored, text } = await caller.call('POST', `/${caller.organization}/secrets/store`, {

@@ -80,7 +80,7 @@ const securityOf = (id: string, row: (typeof OPERATIONS)[string]) => row.access 
       // The own access needs no more than the organization.
       : id === 'getMemberAccess'
         ? [[row.access]]
-        : [[row.needs ?? row.access, ...furtherScopes(row)]])
+        : [[row.needs ?? row.access, ...furtherScopes(row)], ...(row.lessAccess ?? []).map((scope) => [scope])])
       .flatMap((scopes) =>
         ['bearerToken', 'oauth'].map((scheme) => ({ [scheme]: scopes.filter((scope) => scope !== 'authenticated') })))
 

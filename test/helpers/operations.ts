@@ -32,6 +32,8 @@ export interface Row {
   needs?: Access
   /** Further scopes that the operation always requires. */
   also?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
+  /** Scopes of which one is enough for a request that asks for less. */
+  lessAccess?: readonly (typeof SCOPE_NAMES)[number][]
   /** Scopes that the caller needs because the granted, revoked or changed role or token includes them. */
   holding?: (typeof SCOPE_NAMES)[number] | readonly (typeof SCOPE_NAMES)[number][]
   /** Only users can call the operation, outside of organizations; an API token gets 422. */
@@ -219,10 +221,10 @@ const ROWS: Record<string, Row> = {
   readProjectMatrix: {
     at: 'GET /api/v1/{organization}/{project}/secrets/matrix',
     access: 'secret:read',
+    also: 'secret:decrypt',
+    lessAccess: ['secret:read', 'secret:history'],
     depth: 'project',
-    filtersLevels: true,
-    query: '?decrypt=false',
-    reveals: [{ query: '' }]
+    filtersLevels: true
   },
   compareProjectSecrets: {
     at: 'GET /api/v1/{organization}/{project}/secrets/diff',

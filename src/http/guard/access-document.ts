@@ -44,9 +44,12 @@ export function documentAccess (route: RouteOptions): void {
   // Without a body schema a body is ignored, but its size is limited.
   if (!isReader(route)) codes.push('payload_too_large')
   const replaced = limitOfEffect && replacedBy(limitOfEffect)
-  const { mayNeed } = route.config ?? {}
+  const { mayNeed, lessAccess } = route.config ?? {}
+  const less = lessAccess?.anyOf ?? []
   // Without a scope in `access`, the scopes in `mayNeed` are alternatives.
-  const alternatives = access === 'authenticated' ? mayNeed?.map((scope) => [scope]) ?? [[]] : [scopesOf(access)]
+  const alternatives = access === 'authenticated'
+    ? mayNeed?.map((scope) => [scope]) ?? [[]]
+    : [scopesOf(access)]
   const extra = access === 'authenticated' ? [] : mayNeed ?? []
   route.schema = {
     ...route.schema,
@@ -55,8 +58,8 @@ export function documentAccess (route: RouteOptions): void {
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
     ...(own.size > 0 && { 'x-error-codes': [...new Set([...own].map(codeOf))] }),
     ...(own.size > 0 && { 'x-own-statuses': [...own].map((code) => ERRORS[code].status) }),
-    description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, own),
-    security: access === 'public' ? [] : alternatives.flatMap(securityOf),
+    description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, less, own),
+    security: access === 'public' ? [] : [...alternatives, ...less.map((scope) => [scope])].flatMap(securityOf),
     response: route.config?.responseFormat === undefined ? { ...(response as object), ...errorsOf(codes) } : response
   }
 }
@@ -64,11 +67,13 @@ export function documentAccess (route: RouteOptions): void {
 // The description that the route declares, its scopes and its own errors. The purpose of a scope is in `security`.
 function descriptionOf (
   { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
-  own: ReadonlySet<ErrorCode>
+  less: readonly Scope[], own: ReadonlySet<ErrorCode>
 ): string {
   const { description } = (schema ?? {}) as { description?: string }
   const parts = [description, needsOf(alternatives), ...extra.length > 0
     ? [`Depending on the request, also needs ${extra.map(nameOf).join(' and ')}.`]
+    : [], ...less.length > 0
+    ? [`Depending on the request, needs only ${less.map(nameOf).join(' or ')}.`]
     : []]
   const byStatus = [...new Set([...own].map((code) => ERRORS[code].status))].sort().map((status) =>
     `${status} ${[...own].filter((code) => ERRORS[code].status === status).map((code) => `\`${codeOf(code)}\``).join(', ')}`)

@@ -11,7 +11,9 @@ import { databaseError } from '../../db/database.ts'
 import type { TeamQuery } from '../../db/callers/memberships.ts'
 import { findDevice } from '../../repositories/people/attempts.ts'
 import { fail } from '../../rules/errors.ts'
-import { effectiveScopes, grants, isOfFactor, holds, holdsBy, scopesBy, type TeamRole } from '../../rules/roles.ts'
+import {
+  effectiveScopes, grants, isOfFactor, holds, meets, scopesBy, type AnyOf, type TeamRole
+} from '../../rules/roles.ts'
 import { isReserved, isWordOfRoute } from '../../rules/formats/slugs.ts'
 import { beginPiece } from '../../telemetry/spans.ts'
 import { documentAccess, scopesOf } from './access-document.ts'
@@ -182,10 +184,11 @@ async function checkAgain (app: FastifyInstance, request: FastifyRequest) {
 }
 
 function requireAccess (app: FastifyInstance, request: FastifyRequest, principal: Principal) {
-  const { access, whenInactive, asksForSecondFactor } = request.routeOptions.config
+  const { access, lessAccess, whenInactive, asksForSecondFactor } = request.routeOptions.config
   const { status, require_second_factor } = principal.organization
   if (status !== 'active' && !whenInactive) fail('organization_inactive', { status })
   if (require_second_factor && !asksForSecondFactor) requireSecondFactor(app, principal)
+  if (lessAccess?.when(request)) return requireAnyOf(request, lessAccess.anyOf)
   for (const scope of scopesOf(access)) requireScope(request, scope)
 }
 
@@ -302,16 +305,20 @@ export function requireScope (request: FastifyRequest, scope: Scope) {
   if (!scopesOf(access).includes(scope) && !mayNeed.includes(scope)) {
     throw new Error(`${scope} is not declared by the route`)
   }
+  requireAnyOf(request, [scope])
+}
+
+function requireAnyOf (request: FastifyRequest, need: AnyOf) {
   const principal = principalOf(request)
-  if (holds(principal, scope)) return
+  if (need.some((scope) => holds(principal, scope))) return
   const teams = teamsThatCount(request, principal)
-  if (!holdsBy(principal, teams, scope)) {
+  if (!meets(principal, teams, need)) {
     // The MACs of team roles in other projects are not verified, so the response must not show these roles.
     const shown = projectInPath(request) === undefined ? [] : teams
-    fail('insufficient_permissions', { required_scope: scope, granted_scopes: scopesBy(principal, shown) })
+    fail('insufficient_permissions', { required_scope: need[0], granted_scopes: scopesBy(principal, shown) })
   }
   const inProject = request.at === null ? null : rolesAt(principal, request.at)
-  request.byTeams = { scopes: [...request.byTeams?.scopes ?? [], scope], teams: inProject }
+  request.byTeams = { needs: [...request.byTeams?.needs ?? [], need], teams: inProject }
   // The team role that gives this scope may be restricted to another part of the project.
   if (request.at !== null) requireInside(request, placeOf(request.at))
 }

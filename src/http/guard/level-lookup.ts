@@ -11,7 +11,7 @@ import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { lockProject } from '../../repositories/levels/projects.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
 import { ApiError, fail, refuse } from '../../rules/errors.ts'
-import { holds, holdsBy, partsWith, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
+import { holds, holdsBy, meets, partsWith, scopesBy, slicesBy, type TeamRole } from '../../rules/roles.ts'
 import { intersect, isInside, slicesIn, type Place, type Slice } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
@@ -202,13 +202,13 @@ async function teamsIn (
 // project. The response does not depend on whether the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
-  const { scopes } = request.byTeams
+  const { needs } = request.byTeams
   const principal = principalOf(request)
-  const missing = scopes.find((scope) => !holdsBy(principal, teams, scope))
+  const missing = needs.find((need) => !meets(principal, teams, need))
   if (missing !== undefined) {
-    fail('insufficient_permissions', { required_scope: missing, granted_scopes: scopesBy(principal, teams) })
+    fail('insufficient_permissions', { required_scope: missing[0], granted_scopes: scopesBy(principal, teams) })
   }
-  request.byTeams = { scopes, teams }
+  request.byTeams = { needs, teams }
 }
 
 /**
@@ -221,7 +221,7 @@ export function slicesOf (request: FastifyRequest): readonly Slice[] {
   const principal = principalOf(request)
   if (byTeams === null) return principal.slices
   if (byTeams.teams === null) throw new Error('the roles through teams were not checked')
-  const slices = withinToken(principal, slicesBy(principal, byTeams.teams, byTeams.scopes))
+  const slices = withinToken(principal, slicesBy(principal, byTeams.teams, byTeams.needs))
   // An empty list would mean that there are no restrictions.
   if (slices.length === 0) throw new HiddenResource()
   return slices
@@ -283,11 +283,11 @@ export function requireSiblings (request: FastifyRequest, level: LevelState, slu
 /** Like `requireInside`, for `preload`. Also 404 if the team roles in the project do not grant the scopes. */
 export async function requireFoundInside (app: FastifyInstance, request: FastifyRequest, place: Place): Promise<void> {
   if (request.byTeams !== null) {
-    const { scopes } = request.byTeams
+    const { needs } = request.byTeams
     const teams = await teamsIn(app.reads, request, { id: place.project_id })
     const principal = principalOf(request)
-    if (!scopes.every((scope) => holdsBy(principal, teams, scope))) throw new HiddenResource()
-    request.byTeams = { scopes, teams }
+    if (!needs.every((need) => meets(principal, teams, need))) throw new HiddenResource()
+    request.byTeams = { needs, teams }
   }
   requireInside(request, place)
 }

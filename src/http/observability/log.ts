@@ -114,8 +114,8 @@ const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
 
-/** A response that was sent without a handler; `isGone`: the client disconnected before the request was complete. */
-export interface Answered { status: number, code: ErrorCode, isGone: boolean }
+/** A response that was sent without a handler. `isDisconnected`: before the request was complete. */
+export interface Answered { status: number, code: ErrorCode, isDisconnected: boolean }
 
 /** Called once per request with the data of its log line. */
 export type ObserveRequest = (
@@ -168,7 +168,7 @@ export function createRequestLog (
       for (const observe of observers) observe(request, route, method, status, ms, code)
       if (!isOn) return
       const caller = principal ? `${principal.type}:${principal.id}` : user ? `user:${user.user.id}` : undefined
-      const isAborted = otherwise?.isGone ?? !reply.raw.writableFinished
+      const isAborted = otherwise?.isDisconnected ?? !reply.raw.writableFinished
       write(
         request.id, this.#client, method, route, status, Math.round(ms * 10) / 10, caller, principal?.organization.id,
         code, isAborted

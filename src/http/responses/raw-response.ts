@@ -12,7 +12,7 @@ export type HandWritten = 'malformed_request' | 'header_fields_too_large' | 'met
  * Returns undefined if the socket is already closed.
  */
 export function answerByHand (
-  config: Config, socket: Socket, id: string, code: HandWritten, isGone = false
+  config: Config, socket: Socket, id: string, code: HandWritten, isDisconnected = false
 ): Answered | undefined {
   if (!socket.writable) {
     socket.destroy()
@@ -31,5 +31,5 @@ export function answerByHand (
   }
   const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`).join('')
   socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines}\r\n${body}`)
-  return { status, code, isGone }
+  return { status, code, isDisconnected }
 }

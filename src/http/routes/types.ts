@@ -12,7 +12,7 @@ import type { Actor, AuditEvent, RecordRead } from '../../repositories/audit/aud
 import type { UserCall } from '../../repositories/people/oauth.ts'
 import type { PersonalEvent } from '../../repositories/people/personal-events.ts'
 import type { Principal } from '../../repositories/people/principals.ts'
-import type { TeamRole } from '../../rules/roles.ts'
+import type { AnyOf, TeamRole } from '../../rules/roles.ts'
 import type { LimitGroup } from '../limits/limits.ts'
 import type { countCalls } from '../limits/usage.ts'
 
@@ -24,8 +24,8 @@ interface TypeBoxProvider extends FastifyTypeProvider {
 /** A Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/** Scopes that a caller has only through teams, and the team roles in the project (null before its look-up). */
-interface ByTeams { scopes: readonly Scope[], teams: readonly TeamRole[] | null }
+/** Needs that a caller meets only through teams, and the team roles in the project (null before its look-up). */
+interface ByTeams { needs: readonly AnyOf[], teams: readonly TeamRole[] | null }
 
 /** A background job; call `wake` after adding work. */
 interface Worker { start (): void, wake (): void, stop (): Promise<void> }
@@ -34,6 +34,11 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** Required access: none, any valid token, or a token with this scope or all of these scopes. */
     access?: 'public' | 'authenticated' | Scope | readonly [Scope, ...Scope[]]
+    /**
+     * Requests for which one of these scopes is enough, instead of `access`. `when` reads the query before its
+     * validation.
+     */
+    lessAccess?: { anyOf: AnyOf, when: (request: FastifyRequest) => boolean }
     /** Scopes that the handler may require in addition or instead, depending on the request. */
     mayNeed?: readonly Scope[]
     /**

@@ -2,7 +2,6 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { MatrixAnswer, MatrixQuery, type Matrix, type MatrixLevel } from '../../../schemas/matrix.ts'
 import { READ_TYPE, type Level } from '../../../schemas/secrets.ts'
 import { booleanIn } from '../../http/bodies/validation.ts'
-import { requireScope } from '../../http/guard/access.ts'
 import { levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
@@ -26,8 +25,11 @@ const CELL_LENGTH = 60
 export const matrix: Domain = async (app) => {
   app.get('/:organization/:project/secrets/matrix', {
     config: {
-      access: 'secret:read',
-      mayNeed: ['secret:decrypt'],
+      access: ['secret:read', 'secret:decrypt'],
+      lessAccess: {
+        anyOf: ['secret:read', 'secret:history'],
+        when: ({ query }) => booleanIn((query as { decrypt?: unknown }).decrypt) === false
+      },
       judge: validateFilters,
       at: 'project',
       filtersLevels: true,
@@ -40,10 +42,6 @@ export const matrix: Domain = async (app) => {
       description: 'Cells of a name with the same `value_group` have the same value.',
       querystring: MatrixQuery,
       response: { 200: MatrixAnswer }
-    },
-    // The scope is checked before the parameters are validated.
-    preValidation: async (request) => {
-      if (booleanIn((request.query as { decrypt?: unknown }).decrypt) !== false) requireScope(request, 'secret:decrypt')
     },
     handler: async (request, reply) => request.query.decrypt === false
       ? sendLevels(request, reply, request.query)
@@ -59,7 +57,7 @@ export const matrix: Domain = async (app) => {
       keyring: app.keyring,
       storageKey,
       waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isGone: () => request.raw.socket.destroyed
+      isDisconnected: () => request.raw.socket.destroyed
     }
     const opened = await openLevels(context, organization.id, levels, slices)
     const page = pageOf(query)

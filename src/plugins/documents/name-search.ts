@@ -46,7 +46,7 @@ export const nameSearch: Domain = async (app) => {
       keyring: app.keyring,
       storageKey: storageKeyOf(app.keyring, organization),
       waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isGone: () => request.raw.socket.destroyed
+      isDisconnected: () => request.raw.socket.destroyed
     }
     const { found, opened, next, ...counts } = await searchNames(context, scope, position, nameFilter(prefix, search))
     const meta = { documents: opened.length, ...counts, next: next && cursorOf(next) }
@@ -73,7 +73,7 @@ export const nameSearch: Domain = async (app) => {
     const roles = await waitFor(request, Promise.all(listed.map((id) => findTeamRoles(app.reads, { ...member, id }))))
     const teams = roles.flat()
     request.byTeams = { ...byTeams, teams }
-    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.scopes))
+    const inside = withinToken(principal, slicesBy(principal, teams, byTeams.needs))
     const projects = [...new Set(inside.map(({ project_id }) => project_id))]
     // Whole projects need no further condition.
     const wholeProjects = new Set(projectsInside(inside))

@@ -212,7 +212,7 @@ function toItem ({ version, change, value }: Change, withValues: boolean): NameC
   }
 }
 
-// Names that are written before other requests get their turn.
+// Names to write before the response yields to the event loop.
 const STEP = 500
 
 async function textOf (

@@ -46,7 +46,7 @@ export function planChange (
  *
  * @param more further details of the event
  */
-export function insteadOf (
+export function outcomeOfDryRun (
   change: Change, { state, texts }: PlannedChange, action: 'secret.decrypt' | 'secret.names', more: object = {}
 ): NoChange {
   const own = ownSecret(state)

@@ -48,7 +48,7 @@ export async function openLevels (
     opened.set(document.level_id, content)
     if (content !== undefined) add(content)
     bytes += document.size_bytes
-    if (bytes >= MATRIX_LIMITS.bytes || names >= MATRIX_LIMITS.names || context.isGone()) break
+    if (bytes >= MATRIX_LIMITS.bytes || names >= MATRIX_LIMITS.names || context.isDisconnected()) break
   }
   const cut = paths.findIndex((path) => path.some(({ level_id }) => !opened.has(level_id)))
   const shown = cut === -1 ? levels : levels.slice(0, cut)

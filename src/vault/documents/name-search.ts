@@ -81,7 +81,7 @@ export async function searchNames (
       bytes += size_bytes
       count += 1
       const isFull = bytes >= SEARCH_LIMITS.bytes || found.length >= SEARCH_LIMITS.names ||
-        count === SEARCH_LIMITS.documents || worked >= MAX_WORK || context.isGone()
+        count === SEARCH_LIMITS.documents || worked >= MAX_WORK || context.isDisconnected()
       if (isFull) return count < documents.length ? { project_id, secret_id } : undefined
     }
     return undefined

@@ -14,7 +14,7 @@ export interface ReadContext {
   /** Counts the duration of a look-up against the deadline of the request. */
   waitFor: <T>(work: Promise<T>) => Promise<T>
   /** Whether the client has disconnected: then the work ends. */
-  isGone: () => boolean
+  isDisconnected: () => boolean
 }
 
 /** A decrypted document of a level. */

@@ -48,7 +48,7 @@ export async function previewRestore (
   let [bytes, growth, compared] = [0, 0, 0]
 
   for (const batch of batchesOf(changed.map(withSize))) {
-    const isFull = compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || context.isGone()
+    const isFull = compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || context.isDisconnected()
     if (isFull) break
     const page = batch.slice(0, DRY_RUN_LIMITS.levels - compared)
     const [states, versions] = await waitFor(Promise.all([
