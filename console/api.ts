@@ -1,7 +1,7 @@
 import { effect, signal } from '@preact/signals'
 import { accessToken, BASE, patientFetch, shortToken } from './auth.ts'
 import { place } from './router.ts'
-import { OPERATIONS, type Operation } from './operations.ts'
+import { textOf, type Operation } from './operations.ts'
 import type { components, operations } from '../dist/openapi-types.d.ts'
 
 // The only place that calls the API. Its types are generated from openapi.yaml.
@@ -68,7 +68,7 @@ const withoutSecrets = (body: object): string => JSON.stringify(body, (name, val
 /** Calls an operation. Waits after a 429, and throws `ApiError` for other errors. */
 export async function call<O extends Operation> (operation: O, request: Request<O> = {}): Promise<Reply<O>> {
   const { path = {}, query = {}, body, etag, dangerous, accept = 'application/json' } = request
-  const [method = '', template = ''] = OPERATIONS[operation].split(' ')
+  const [method = '', template = ''] = textOf(operation).split(' ')
   const url = BASE.href.slice(0, -1) + template.replace(/\{(\w+)\}/g, (_, name: string) =>
     encodeURIComponent((path as Record<string, string>)[name] ?? '')) + queryOf(query)
   const headers: Record<string, string> = { accept }
@@ -89,7 +89,8 @@ export async function call<O extends Operation> (operation: O, request: Request<
     credentials: 'omit',
     cache: 'no-store'
   })
-  const token = async (isRejected = false) => dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
+  const token = async (isRejected = false) =>
+    dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
   let response = await send(await token())
   if (response.status === 401) response = await send(await token(true))
   const text = await response.text()
