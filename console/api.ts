@@ -89,7 +89,8 @@ export async function call<O extends Operation> (operation: O, request: Request<
     credentials: 'omit',
     cache: 'no-store'
   })
-  const token = async (isRejected = false) => dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
+  const token = async (isRejected = false) =>
+    dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
   let response = await send(await token())
   if (response.status === 401) response = await send(await token(true))
   const text = await response.text()
