@@ -248,7 +248,7 @@ t.test('CO-13: no number of sign-ins ends an API token: one grant is for daily w
   const grants = await service.sql(
     `SELECT cardinality(scopes) AS count, revoked_at FROM oauth_grants WHERE user_id = ${person.id} ORDER BY id`
   )
-  t.strictSame(grants, [SCOPE_NAMES, DAILY_SCOPES].map(({ length }) => ({ count: length, revoked_at: null })))
+  t.strictSame([...grants], [SCOPE_NAMES, DAILY_SCOPES].map(({ length }) => ({ count: length, revoked_at: null })))
   t.equal((await call(body.token, organization)).status, 200)
 })
 
