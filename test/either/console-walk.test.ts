@@ -824,7 +824,10 @@ t.test('CO-11: markup in names, values, files and errors is text; the code of a 
     t.equal(new URL(page.url()).search, '', state)
   }
   await page.goto(`${url}/console/?error=access_denied&error_description=${encodeURIComponent(markup)}`)
-  await page.getByRole('alert').getByText(markup).waitFor()
+  await page.getByText('The sign-in was not allowed. Load the page again.').waitFor()
+  t.notMatch(await page.locator('body').innerText(), markup, 'no text of an address is shown')
+  await page.goto(`${url}/console/?code=dotenv_ac_x&state=window:x`)
+  await page.getByText('This window belongs to a sign-in of the console.').waitFor()
   t.equal(await page.evaluate('window.ran'), undefined)
   t.equal(await page.locator('img, main script').count(), 0)
   t.strictSame(requested.filter((address) => !address.startsWith(`${url}/`) && !address.startsWith('blob:')), [])

@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { brotliDecompressSync, gunzipSync } from 'node:zlib'
 import t from 'tap'
 import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS } from '../../schemas/console.ts'
-import { LIFETIMES } from '../../schemas/oauth.ts'
+import { LIFETIMES, MAX_GRANTS } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { noun } from '../../src/commands/people/clients.ts'
 import { createClient } from '../../src/repositories/people/oauth.ts'
@@ -190,6 +190,68 @@ t.test('CO-03: an API token that the short token creates stays when the person s
   t.equal((await call(body.token, `/organizations/${nimbus.organization}`)).status, 401, 'the person can end it with the console')
 })
 
+t.test('CO-03: a token of daily work gives nobody access', async (t) => {
+  const person = await newcomer()
+  const browser = await signedIn(person)
+  const teams = `/organizations/${nimbus.organization}/teams`
+  const refused = async (method: string, path: string, payload: object, scope: string) => {
+    const { status, body } = await call((await tokenOf(browser)).access_token, path, method, payload)
+    t.strictSame([status, body.details?.required_scope], [403, scope], `${method} ${path}`)
+  }
+  await refused('POST', teams, { name: 'Night' }, 'team:create')
+  const short = (await tokenOf(browser, { scope: `${DAILY} team:create team:update`, max_age: '300' })).access_token
+  const made = await call(short, teams, 'POST', { name: 'Night' })
+  t.equal(made.status, 201)
+  const team = `${teams}/${made.body.data.id}`
+  await refused('PUT', `${team}/members/${person.id}`, {}, 'team:update')
+  await refused('PATCH', team, { name: 'Day' }, 'team:update')
+  t.equal((await call(short, `${team}/members/${person.id}`, 'PUT', {})).status, 200)
+  await refused('DELETE', `${team}/members/${person.id}`, {}, 'team:update')
+})
+
+/** The same browser, on a page that another site opened; or without the header, as an old browser. */
+function opened (browser: Visitor, site: string | undefined): Visitor {
+  const same = visitor(address, site === undefined ? {} : { 'sec-fetch-site': site })
+  for (const [name, value] of browser.jar) same.jar.set(name, value)
+  return same
+}
+
+t.test('CO-13: a page of another site gets no code of the console, and adds no grant', async (t) => {
+  const person = await newcomer()
+  const browser = await signedIn(person)
+  for (const site of ['cross-site', 'same-site', 'other']) {
+    const foreign = opened(browser, site)
+    for (const changes of [{}, { prompt: 'none' }, { prompt: 'login' }, { scope: 'secret:purge', max_age: '300' }]) {
+      const { status, headers } = await ask(foreign, changes)
+      t.strictSame([status, headers.get('location')], [303, HOME], `${site} ${JSON.stringify(changes)}`)
+    }
+    const { status, headers } = await ask(visitor(address, { 'sec-fetch-site': site }))
+    t.strictSame([status, headers.get('location')], [303, HOME], `${site}, without a session`)
+  }
+  t.equal((await grantsOf(person)).length, 0)
+  for (const site of ['same-origin', 'none', undefined]) t.ok(returned(await ask(opened(browser, site))).code, site ?? 'no header')
+})
+
+t.test('CO-13: no number of sign-ins ends an API token: one grant is for daily work and one for privileged scopes', async (t) => {
+  const person = await newcomer()
+  const browser = await signedIn(person)
+  const { access_token } = await tokenOf(browser, { scope: 'api-token:create organization:read', max_age: '300' })
+  const organization = `/organizations/${nimbus.organization}`
+  const { status, body } = await call(access_token, `${organization}/api-keys`, 'POST', { name: 'ci', abilities: ['organization:read'] })
+  t.equal(status, 201)
+  for (let i = 1; i <= MAX_GRANTS + 5; i++) {
+    const scope = DAILY_SCOPES.filter((_, j) => (i >> j) & 1).join(' ')
+    t.ok(returned(await ask(browser, { scope })).code)
+  }
+  t.equal((await tokenOf(browser, { scope: 'secret:read' })).scope, 'secret:read', 'the token has the requested scopes')
+  t.equal((await tokenOf(browser, { scope: 'secret:purge', max_age: '300' })).scope, 'secret:purge')
+  const grants = await service.sql(
+    `SELECT cardinality(scopes) AS count, revoked_at FROM oauth_grants WHERE user_id = ${person.id} ORDER BY id`
+  )
+  t.strictSame([...grants], [SCOPE_NAMES, DAILY_SCOPES].map(({ length }) => ({ count: length, revoked_at: null })))
+  t.equal((await call(body.token, organization)).status, 200)
+})
+
 t.test('OA-27: max_age and prompt=login ask for the password and the second factor again, for every client', async (t) => {
   const person = await newcomer()
   const factor = await giveSecondFactor(service, person)
@@ -302,6 +364,32 @@ t.test('CO-04: only the console signs a person out', async (t) => {
   t.equal(plain.status, 403)
   t.equal((await call(access_token)).status, 200)
   t.ok(returned(await ask(browser)).code)
+})
+
+t.test('CO-04: codes of the console end with the session, and with each token that is revoked', async (t) => {
+  const person = await newcomer()
+  const isDead = async (code: string | undefined, message: string) =>
+    t.equal((await redeem(code)).body.error, 'invalid_grant', message)
+  const [browser, other] = [await signedIn(person), await signedIn(person)]
+  const { code } = returned(await ask(browser))
+  const { code: privileged } = returned(await ask(browser, { scope: 'secret:purge', max_age: '300' }))
+  t.equal((await signOut(browser, (await tokenOf(browser)).access_token)).status, 204)
+  await isDead(code, 'a sign-out')
+  await isDead(privileged, 'a sign-out, for privileged scopes')
+
+  const { access_token } = await tokenOf(other)
+  t.equal((await call(access_token)).status, 200)
+  await isDead(code, 'again')
+  t.equal((await call(access_token)).status, 200, 'a code that ended ends no token')
+  const { code: revoked } = returned(await ask(other))
+  await post(address, '/api/oauth/revoke', { token: access_token, client_id: CONSOLE_CLIENT })
+  await isDead(revoked, 'a revoked token')
+
+  const { code: ended } = returned(await ask(other))
+  await other.send(formIn(await other.open('/account')), { where: 'here' })
+  await isDead(ended, 'a sign-out on the account page')
+  const events = await service.sql(`SELECT action FROM personal_events WHERE user_id = ${person.id} AND action = 'oauth.reuse'`)
+  t.equal(events.length, 0)
 })
 
 t.test('CO-05: what ends the access of a person ends the console', async (t) => {
@@ -441,7 +529,7 @@ t.test('CO-08: CONSOLE=off removes the console, its client and its tokens', asyn
     authorizationUrl(challenge, { client_id: CONSOLE_CLIENT, redirect_uri: `${at}/console/`, prompt: 'none' })
   )
   t.equal(asked.status, 400)
-  t.match(asked.text, 'There is no application with this client_id')
+  t.match(asked.text, 'No application is registered with this client_id')
   const refused = await post(at, '/api/oauth/token', {
     grant_type: 'authorization_code', code: 'x', code_verifier: verifier, client_id: CONSOLE_CLIENT, redirect_uri: `${at}/console/`
   })
@@ -460,7 +548,7 @@ t.test('the scopes of daily work are scopes, once each', async (t) => {
   t.strictSame([...new Set(DAILY_SCOPES)], [...DAILY_SCOPES])
   t.ok(DAILY_SCOPES.every((scope: Scope) => SCOPE_NAMES.includes(scope)))
   t.strictSame(PRIVILEGED, [
-    'secret:purge', 'key:rotate', 'project:delete', 'organization:update', 'organization:delete', 'api-token:create', 'api-token:update',
+    'secret:purge', 'key:rotate', 'project:delete', 'team:create', 'team:update', 'organization:update', 'organization:delete', 'api-token:create', 'api-token:update',
     'member:create', 'member:update', 'billing:write'
   ])
 })

@@ -40,7 +40,7 @@ export async function previewRestore (
   const { vault, db, storageKey, waitFor } = context
   const { plan } = organization
   const changed = await waitFor(listChangedLevels(db, project, at, plan.retention_days))
-  if (changed === undefined) return fail('not_found')
+  if (changed === undefined) return fail('not_found', { resource: 'project', at })
   if (changed === 'future') return refuse('at', 'Lies in the future')
   requireKeptAt(changed, plan)
   const preview: RestorePreview = { levels: [], restored: 0, emptied: 0, unreadable: 0, more: 0, opened: [] }
