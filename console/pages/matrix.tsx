@@ -52,12 +52,12 @@ export function MatrixPage ({ organization, project: slug }: { organization: str
               : canRead && matrix.names !== null
                 ? (
                   <>
-                    <Form name='matrix.search' keep run={({ search = '' }) => setSearch(search)}>
+                    <Form name='matrix.search' keep run={({ search = '' }) => { setSearch(search); setOnly(undefined) }}>
                       <Field label='Only names that contain' name='search' value={search} type='search' />
                     </Form>
                     {total > matrix.names.length && <p class='hint'>These are the first {matrix.names.length} of {total} names. Search to see others.</p>}
                     <MatrixTable
-                      project={project} columns={matrix.levels} rows={matrix.names}
+                      key={search} project={project} columns={matrix.levels} rows={matrix.names}
                       ask={only === undefined && total <= matrix.names.length ? undefined : ask}
                     />
                   </>
