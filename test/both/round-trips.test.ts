@@ -59,8 +59,7 @@ const STATEMENTS: Record<string, number> = {
   readTargetValues: 5,
   readEnvironmentValues: 5,
   searchNames: 7,
-  // Without decryption.
-  readProjectMatrix: 3,
+  readProjectMatrix: 7,
   retrieveSecrets: 5,
   retrieveSecretsLongPath: 2,
   getEncryptionKey: 5,
