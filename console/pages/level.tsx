@@ -79,13 +79,7 @@ function Names ({ level, project }: { level: Level, project: Project }) {
   const names = useLoad(() => namesOf(level, project), [])
   const kind = kindOf(level)
   const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
-  const revealAll = async () => {
-    if (project.isClient) return reveal(keyOf(level), await readInherited(level, project.format))
-    const { data } = await call('retrieveSecrets', {
-      path: { organization: level.organization }, body: { ...inBody(level), action: 'decrypt', merge: 'true' }
-    })
-    if (data.data.type === 'secrets') reveal(keyOf(level), Object.entries(data.data.secrets ?? {}))
-  }
+  const revealAll = async () => reveal(keyOf(level), await readInherited(level, project))
   return (
     <section>
       <h2>Names</h2>
@@ -141,10 +135,7 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   const [document, setDocument] = useState<LevelDocument>()
   const [text, setText] = useState<string | undefined>('')
   const [unchecked, setUnchecked] = useState(false)
-  const close = () => {
-    setDocument(undefined)
-    setText('')
-  }
+  const close = () => { setDocument(undefined); setText('') }
   const { apply, view, forget } = useChange(level, project, close)
   useForgetting(document !== undefined && text === document.text, close)
   const open = async () => {

@@ -176,10 +176,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
   const [team, setTeam] = useState<Schemas['WholeTeamAttributes']>()
   const path = { organization, team: id }
   const show = async () => setTeam((await call('getTeam', { path })).data.data.attributes)
-  const after = async (text: string) => {
-    await show()
-    changed(text)
-  }
+  const after = async (text: string) => { await show(); changed(text) }
   const setProject = async ({ project = '', role = '', target = '', environment = '', except = '' }: Fields) => {
     const restriction = {
       ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except !== '' && { except_status: 'production' as const })
