@@ -121,11 +121,8 @@ async function planOf (
   }
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
   const values = readValues(format, text)
-  if (values === undefined) {
-    throw new Error('The browser cannot read names from this text. ' + (format === project.format
-      ? 'Give the names as .env or JSON, or import the whole document without keeping other names.'
-      : `Give it in the format of the project, ${project.format}.`))
-  }
+  const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
+  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data

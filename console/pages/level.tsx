@@ -138,18 +138,14 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   const close = () => { setDocument(undefined); setText('') }
   const { apply, view, forget } = useChange(level, project, close)
   useForgetting(document !== undefined && text === document.text, close)
-  const open = async () => {
-    const found = await readDocument(level, isClient)
-    setText(found.text)
-    setDocument(found)
-  }
+  const show = (found: LevelDocument) => { setText(found.text); setDocument(found) }
   const store = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
     const change = changeOf(format, document!.text ?? '', text)
     await apply(change, document!, `Saved the document of ${titleOf(level)}.`, async (etag) =>
       (await storeDocument(level, text, etag, isClient, { unchecked })).etag)
   }
-  if (document === undefined) return <Act name='document.edit' run={open} />
+  if (document === undefined) return <Act name='document.edit' run={async () => show(await readDocument(level, isClient))} />
   return (
     <>
       <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />
