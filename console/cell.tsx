@@ -74,10 +74,7 @@ export function SetName ({ level, project, base, name, done }: {
   const { apply, view, forget } = useChange(level, project, done)
   const change = (text: string | undefined) => { setValue(text); forget() }
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
-  const fill = (text: string) => {
-    setPresent(({ count }) => ({ count: count + 1, value: text }))
-    setValue(text)
-  }
+  const fill = (text: string) => { setPresent(({ count }) => ({ count: count + 1, value: text })); setValue(text) }
   useForgetting(isUnchanged, () => fill(''))
   const save = async () => {
     if (newName === '') throw new Error('Enter a name.')
@@ -101,7 +98,7 @@ export function CellDialog ({ project, columns, column: first, name, cell, close
   columns: readonly Column[],
   column: number,
   name?: string | undefined,
-  cell?: Cell | undefined
+  cell?: Cell | undefined,
   close: () => void
 }) {
   const [column, setColumn] = useState(first)

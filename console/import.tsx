@@ -1,10 +1,9 @@
 import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
 import { callLevel, readDocument, storeDocument, titleOf, type Level } from './levels.ts'
-import type { Project } from './secrets.tsx'
-import { ValueField } from './secrets.tsx'
+import { ValueField, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, messageOf } from './ui.tsx'
-import { compareValues, readValues, type Format } from './values.ts'
+import { compareValues, readValues, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -51,8 +50,7 @@ export function FileField ({ label, value, change }: {
   )
 }
 
-type Names = { added: string[], changed: string[], removed: string[] }
-interface Plan { names: Names | null, etag: string | null, store: () => Promise<string | undefined> }
+interface Plan { names: Comparison | null, etag: string | null, store: () => Promise<string | undefined> }
 
 /** Imports a text into a level. `done` gets the ETag after the import. */
 export function Import ({ level, project, done }: {
@@ -123,11 +121,8 @@ async function planOf (
   }
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
   const values = readValues(format, text)
-  if (values === undefined) {
-    throw new Error('The browser cannot read names from this text. ' + (format === project.format
-      ? 'Give the names as .env or JSON, or import the whole document without keeping other names.'
-      : `Give it in the format of the project, ${project.format}.`))
-  }
+  const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
+  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data

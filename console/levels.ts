@@ -95,10 +95,8 @@ export async function undoChange (level: Level, etag: string | null, isClient: b
   const path = { organization: level.organization }
   const { data: { data: [last, before] } } = await call('listVersions', { path, body: { ...inHistory(level), per_page: 2 } })
   const action = last?.attributes.action
-  if (etag !== null && (before === undefined ? action === 'create' : before.attributes.action === 'delete')) {
-    await call('deleteSecrets', { path, body: inBody(level), etag })
-    return
-  }
+  const isFirst = before === undefined ? action === 'create' : before.attributes.action === 'delete'
+  if (etag !== null && isFirst) { await call('deleteSecrets', { path, body: inBody(level), etag }); return }
   // The version of a deletion holds the deleted document.
   const version = action === 'delete' ? last : before
   if (version === undefined) throw new Error('The history of this level does not have the document before the change.')

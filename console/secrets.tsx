@@ -42,22 +42,18 @@ export async function projectOf (organization: string, slug: string): Promise<Pr
 }
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
-export async function readOne (level: Level, name: string, { isClient, format }: Project): Promise<string> {
-  const value = isClient ? (await readInherited(level, format)).get(name) : await retrieveOne(level, name)
+export async function readOne (level: Level, name: string, project: Project): Promise<string> {
+  const value = (await readInherited(level, project, { names: [name] })).get(name)
   if (value === undefined) throw new Error('This name is not there any more. Load the page again.')
   return value
 }
 
-async function retrieveOne (level: Level, name: string): Promise<string | undefined> {
-  const { data } = await call('retrieveSecrets', {
-    path: level, body: { ...inBody(level), action: 'decrypt', merge: 'true', filters: { names: [name] } }
-  })
-  return data.data.type === 'secrets' ? data.data.secrets?.[name] : undefined
-}
-
-/** The names and values of a level of a client-managed project, with those that it inherits. */
-export async function readInherited (level: Level, format: Format): Promise<Values> {
-  return new Map([...(await readPath(level, format)).values()].flatMap((values) => [...values]))
+/** Reads the values of a level, with those that it inherits. The filter saves the service work. */
+export async function readInherited (level: Level, { isClient, format }: Project, filters = {}): Promise<Values> {
+  if (isClient) return new Map([...(await readPath(level, format)).values()].flatMap((values) => [...values]))
+  const body = { ...inBody(level), action: 'decrypt', merge: 'true', filters } as const
+  const { data: { data } } = await call('retrieveSecrets', { path: level, body })
+  return new Map(Object.entries(data.type === 'secrets' ? data.secrets ?? {} : {}))
 }
 
 /** The names and values of a level of a client-managed project and of the levels above. */

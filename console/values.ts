@@ -43,9 +43,7 @@ function readJson (text: string): Values | undefined {
     if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
     return new Map(Object.entries(parsed).map(([name, value]) =>
       [name, typeof value === 'string' ? value : value === null ? '' : JSON.stringify(value)]))
-  } catch {
-    return undefined
-  }
+  } catch { return undefined }
 }
 
 interface Assignment { name: string, value: string, from: number, to: number }
@@ -61,10 +59,7 @@ function assignments (text: string): Assignment[] | undefined {
   const found: Assignment[] = []
   for (let at = 0; at < source.length;) {
     NOTHING.lastIndex = at
-    if (NOTHING.test(source)) {
-      at = NOTHING.lastIndex
-      continue
-    }
+    if (NOTHING.test(source)) { at = NOTHING.lastIndex; continue }
     ASSIGNMENT.lastIndex = at
     const match = ASSIGNMENT.exec(source)
     if (match === null) return undefined
@@ -111,9 +106,7 @@ export function changeValue (format: Format, text: string, name: string, value: 
     const after = readValues(format, changed)
     const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
     const size = new Set([...before.keys(), name]).size - Number(value === undefined)
-    if (others && after.get(name) === value && after.size === size) {
-      return changed.replace(/\n/g, lineEnd)
-    }
+    if (others && after.get(name) === value && after.size === size) return changed.replace(/\n/g, lineEnd)
   }
   throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
 }
@@ -155,9 +148,7 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   const set = Object.fromEntries([...after].filter(([name]) => added.includes(name) || changed.includes(name)))
   try {
     return changeValues(format, from, { set, unset: removed }) === to ? { set, unset: removed } : undefined
-  } catch {
-    return undefined
-  }
+  } catch { return undefined }
 }
 
 /** The names that differ between two documents. */

@@ -146,8 +146,7 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
   }
   const place = (side: string) => `${level.organization} ${side}`
   const showValues = async () => {
-    const { data } = await callLevel('compareSecrets', level, { query: { from: result!.from, to: result!.to, values: true } })
-    const values = data.data.attributes.values ?? []
+    const values = await valuesOf(level, result!)
     for (const side of ['from', 'to'] as const) {
       reveal(place(result![side]), values.filter((one) => one[side] !== undefined).map((one) => [one.name, one[side]!]))
     }
@@ -180,9 +179,11 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
   )
 }
 
-async function readSide (level: Level, { from, to }: { from: string, to: string }, side: 'from' | 'to', name: string): Promise<string> {
-  const { data } = await callLevel('compareSecrets', level, { query: { from, to, values: true } })
-  const value = data.data.attributes.values?.find((one) => one.name === name)?.[side]
+const valuesOf = async (level: Level, { from, to }: { from: string, to: string }) =>
+  (await callLevel('compareSecrets', level, { query: { from, to, values: true } })).data.data.attributes.values ?? []
+
+async function readSide (level: Level, sides: { from: string, to: string }, side: 'from' | 'to', name: string): Promise<string> {
+  const value = (await valuesOf(level, sides)).find((one) => one.name === name)?.[side]
   if (value === undefined) throw new Error('This version is not there any more.')
   return value
 }

@@ -79,13 +79,7 @@ function Names ({ level, project }: { level: Level, project: Project }) {
   const names = useLoad(() => namesOf(level, project), [])
   const kind = kindOf(level)
   const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
-  const revealAll = async () => {
-    if (project.isClient) return reveal(keyOf(level), await readInherited(level, project.format))
-    const { data } = await call('retrieveSecrets', {
-      path: { organization: level.organization }, body: { ...inBody(level), action: 'decrypt', merge: 'true' }
-    })
-    if (data.data.type === 'secrets') reveal(keyOf(level), Object.entries(data.data.secrets ?? {}))
-  }
+  const revealAll = async () => reveal(keyOf(level), await readInherited(level, project))
   return (
     <section>
       <h2>Names</h2>
@@ -141,24 +135,17 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   const [document, setDocument] = useState<LevelDocument>()
   const [text, setText] = useState<string | undefined>('')
   const [unchecked, setUnchecked] = useState(false)
-  const close = () => {
-    setDocument(undefined)
-    setText('')
-  }
+  const close = () => { setDocument(undefined); setText('') }
   const { apply, view, forget } = useChange(level, project, close)
   useForgetting(document !== undefined && text === document.text, close)
-  const open = async () => {
-    const found = await readDocument(level, isClient)
-    setText(found.text)
-    setDocument(found)
-  }
+  const show = (found: LevelDocument) => { setText(found.text); setDocument(found) }
   const store = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
     const change = changeOf(format, document!.text ?? '', text)
     await apply(change, document!, `Saved the document of ${titleOf(level)}.`, async (etag) =>
       (await storeDocument(level, text, etag, isClient, { unchecked })).etag)
   }
-  if (document === undefined) return <Act name='document.edit' run={open} />
+  if (document === undefined) return <Act name='document.edit' run={async () => show(await readDocument(level, isClient))} />
   return (
     <>
       <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />

@@ -174,10 +174,7 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
   const [team, setTeam] = useState<Schemas['WholeTeamAttributes']>()
   const path = { organization, team: id }
   const show = async () => setTeam((await call('getTeam', { path })).data.data.attributes)
-  const after = async (text: string) => {
-    await show()
-    changed(text)
-  }
+  const after = async (text: string) => { await show(); changed(text) }
   const setProject = async ({ project = '', role = '', target = '', environment = '', except_status = '' }: Fields) => {
     const restriction = {
       ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except_status !== '' && { except_status: 'production' as const })

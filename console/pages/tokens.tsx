@@ -130,10 +130,7 @@ function TokenItem ({ organization, token, show }: {
     show({ name, value: data.token })
     changes.value++
   }
-  const revoke = async () => {
-    await call('deleteApiToken', { path })
-    changed(`Revoked the token ${name}.`)
-  }
+  const revoke = async () => { await call('deleteApiToken', { path }); changed(`Revoked the token ${name}.`) }
   return (
     <li>
       <p><strong>{name}</strong> <code>{token_prefix}…{token_suffix}</code></p>
