@@ -148,7 +148,7 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
         ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
         : (
           <select {...attributes}>
-            {options.map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>)}
+            {options.map(([key, text]) => <option key={key} value={key} {...{ defaultSelected: key === value }} selected={key === value}>{text}</option>)}
           </select>
           )}
       {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}
@@ -157,13 +157,13 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   )
 }
 
-export function Check ({ label, name, value = 'on', checked = false, onChange, type = 'checkbox' }: {
-  label: string, name: string, value?: string, checked?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
+export function Check ({ label, name, value = 'on', checked = false, required = false, onChange, type = 'checkbox' }: {
+  label: string, name: string, value?: string, checked?: boolean, required?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
 }) {
   return (
     <label class='check'>
       <input
-        type={type} name={name} value={value} checked={checked}
+        type={type} name={name} value={value} checked={checked} required={required}
         onChange={(event) => onChange?.((event.target as HTMLInputElement).checked)}
       />
       <span>{label}</span>

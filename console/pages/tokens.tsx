@@ -73,13 +73,13 @@ curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organizat
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
   const create = async ({ name = '', expires = '', project = '', target = '', environment = '' }: Fields) => {
-    const days = Number(expires)
+    if (project === '' && target + environment !== '') throw new Error('Enter the project of the target and the environment.')
     const { data } = await call('createApiToken', {
       path: { organization },
       body: {
         name,
         abilities: [...abilities],
-        ...(days > 0 && { expires_at: new Date(Date.now() + days * 86_400_000).toISOString() }),
+        ...(expires !== '' && { expires_at: new Date(Date.now() + Number(expires) * 86_400_000).toISOString() }),
         ...(project !== '' && { restrictions: [{ project, ...(target !== '' && { target }), ...(environment !== '' && { environment }) }] })
       },
       dangerous: ['api-token:create', ...scopesOf(abilities)]
