@@ -65,8 +65,8 @@ export function useChange (level: Level, project: Project, done: () => void) {
 }
 
 /** The form for the value of a name. */
-export function SetName ({ level, project, base, name, done }: {
-  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void
+export function SetName ({ level, project, base, name, done, isMissing = false }: {
+  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void, isMissing?: boolean
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -88,7 +88,7 @@ export function SetName ({ level, project, base, name, done }: {
     <div class='set'>
       {name === undefined && <Field label='Name' name='name' onInput={setNewName} required />}
       <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={setValue} />
-      {name !== undefined && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
+      {name !== undefined && !isMissing && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
       <Act name='name.set' kind='main' run={save} />
       {view}
     </div>
@@ -122,7 +122,7 @@ export function CellDialog ({ project, columns, column: first, name, cell, close
         : <p>{sentenceOf(cell!, level)}</p>}
       {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <LevelSecret level={level} name={name} project={project} />}
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
-      <SetName key={column} level={level} project={project} base={at} name={name} done={close} />
+      <SetName key={column} level={level} project={project} base={at} name={name} done={close} isMissing={cell?.state === 'missing'} />
       {name !== undefined && isHere && (
         <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${name} from ${titleOf(level)}.`)} />
       )}
@@ -136,7 +136,7 @@ function sentenceOf ({ state, from, overrides }: Cell, level: Level): string {
   if (state === 'set') return `The name is set in this ${kindOf(level)}.`
   if (state === 'inherited') return `The value comes from the ${from}. Set a value here to override it.`
   if (state === 'overrides') return `The name is set in this ${kindOf(level)}, and overrides the value of the ${(overrides ?? []).join(' and the ')}.`
-  return state === 'missing' ? `Neither this ${kindOf(level)} nor a level above has the name.` : 'The document of this level cannot be read. Open the level to correct it.'
+  return state === 'missing' ? kindOf(level) === 'project' ? 'The project does not have the name.' : `Neither this ${kindOf(level)} nor a level above has the name.` : 'The document of this level cannot be read. Open the level to correct it.'
 }
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */

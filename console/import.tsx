@@ -57,12 +57,12 @@ interface Plan { names: Names | null, etag: string | null, store: () => Promise<
 export function Import ({ level, project, done }: {
   level: Level, project: Project, done: (text: string, etag: string | undefined) => void
 }) {
-  const [text, setText] = useState('')
+  const [{ text, count }, setText] = useState({ text: '', count: 0 })
   const [format, setFormat] = useState<Format>(project.format)
   const [keepsOthers, setKeepsOthers] = useState(false)
   const [plan, setPlan] = useState<Plan>()
   const change = (text: string, found: Format | undefined) => {
-    setText(text)
+    setText((old) => ({ ...old, text }))
     if (found !== undefined) setFormat(found)
     setPlan(undefined)
   }
@@ -73,10 +73,11 @@ export function Import ({ level, project, done }: {
   const store = async () => {
     done(`Imported into ${titleOf(level)}.`, await plan!.store())
     setPlan(undefined)
+    setText({ text: '', count: count + 1 })
   }
   return (
     <div>
-      <FileField label='Text to import' value='' change={change} />
+      <FileField key={count} label='Text to import' value='' change={change} />
       <Field
         label='Format of the text' name='format' value={format} onInput={(value) => { setFormat(value as Format); setPlan(undefined) }}
         options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}

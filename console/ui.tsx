@@ -148,7 +148,7 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
         ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
         : (
           <select {...attributes}>
-            {options.map(([key, text]) => <option key={key} value={key} {...{ defaultSelected: key === value }} selected={key === value}>{text}</option>)}
+            {options.map(([key, text]) => <option key={key} value={key} selected={key === value} ref={(one) => { if (one) one.defaultSelected = key === value }}>{text}</option>)}
           </select>
           )}
       {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}
@@ -221,6 +221,7 @@ export function To ({ to, children, current = false }: {
   const follow = (event: MouseEvent) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return
     event.preventDefault()
+    notice.value = null
     go(to)
   }
   return <a href={pathOf(to)} aria-current={current ? 'page' : undefined} onClick={follow}>{children}</a>

@@ -150,7 +150,7 @@ export function MatrixTable ({ project, columns, rows }: {
         <button type='button' class='main' onClick={() => setOpen({ row: null, column: columns.length - 1 })}>Add a name…</button>
       </div>
       {found.length === 0
-        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : 'No name is like this.'}</Empty>
+        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : filter === 'missing' ? 'No name is missing.' : 'No name has different values.'}</Empty>
         : (
           <div class='scroll matrix' role='region' aria-label='Names and levels' tabIndex={0} ref={region} onScroll={(event) => setTop((event.target as HTMLElement).scrollTop)} onKeyDown={move}>
             <table aria-rowcount={found.length + 1}>
@@ -173,7 +173,7 @@ export function MatrixTable ({ project, columns, rows }: {
                     {row.cells.map((cell, column) => (
                       <td key={column} class={`${cell.state} ${columns[column]!.level}`}>
                         <button type='button' data-action='matrix.cell' data-cell={`${first + i} ${column}`} onClick={() => setOpen({ row, column })}>
-                          {wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
+                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
                         </button>
                       </td>
                     ))}

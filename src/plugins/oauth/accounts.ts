@@ -290,7 +290,8 @@ export const accounts: Domain = async (app) => {
       listPersonalEvents(app.db, user.id, pageIn(request, 'events'))
     ])
     return accountPage({
-      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, events, problem
+      cookie, user, hasConsole: app.config.console, session: hash, memberships, invitations, sessions, tokens, applications, events,
+      problem
     })
   }
 
