@@ -64,14 +64,16 @@ export function useChange (level: Level, project: Project, done: () => void) {
   return { apply, view }
 }
 
-/** The form for the value of a name. */
-export function SetName ({ level, project, base, name, done, isMissing = false }: {
-  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void, isMissing?: boolean
+type Known = readonly { name: string }[] | undefined
+/** The form for the value of a name. `known`: the names that the level has or inherits. */
+export function SetName ({ level, project, base, name, done, known = [] }: {
+  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void, known: Known
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
   // The present value as the field was filled with it. It is forgotten if nobody changes it.
   const [present, setPresent] = useState<{ count: number, value: string }>({ count: 0, value: '' })
+  const isKnown = known.some((one) => one.name === newName)
   const { apply, view } = useChange(level, project, done)
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
   const fill = (text: string) => {
@@ -86,9 +88,9 @@ export function SetName ({ level, project, base, name, done, isMissing = false }
   }
   return (
     <div class='set'>
-      {name === undefined && <Field label='Name' name='name' onInput={setNewName} required />}
+      {name === undefined && <Field label='Name' name='name' onInput={setNewName} required {...(isKnown && { hint: 'The level has or inherits this name already. Saving sets a new value for this level.' })} />}
       <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={setValue} />
-      {name !== undefined && !isMissing && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
+      {name !== undefined && isKnown && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
       <Act name='name.set' kind='main' run={save} />
       {view}
     </div>
@@ -96,8 +98,9 @@ export function SetName ({ level, project, base, name, done, isMissing = false }
 }
 
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */
-export function CellDialog ({ project, columns, column: first, name, cell, close }: {
+export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: {
   project: Project,
+  rows: readonly Row[],
   columns: readonly Column[],
   column: number,
   name?: string | undefined,
@@ -122,7 +125,7 @@ export function CellDialog ({ project, columns, column: first, name, cell, close
         : <p>{sentenceOf(cell!, level)}</p>}
       {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <LevelSecret level={level} name={name} project={project} />}
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
-      <SetName key={column} level={level} project={project} base={at} name={name} done={close} isMissing={cell?.state === 'missing'} />
+      <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
       {name !== undefined && isHere && (
         <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${name} from ${titleOf(level)}.`)} />
       )}

@@ -131,6 +131,7 @@ interface FieldOptions {
 /** A labelled field with its hint and its errors. */
 export function Field ({ label, name, hint, value, type = 'text', required = false, options, maxLength, onInput }: FieldOptions) {
   const id = useId()
+  const set = (one: HTMLOptionElement | null) => { if (one) one.defaultSelected = one.value === value }
   const messages = messagesOf(useContext(FormProblem), name)
   const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
   const attributes = {
@@ -148,7 +149,7 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
         ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
         : (
           <select {...attributes}>
-            {options.map(([key, text]) => <option key={key} value={key} selected={key === value} ref={(one) => { if (one) one.defaultSelected = key === value }}>{text}</option>)}
+            {options.map(([of, text]) => <option key={of} value={of} ref={set} selected={of === value}>{text}</option>)}
           </select>
           )}
       {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}

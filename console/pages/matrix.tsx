@@ -188,7 +188,7 @@ export function MatrixTable ({ project, columns, rows }: {
       <Help of='name' />
       {open !== undefined && (
         <CellDialog
-          project={project} columns={columns} column={open.column} name={open.row?.name}
+          project={project} columns={columns} rows={rows} column={open.column} name={open.row?.name}
           cell={open.row?.cells[open.column]} close={() => setOpen(undefined)}
         />
       )}

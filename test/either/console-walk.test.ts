@@ -324,7 +324,7 @@ for (const width of SIZES) {
     await follow(page, 'Keys')
     await page.getByLabel('Old versions').selectOption('re_encrypt')
     await button(page, 'Rotate key').click()
-    t.equal((await nimbus.call('GET', '/nimbus/shop/encryption-keys')).body.data.length, 1, 'one press does not rotate')
+    t.equal((await nimbus.call('GET', '/nimbus/shop/encryption-key/history')).body.data.length, 1, 'one press does not rotate')
     await page.getByLabel('Replace the key of this project').check()
     await button(page, 'Rotate key').click()
     await said(page, /^Rotated to key version 2/)
