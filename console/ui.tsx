@@ -12,6 +12,7 @@ import { go, pathOf, type Place } from './router.ts'
 /** The message of the last change, with its undo. */
 interface Notice { text: string, undo: (() => Promise<void>) | undefined }
 export const notice = signal<Notice | null>(null)
+window.addEventListener('popstate', () => { notice.value = null })
 
 /** Says what happened, and offers to undo it. */
 export function say (text: string, undo?: () => Promise<void>) {
