@@ -63,14 +63,16 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   return { apply, view, forget }
 }
 
-/** The form for the value of a name. */
-export function SetName ({ level, project, base, name, done }: {
-  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void
+type Known = readonly { name: string }[] | undefined
+/** The form for the value of a name. `known`: the names that the level has or inherits. */
+export function SetName ({ level, project, base, name, done, known = [] }: {
+  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void, known: Known
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
   // The present value as the field was filled with it. It is forgotten if nobody changes it.
   const [present, setPresent] = useState<{ count: number, value: string }>({ count: 0, value: '' })
+  const isKnown = known.some((one) => one.name === newName)
   const { apply, view, forget } = useChange(level, project, done)
   const change = (text: string | undefined) => { setValue(text); forget() }
   const isUnchanged = present.count > 0 && present.value !== '' && value === present.value
@@ -83,9 +85,9 @@ export function SetName ({ level, project, base, name, done }: {
   }
   return (
     <div class='set'>
-      {name === undefined && <Field label='Name' name='name' onInput={(text) => { setNewName(text); forget() }} required />}
+      {name === undefined && <Field label='Name' name='name' onInput={(text) => { setNewName(text); forget() }} required {...(isKnown && { hint: 'The level has or inherits this name already. Saving sets a new value for this level.' })} />}
       <ValueField key={present.count} label={name === undefined ? 'Value' : 'New value'} value={present.value} change={change} />
-      {name !== undefined && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
+      {name !== undefined && isKnown && <Act name='name.load' kind='plain' run={async () => fill(await readOne(level, name, project))} />}
       <Act name='name.set' kind='main' run={save} />
       {view}
     </div>
@@ -93,8 +95,9 @@ export function SetName ({ level, project, base, name, done }: {
 }
 
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */
-export function CellDialog ({ project, columns, column: first, name, cell, close }: {
+export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: {
   project: Project,
+  rows: readonly Row[],
   columns: readonly Column[],
   column: number,
   name?: string | undefined,
@@ -119,7 +122,7 @@ export function CellDialog ({ project, columns, column: first, name, cell, close
         : <p>{sentenceOf(cell!, level)}</p>}
       {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <LevelSecret level={level} name={name} project={project} />}
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
-      <SetName key={column} level={level} project={project} base={at} name={name} done={close} />
+      <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
       {name !== undefined && isHere && (
         <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${name} from ${titleOf(level)}.`)} />
       )}
@@ -133,7 +136,7 @@ function sentenceOf ({ state, from, overrides }: Cell, level: Level): string {
   if (state === 'set') return `The name is set in this ${kindOf(level)}.`
   if (state === 'inherited') return `The value comes from the ${from}. Set a value here to override it.`
   if (state === 'overrides') return `The name is set in this ${kindOf(level)}, and overrides the value of the ${(overrides ?? []).join(' and the ')}.`
-  return state === 'missing' ? `Neither this ${kindOf(level)} nor a level above has the name.` : 'The document of this level cannot be read. Open the level to correct it.'
+  return state === 'missing' ? kindOf(level) === 'project' ? 'The project does not have the name.' : `Neither this ${kindOf(level)} nor a level above has the name.` : 'The document of this level cannot be read. Open the level to correct it.'
 }
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */

@@ -45,8 +45,8 @@ export async function deriveKey (keyString: string, derivation: Derivation): Pro
     throw new Error(`The service names only ${derivation.iterations} iterations. A guess would be cheap, so this page stops here.`)
   }
   const password = new TextEncoder().encode(keyString)
-  if (password.length < 16) throw new Error('Use at least 16 characters.')
-  if (password.length === 32) throw new Error('The proof of a key string of 32 bytes is its data key. Use another length.')
+  if (password.length < 16) throw new Error('A key string has at least 16 characters.')
+  if (password.length === 32) throw new Error('A key string does not have 32 bytes, because its proof would be its data key. Use another length.')
   const padded = new Uint8Array(32).fill(0x30)
   padded.set(password.subarray(0, 32))
   const [key, proof] = await Promise.all([pbkdf2(password, derivation), pbkdf2(padded, derivation)])

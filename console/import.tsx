@@ -57,6 +57,7 @@ export function Import ({ level, project, done }: {
   level: Level, project: Project, done: (text: string, etag: string | undefined) => void
 }) {
   const [text, setText] = useState<string | undefined>('')
+  const [count, setCount] = useState(0)
   const [format, setFormat] = useState<Format>(project.format)
   const [keepsOthers, setKeepsOthers] = useState(false)
   const [plan, setPlan] = useState<Plan>()
@@ -73,7 +74,9 @@ export function Import ({ level, project, done }: {
   const store = async () => {
     try {
       done(`Imported into ${titleOf(level)}.`, await plan!.store())
-      setPlan(undefined)
+      // A new key empties the field.
+      setCount(count + 1)
+      change('')
     } catch (error) {
       if (!(error instanceof ApiError && error.status === 412)) throw error
       await preview()
@@ -82,7 +85,7 @@ export function Import ({ level, project, done }: {
   }
   return (
     <div>
-      <FileField label='Text to import' value='' change={change} />
+      <FileField key={count} label='Text to import' value='' change={change} />
       <Field
         label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
         options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}

@@ -100,9 +100,9 @@ function Header () {
         <nav aria-label='Project' class='project'>
           <ul>
             <li><To to={{ page: 'matrix', organization, project }} current={page === 'matrix'}>{project}: all levels</To></li>
-            {target !== undefined && <li><To to={{ page: 'level', organization, project }}>{project}</To></li>}
+            {target !== undefined && <li><To to={{ page: 'level', organization, project }}>Project document</To></li>}
             {environment !== undefined && <li><To to={{ page: 'level', organization, project, target }}>{target}</To></li>}
-            <li><To to={{ page: 'level', ...level }} current={page === 'level'}>{environment ?? target ?? project}</To></li>
+            <li><To to={{ page: 'level', ...level }} current={page === 'level'}>{environment ?? target ?? 'Project document'}</To></li>
             {pages(['history', 'keys'])}
           </ul>
         </nav>

@@ -12,6 +12,7 @@ import { go, pathOf, type Place } from './router.ts'
 /** The message of the last change, with its undo. */
 interface Notice { text: string, undo: (() => Promise<void>) | undefined }
 export const notice = signal<Notice | null>(null)
+window.addEventListener('popstate', () => { notice.value = null })
 
 /** Says what happened, and offers to undo it. */
 export function say (text: string, undo?: () => Promise<void>) {
@@ -128,6 +129,7 @@ interface FieldOptions {
 /** A labelled field with its hint and its errors. */
 export function Field ({ label, name, hint, value, type = 'text', required = false, options, maxLength, onInput }: FieldOptions) {
   const id = useId()
+  const set = (one: HTMLOptionElement | null) => { if (one) one.defaultSelected = one.value === value }
   const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
   const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
   const common = { id, name, required, 'aria-invalid': messages.length > 0 }
@@ -143,7 +145,7 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
         ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
         : (
           <select {...attributes}>
-            {options.map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>)}
+            {options.map(([of, text]) => <option key={of} value={of} ref={set} selected={of === value}>{text}</option>)}
           </select>
           )}
       {hint !== undefined && <p class='hint' id={`${id}-hint`}>{hint}</p>}
@@ -152,13 +154,13 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   )
 }
 
-export function Check ({ label, name, value = 'on', checked = false, onChange, type = 'checkbox' }: {
-  label: string, name: string, value?: string, checked?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
+export function Check ({ label, name, value = 'on', checked = false, required = false, onChange, type = 'checkbox' }: {
+  label: string, name: string, value?: string, checked?: boolean, required?: boolean, type?: 'checkbox' | 'radio', onChange?: (checked: boolean) => void
 }) {
   return (
     <label class='check'>
       <input
-        type={type} name={name} value={value} checked={checked}
+        type={type} name={name} value={value} checked={checked} required={required}
         onChange={(event) => onChange?.((event.target as HTMLInputElement).checked)}
       />
       <span>{label}</span>
@@ -216,6 +218,7 @@ export function To ({ to, children, current = false }: {
   const follow = (event: MouseEvent) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return
     event.preventDefault()
+    notice.value = null
     go(to)
   }
   return <a href={pathOf(to)} aria-current={current ? 'page' : undefined} onClick={follow}>{children}</a>

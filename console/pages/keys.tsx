@@ -4,7 +4,7 @@ import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlo
 import { projectKey, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, Secret, storedDocuments } from '../secrets.tsx'
-import { Act, changed, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, changed, Check, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
@@ -93,7 +93,7 @@ function RotateServer ({ level }: { level: Level }) {
   return (
     <Section title='Rotate the key'>
       <Help of='rotation' />
-      <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /></Form>
+      <Form name='key.rotate' kind='danger' run={rotate}><PolicyField /><Check name='sure' label='Replace the key of this project' required /></Form>
     </Section>
   )
 }
@@ -129,7 +129,7 @@ function RotateClient ({ level }: { level: Level }) {
       <Form name='key.rotate' kind='danger' run={rotate}>
         <Field key={keyString} label='New key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
         <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
-        <PolicyField />
+        <PolicyField /><Check key={`kept ${keyString}`} name='kept' label='I have kept the key string' required />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
     </Section>

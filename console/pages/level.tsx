@@ -116,7 +116,7 @@ function Names ({ level, project }: { level: Level, project: Project }) {
       </Show>
       {edited !== undefined && (
         <Dialog title={edited.name === undefined ? 'Add a name' : `${edited.name} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
-          <SetName level={level} project={project} {...edited} done={() => setEdited(undefined)} />
+          <SetName level={level} project={project} {...edited} known={names.value} done={() => setEdited(undefined)} />
         </Dialog>
       )}
     </section>

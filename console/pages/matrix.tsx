@@ -167,7 +167,7 @@ export function MatrixTable ({ project, columns, rows, ask }: {
         <button type='button' class='main' onClick={() => setOpen({ row: null, column: columns.length - 1 })}>Add a name…</button>
       </div>
       {found.length === 0
-        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : 'No name matches the filter.'}</Empty>
+        ? <Empty>{rows.length === 0 ? 'No level has a name yet. Add one, or open a level to import a file.' : filter === 'missing' ? 'No name is missing.' : 'No name has different values.'}</Empty>
         : (
           <div class='scroll matrix' role='region' aria-label='Names and levels' tabIndex={0} ref={region} onScroll={(event) => setTop((event.target as HTMLElement).scrollTop)} onKeyDown={move}>
             <table aria-rowcount={found.length + 1}>
@@ -190,7 +190,7 @@ export function MatrixTable ({ project, columns, rows, ask }: {
                     {row.cells.map((cell, column) => (
                       <td key={column} class={`${cell.state} ${columns[column]!.level}`}>
                         <button type='button' data-action='matrix.cell' data-cell={`${first + i} ${column}`} onClick={() => setOpen({ row, column })}>
-                          {wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
+                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
                         </button>
                       </td>
                     ))}
@@ -205,7 +205,7 @@ export function MatrixTable ({ project, columns, rows, ask }: {
       <Help of='name' />
       {open !== undefined && (
         <CellDialog
-          project={project} columns={columns} column={open.column} name={open.row?.name}
+          project={project} columns={columns} rows={rows} column={open.column} name={open.row?.name}
           cell={open.row?.cells[open.column]} close={() => setOpen(undefined)}
         />
       )}

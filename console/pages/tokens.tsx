@@ -69,6 +69,7 @@ curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organizat
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
   const create = async ({ name = '', expires_at = '', project = '', target = '', environment = '' }: Fields) => {
+    if (project === '' && target + environment !== '') throw new Error('Enter the project of the target and the environment.')
     const days = Number(expires_at)
     const { data } = await call('createApiToken', {
       path: { organization },

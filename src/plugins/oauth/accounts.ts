@@ -282,6 +282,7 @@ export const accounts: Domain = async (app) => {
 
   async function showAccount (request: FastifyRequest, session: SignedIn, problem?: Problem) {
     const { cookie, user, hash } = session
+    const hasConsole = app.config.console
     const [memberships, invitations, sessions, tokens, applications, events] = await Promise.all([
       listMemberships(app.db, user.id), listOwnInvitations(user.email, pageIn(request, 'invitations')),
       listSessions(app.db, user.id, pageIn(request, 'sessions')),
@@ -290,7 +291,7 @@ export const accounts: Domain = async (app) => {
       listPersonalEvents(app.db, user.id, pageIn(request, 'events'))
     ])
     return accountPage({
-      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, events, problem
+      cookie, user, session: hash, memberships, invitations, sessions, tokens, applications, events, problem, hasConsole
     })
   }
 

@@ -282,6 +282,7 @@ export interface Account {
   /** The session cookie, to which the forms are bound. */
   cookie: string
   user: User
+  hasConsole: boolean
   /** The hash of the current session. */
   session: Buffer
   memberships: readonly Membership[]
@@ -294,8 +295,9 @@ export interface Account {
 }
 
 export function accountPage (
-  { cookie, user, session, memberships, invitations, sessions, tokens, applications, events, problem }: Account
+  { cookie, user, session, memberships, invitations, sessions, tokens, applications, events, ...rest }: Account
 ): Page {
+  const { problem, hasConsole } = rest
   return {
     title: 'Your account',
     ...(problem && { status: problem.status }),
@@ -306,7 +308,8 @@ ${problemOf(problem?.problem)}
 <dt>E-mail address</dt><dd>${user.email}</dd>
 <dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'required when you sign in'}</dd>
 </dl>
-<p><a href="/account/password">Change the password</a><br>
+<p>${hasConsole && html`<a href="/console/">Open the console</a><br>
+`}<a href="/account/password">Change the password</a><br>
 <a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
