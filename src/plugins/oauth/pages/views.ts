@@ -298,6 +298,7 @@ export function accountPage (
   { cookie, user, session, memberships, invitations, sessions, tokens, applications, events, ...rest }: Account
 ): Page {
   const { problem, hasConsole } = rest
+  const openConsole = hasConsole ? html`<a href="/console/">Open the console</a><br>` : ''
   return {
     title: 'Your account',
     ...(problem && { status: problem.status }),
@@ -308,8 +309,7 @@ ${problemOf(problem?.problem)}
 <dt>E-mail address</dt><dd>${user.email}</dd>
 <dt>Second factor</dt><dd>${user.second_factor_id === null ? 'none' : 'required when you sign in'}</dd>
 </dl>
-<p>${hasConsole && html`<a href="/console/">Open the console</a><br>
-`}<a href="/account/password">Change the password</a><br>
+<p>${openConsole}<a href="/account/password">Change the password</a><br>
 <a href="/account/second-factor">${user.second_factor_id === null ? 'Set up a second factor' : 'Change the second factor'}</a></p>
 <form method="post" action="/account/sign-out">
 ${formField(cookie)}
