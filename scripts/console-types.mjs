@@ -1,5 +1,5 @@
-// Generates what the console needs of openapi.yaml, unless it is newer than the document: the types of its requests, and
-// the method and path of each operation.
+// Generates what the console needs of openapi.yaml, unless the output is newer than the document: the types of its
+// requests, and the method and path of each operation.
 import { existsSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import openapiTS, { astToString } from 'openapi-typescript'
 import { parse } from 'yaml'

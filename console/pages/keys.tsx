@@ -100,7 +100,8 @@ function RotateServer ({ level }: { level: Level }) {
 
 /** Encrypts all documents with a new key, and the history too if the person wants that. */
 function RotateClient ({ level }: { level: Level }) {
-  const [keyString, setKeyString] = useState(newKeyString)
+  const [proposed, setProposed] = useState(newKeyString)
+  const [keyString, setKeyString] = useState(proposed)
   const [progress, setProgress] = useState('')
   const rotate = async ({ history_policy }: Fields) => {
     const old = useKey(projectKey(level))
@@ -120,16 +121,18 @@ function RotateClient ({ level }: { level: Level }) {
     holdKey(projectKey(level), key)
     if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
     setProgress('')
-    setKeyString(newKeyString())
+    const next = newKeyString()
+    setProposed(next)
+    setKeyString(next)
     changed(data.message)
   }
   return (
     <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
-        <Field key={keyString} label='New key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
+        <Field key={proposed} label='New key string' name='key_string' value={proposed} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
         <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
-        <PolicyField /><Check key={`kept ${keyString}`} name='kept' label='I have kept the key string' required />
+        <PolicyField /><Check key={`kept ${proposed}`} name='kept' label='I have kept the key string' required />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
     </Section>
