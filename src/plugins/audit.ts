@@ -19,7 +19,7 @@ import type { Principal } from '../repositories/people/principals.ts'
 import { findTokenNames } from '../repositories/people/tokens.ts'
 import { refuse } from '../rules/errors.ts'
 import { csvRecord } from '../rules/formats/csv.ts'
-import { DAY, dayOf, daysUntil, requireTimestamp } from '../rules/formats/timestamps.ts'
+import { DAY, dayOf, daysUntil, EARLIEST, requireTimestamp } from '../rules/formats/timestamps.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { holds, scopesOfRole } from '../rules/roles.ts'
 
@@ -131,10 +131,11 @@ function daysOf ({ to = startOf(new Date(Date.now() + DAY)), from: given }: Even
   if (from >= to) refuse('from', 'Expected a time before `to`')
   if (to.getTime() - from.getTime() > MAX_DAYS * DAY) refuse('from', `At most ${MAX_DAYS} days before \`to\``)
   const count = (last.getTime() - startOf(from).getTime()) / DAY + 1
-  return daysUntil(dayOf(last), count).map((date) => {
+  return daysUntil(dayOf(last), count).flatMap((date) => {
     const start = new Date(date)
     const end = new Date(start.getTime() + DAY)
-    return { date, from: from > start ? from : start, to: to < end ? to : end }
+    // The default start of a `to` in January of the year 1 is before the first valid time.
+    return start.getTime() < EARLIEST ? [] : [{ date, from: from > start ? from : start, to: to < end ? to : end }]
   })
 }
 

@@ -365,7 +365,7 @@ const ROWS: Record<string, Row> = {
     access: 'secret:restore',
     depth: 'environment',
     body: {},
-    reveals: DRY_RUN
+    reveals: [...DRY_RUN, { ...DRY_RUN[0], body: { content: Buffer.alloc(40).toString('base64') } }]
   },
   deleteSecrets: {
     at: 'POST /api/v1/{organization}/secrets/delete',

@@ -1,10 +1,10 @@
-// duration: 60 s
 import { execFile } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join, resolve } from 'node:path'
 import { promisify } from 'node:util'
 import t, { type Test } from 'tap'
 import { readDoc } from '../helpers/docs.ts'
+import { LONG } from '../helpers/long.ts'
 
 // Adds an endpoint with a noun of its own as "Add an endpoint" of CONTRIBUTING.md says: labels of a project, with a
 // table, three scopes and two events. The new files are in test/recipe/, with `.txt` behind their names.
@@ -84,7 +84,10 @@ t.test('a new endpoint touches at most eight files, and CONTRIBUTING lists exact
   for (const command of COMMANDS) t.match(section, `npm run ${command}`)
 })
 
-t.test('it then builds, and the tests over all routes and tables hold for it', async (t) => {
+// Takes two minutes: only in the long form.
+t.test('it then builds, and the tests over all routes and tables hold for it', {
+  skip: !LONG && 'npm run test:long -- own/recipe builds and tests it'
+}, async (t) => {
   for (const name of readdirSync('.').filter((name) => !ELSEWHERE.includes(name))) {
     cpSync(name, join(tree, name), { recursive: true })
   }

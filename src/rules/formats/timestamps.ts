@@ -7,7 +7,8 @@ export const TIMESTAMP_RULE =
 const RFC_3339 = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|([+-])(\d\d):(\d\d))$/
 
 // PostgreSQL rejects the year 0000 and five-digit years in the driver's text format.
-const EARLIEST = Date.parse('0001-01-01T00:00:00.000Z')
+/** The milliseconds of the first valid time. */
+export const EARLIEST = Date.parse('0001-01-01T00:00:00.000Z')
 const LATEST = Date.parse('9999-12-31T23:59:59.999Z')
 
 const MINUTE = 60_000
