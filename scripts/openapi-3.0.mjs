@@ -1,7 +1,7 @@
 // Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
 // generators. All errors have one schema there, because such generators support one error type per operation. A request
 // body has one media type, the first, and an operation one successful response, the last, because progenitor supports
-// no operation with two. Errors of all operations are the responses `4XX` and `5XX` instead of `default`.
+// no operation with two.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
@@ -105,14 +105,10 @@ function withOneMediaType ({ requestBody, ...operation }) {
 const furtherResponses = (operation) =>
   Object.keys(operation.responses).filter((status) => /^2/.test(status)).slice(0, -1)
 
-/** The errors that every operation can have, as ranges: progenitor takes `default` for a successful response too. */
-const withRanges = ([status, response]) =>
-  status === 'default' ? [['4XX', response], ['5XX', response]] : [[status, response]]
-
 function withOneResponse (operation) {
   const further = furtherResponses(operation)
   const responses = Object.entries(operation.responses).filter(([status]) => !further.includes(status))
-  return { ...operation, responses: Object.fromEntries(responses.flatMap(withRanges)) }
+  return { ...operation, responses: Object.fromEntries(responses) }
 }
 
 const operations = Object.values(paths).flatMap((operations) => Object.values(operations))
