@@ -841,6 +841,7 @@ t.test('the operator makes coupons, sets prices, and notes down what came and we
     t.strictSame([code, stdout], [status, ''], args.join(' '))
     t.match(stderr, line)
   }
+  t.equal((await command(['migrate'], env)).code, 0)
   await refused(2, /--percent must be a whole number from 1 to 100/, 'coupon', 'add', '--code', 'A', '--percent', '101')
   await refused(2, /needs --percent, or --amount/, 'coupon', 'add', '--code', 'A')
   await refused(2, /--currency must be an ISO 4217 code/, 'coupon', 'add', '--code', 'A', '--amount', '5')

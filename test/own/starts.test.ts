@@ -101,7 +101,8 @@ t.test('only serve, init, migrate and restore create DATA_DIR; the other command
     ['user', 'password', ...email], ['token', 'list'], ['token', 'revoke', '--id', '1'], ['client', 'list'],
     ['coupon', 'list'], ['invoice', 'export'], ['refund', 'list'], ['audit', 'export'], ['audit', 'rotate-key', '--all'],
     ['plan', 'price', '--plan', 'team', '--interval', 'month', '--currency', 'EUR', '--amount', '100'],
-    ['rewrap'], ['backup', join(scratch, 'file')]
+    ['rewrap'], ['backup', join(scratch, 'file')],
+    ['project', 're-encryption', '--organization', 'nimbus', '--project', 'orbit']
   ]
   for (const args of commands) {
     const said = (dir: string) => command(args, { DATA_DIR: dir })
