@@ -1,12 +1,12 @@
 // duration: 20 s
 import t from 'tap'
-import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
+import type { Scope } from '../../schemas/scopes.ts'
 import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'
 import type { TeamRestriction } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { startApp, type Answer, type Caller } from '../helpers/app.ts'
-import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
+import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
 // What an organization reads about the access of a member is what the guard decides for requests of that member.
 
@@ -15,14 +15,7 @@ const owner = await service.organization()
 const o = owner.organization
 const pathOf = (person: Pick<Person, 'id'>) => `/organizations/${o}/members/${person.id}/access`
 
-const bearer = (token: string): Caller['call'] => (method, path, payload) => service.inject({
-  method: method as 'GET',
-  url: `/api/v1${path}`,
-  headers: { authorization: `Bearer ${token}` },
-  ...(payload !== undefined && { payload: payload as object })
-})
-const as = async (person: Person, scopes: readonly Scope[] = SCOPE_NAMES) =>
-  bearer((await issuePair(service, person, scopes)).access)
+const as = (person: Person, scopes?: readonly Scope[]) => callAs(service, person, scopes)
 
 const make = async (path: string, name: string, more: object = {}): Promise<string> => {
   const { status, body, text } = await owner.call('POST', `/${o}/${path}`, { name, slug: name, ...more })

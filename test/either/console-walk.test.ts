@@ -4,27 +4,20 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import axe from 'axe-core'
-import { transformSync } from 'esbuild'
 import type { Browser, Locator, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
 import { startApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
+import { load } from '../helpers/console.ts'
 import { makePerson, type Person } from '../helpers/people.ts'
 
 // The console in Chromium: a person's first hour with all actions and operations, values, and attacks.
 
-/** A constant of a source of the console, which has no imports at run time. */
-async function constantOf<T> (file: string, name: string): Promise<T> {
-  const source = readFileSync(`console/${file}`, 'utf8').replace(/^import texts .*/m, '')
-  const { code } = transformSync(source, { loader: 'ts', format: 'esm' })
-  return (await import(`data:text/javascript,${encodeURIComponent(code)}`))[name] as T
-}
-const ACTIONS = await constantOf<Record<string, string>>('actions.ts', 'ACTIONS')
-const TEXTS = JSON.parse(readFileSync('dist/openapi-operations.json', 'utf8')) as Record<string, string>
-const OPERATIONS = await constantOf<string[]>('operations.ts', 'OPERATIONS')
+const { ACTIONS } = await load('actions.ts') as { ACTIONS: Record<string, string> }
+const { OPERATIONS, textOf } = await load('operations.ts') as { OPERATIONS: string[], textOf (name: string): string }
 /** Operations by the pattern of their requests. */
 const PATTERNS = OPERATIONS.map((operation) => {
-  const [method = '', path = ''] = TEXTS[operation]!.split(' ')
+  const [method = '', path = ''] = textOf(operation).split(' ')
   const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
   return { operation, method, pattern, parameters: path.split('{').length }
 }).sort((a, b) => a.parameters - b.parameters)
@@ -887,16 +880,19 @@ t.test('a page opens with at most three requests of the API; 1,000 names and 10 
   await page.goto(`${url}/console/nimbus`)
   await signIn(page, rosa)
   await page.getByRole('heading', { name: 'Nimbus', level: 1 }).waitFor()
+  const settled = async () => {
+    await page.waitForTimeout(600)
+    await until(async () => await page.locator('.late').count() === 0)
+  }
   // The requests of the first page are not counted.
-  await page.waitForLoadState('networkidle')
+  await settled()
   for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/-/people', '/-/tokens', '/-/audit']) {
     const requests: string[] = []
     const count = (request: { url (): string }) => { if (request.url().includes('/api/v1/')) requests.push(request.url()) }
     page.on('request', count)
     await page.goto(`${url}/console/nimbus${path}`)
     await page.getByRole('heading', { level: 1 }).waitFor()
-    await page.waitForTimeout(600)
-    await until(async () => await page.locator('.late').count() === 0)
+    await settled()
     page.off('request', count)
     t.ok(requests.length <= 3, `${path}: ${requests.length}`)
   }

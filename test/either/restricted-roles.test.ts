@@ -5,23 +5,16 @@ import { TEAM_LIMITS, type TeamRestriction } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import { scopesInProject, scopesOfRole } from '../../src/rules/roles.ts'
 import type { Slice } from '../../src/rules/slices.ts'
-import { startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { furtherScopes, isGivenByTeams, OPERATIONS, prepare, send, settle, type Row, type World } from '../helpers/operations.ts'
-import { issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
+import { callAs, issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
 // A role of a team can be restricted to a part of a project. A person with such a role has exactly the access of a
 // token with the same restriction.
 
 const service = await startApp(t)
 
-const bearer = (token: string): Caller['call'] => (method, path, payload) => service.inject({
-  method: method as 'GET',
-  url: `/api/v1${path}`,
-  headers: { authorization: `Bearer ${token}` },
-  ...(payload !== undefined && { payload: payload as object })
-})
-const as = async (person: Person, scopes: readonly Scope[] = SCOPE_NAMES) =>
-  bearer((await issuePair(service, person, scopes)).access)
+const as = (person: Person, scopes?: readonly Scope[]) => callAs(service, person, scopes)
 
 // The whole route table
 
@@ -104,7 +97,7 @@ t.test('a token that the person made before is restricted as the person is', asy
     name: 'Theirs', abilities: SCOPE_NAMES, expires_at: new Date(Date.now() + 600_000).toISOString()
   })
   t.equal(made.status, 201, made.text)
-  const read = () => bearer(made.body.token)('GET', `/${o}/own-project/own-target/own-other/secrets`)
+  const read = () => callWith(service, made.body.token)('GET', `/${o}/own-project/own-target/own-other/secrets`)
   t.equal((await read()).status, 200)
   await service.write(`UPDATE members SET role = '${OWN_ROLE}' WHERE organization_id = '${o}' AND user_id = ${person.id}`)
   t.equal((await read()).status, 403)
@@ -330,7 +323,7 @@ t.test('a caller learns no hidden slug by setting a slug, for every operation th
       const taken = await set('slugs-other', token)
       if (taken.body.error === 'slug_taken') {
         refused += 1
-        t.equal((await bearer(token)('GET', `/${organization}${sibling}`)).status, 200, `${id} by ${name} sees the sibling`)
+        t.equal((await callWith(service, token)('GET', `/${organization}${sibling}`)).status, 200, `${id} by ${name} sees the sibling`)
         continue
       }
       hidden += 1
@@ -405,7 +398,7 @@ t.test('a token of the person is limited by its own restrictions and by those of
       name: 'Theirs', abilities: ['secret:read', 'secret:decrypt', 'project:read'], expires_at, restrictions
     })
     if (status !== 201) throw new Error(text)
-    return bearer(body.token)
+    return callWith(service, body.token)
   }
   const tokens = {
     whole: await make([]),

@@ -111,16 +111,8 @@ export async function startApp (
       body: json && text !== '' ? JSON.parse(text) : undefined
     }
   }
-  const callerOf = (organization: string, token: string): Caller => ({
-    token,
-    organization,
-    call: (method, path, body, headers = {}) => inject({
-      method: method as 'GET',
-      url: path.startsWith('//') ? path.slice(1) : `/api/v1${path}`,
-      headers: { authorization: `Bearer ${token}`, ...headers },
-      ...(body !== undefined && { payload: body as object })
-    })
-  })
+  const callerOf = (organization: string, token: string): Caller =>
+    ({ token, organization, call: callWith({ inject }, token) })
   const token: TestApp['token'] = async (organization, abilities, more = {}) => {
     return callerOf(organization, await makeToken(database.db, organization, abilities, more))
   }
@@ -163,6 +155,15 @@ export async function startApp (
     close
   }
 }
+
+/** Sends requests with a token; see `Caller`. */
+export const callWith = ({ inject }: Pick<TestApp, 'inject'>, token: string): Caller['call'] =>
+  (method, path, body, headers = {}) => inject({
+    method: method as 'GET',
+    url: path.startsWith('//') ? path.slice(1) : `/api/v1${path}`,
+    headers: { authorization: `Bearer ${token}`, ...headers },
+    ...(body !== undefined && { payload: body as object })
+  })
 
 /** Creates an organization and returns its id. */
 export async function makeOrganization (

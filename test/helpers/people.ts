@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { ulid } from 'ulidx'
-import type { Scope } from '../../schemas/scopes.ts'
+import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import type { Role } from '../../schemas/users.ts'
 import { challengeOf, hashToken, mintCredential } from '../../src/crypto/bearer.ts'
 import { hashPassword } from '../../src/crypto/passwords.ts'
@@ -10,7 +10,7 @@ import { createGrant, createPair } from '../../src/repositories/people/oauth.ts'
 import { createMember, createUser } from '../../src/repositories/people/users.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { beginFactor, confirmFactor } from '../../src/vault/keys/second-factor.ts'
-import type { Answer, TestApp } from './app.ts'
+import { callWith, type Answer, type Caller, type TestApp } from './app.ts'
 import { QUICK } from './costs.ts'
 import { visitor, type Visitor } from './visitor.ts'
 
@@ -168,6 +168,11 @@ export async function issuePair (
   })
   return { access, refresh, grant }
 }
+
+/** Sends requests for a person, with a token for these scopes. */
+export const callAs = async (
+  service: Pick<TestApp, 'database' | 'inject'>, person: Pick<Person, 'id'>, scopes: readonly Scope[] = SCOPE_NAMES
+): Promise<Caller['call']> => callWith(service, (await issuePair(service, person, scopes)).access)
 
 /** Gets an access token and a refresh token through the whole OAuth flow. */
 export async function tokensFor (address: string, person: Person, changes: Record<string, string | undefined> = {}) {

@@ -2,27 +2,12 @@ import { readdirSync, readFileSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
-import { buildSync } from 'esbuild'
 import t from 'tap'
 import { parse } from 'yaml'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { load } from '../helpers/console.ts'
 
 // The parts of the console that need no browser, and its budgets.
-
-/** A module of the console, bundled for Node.js. */
-async function load (file: string): Promise<any> {
-  const { outputFiles: [output] } = buildSync({
-    entryPoints: [`console/${file}`],
-    bundle: true,
-    write: false,
-    format: 'esm',
-    platform: 'node',
-    target: 'node20',
-    define: { 'import.meta.url': '"http://localhost/console/main.js"' },
-    tsconfig: 'console/tsconfig.json'
-  })
-  return import(`data:text/javascript;base64,${Buffer.from(output!.contents).toString('base64')}`)
-}
 
 // What modules expect of a browser.
 const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }

@@ -222,10 +222,11 @@ t.test('yaml: a removed name goes with its lines and the comment behind it; the 
 t.test('yaml: a removed name below a block scalar leaves its lines out of the scalar', async (t) => {
   check(t, 'yaml', [
     ['a: |\n  x\nb: 1\n  # c\nc: 2\n', {}, ['b'], 'a: |\n  x\n# c\nc: 2\n', 'a comment is outdented'],
+    ['a: |\n   x\nb: 1\n    # c\n  # d\nc: 2\n', {}, ['b'], 'a: |\n   x\n# c\n  # d\nc: 2\n', 'a second comment stays'],
     ['a: |\n  x\nb: 1\n # c\nc: 2\n', {}, ['b'], 'a: |\n  x\n # c\nc: 2\n', 'unless it ends the scalar anyway'],
-    ['a: >\r\n  x\r\nb: 1 # d\r\n  # c\r\n\r\n    # e\r\nc: 2', {}, ['b'], 'a: >\r\n  x\r\n# c\r\n\r\n# e\r\nc: 2'],
+    ['a: >\r\n  x\r\nb: 1 # d\r\n  # c\r\n\r\n    # e\r\nc: 2', {}, ['b'], 'a: >\r\n  x\r\n# c\r\n\r\n    # e\r\nc: 2'],
     ['a:\n  k: |\n    x\nb: 1\n    # c', {}, ['b'], 'a:\n  k: |\n    x\n# c'],
-    ['a: |\n  x\nb: 1\n  # c\nd: 1\n  # e\nf: y\n', { f: 'z' }, ['b', 'd'], 'a: |\n  x\n# c\n# e\nf: z\n'],
+    ['a: |\n  x\nb: 1\n  # c\nd: 1\n  # e\nf: y\n', { f: 'z' }, ['b', 'd'], 'a: |\n  x\n# c\n  # e\nf: z\n'],
     [' a: |\n   x\n b: 1\n   # c\n', {}, ['b'], ' a: |\n   x\n # c\n'],
     ['a: |+\n  x\nb: 1\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n', 'blank lines would belong to the value'],
     ['a: |+\n  x\nb: 1\n\n  # c\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\n# c\n\nc: 2\n']

@@ -30,7 +30,8 @@ import {
 } from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
-  nameIn, problemWith, refusal, signedIn, stepHash, withSecondFactor, WRONG_CODE
+  nameIn, problemWith, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
+  WRONG_CODE
 } from './pages/browser.ts'
 import { endSession } from './console.ts'
 import { linkOf, pagesOf } from './pages/page-routes.ts'
@@ -214,16 +215,10 @@ export const accounts: Domain = async (app) => {
     const password_hash = await hashPassword(password, app.costs.password)
     // The operator chose the name of the account; the user can now change it.
     const name = user.is_verified ? undefined : nameIn(form)
-    // Of two concurrent requests with the same link, the second finds the link used.
-    const done = await transaction(app.db, async (db) => {
-      await lockUser(db, user.id)
-      if (await takePasswordLink(db, hashToken(link)) === undefined) return false
-      const ended = await changePassword(db, user.id, password_hash, undefined, name)
-      if (ended === undefined) return false
-      await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', {}, ended)
-      return true
-    }, request)
-    if (!done) return EXPIRED
+    const isDone = await setPasswordByLink(app, request, user, {
+      take: (db) => takePasswordLink(db, hashToken(link)), password_hash, name
+    })
+    if (!isDone) return EXPIRED
     // The link proves only one factor. An account with a second factor must enter a code, too.
     const entered = await enter(app, request, reply, { ...user, password_hash })
     return typeof entered === 'object' ? codePage({ ...entered, query: '' }) : '/account'

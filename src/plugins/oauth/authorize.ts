@@ -5,7 +5,7 @@ import type { Db } from '../../db/database.ts'
 import { valuesOf } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  createCode, createRequest, findClient, findRequest, takeRequest, type Client, type PendingRequest
+  createCode, createRequest, findClient, findRequest, revokeExcessGrants, takeRequest, type Client, type PendingRequest
 } from '../../repositories/people/oauth.ts'
 import { listRolesInTeams } from '../../repositories/people/teams.ts'
 import { listMemberships } from '../../repositories/people/users.ts'
@@ -113,7 +113,8 @@ export const authorize: Domain = async (app) => {
       if (form.get('decision') !== 'allow') return { to }
       // Grants the ticked scopes that were offered; ignores other scopes in the form.
       const scopes = allowedOf(taken, chosen)
-      const grant_id = await grantTo(db, request, session.user, { client: taken.client_id, scopes })
+      const excess = await revokeExcessGrants(db, { user_id: session.user.id, client_id: taken.client_id })
+      const grant_id = await grantTo(db, request, session.user, { client: taken.client_id, scopes }, excess)
       await createCode(db, {
         code_hash: hashToken(code), grant_id, redirect_uri: taken.redirect_uri, code_challenge: taken.code_challenge
       })

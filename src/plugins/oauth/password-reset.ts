@@ -2,7 +2,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { mintSecret } from '../../crypto/bearer.ts'
 import { hashPassword } from '../../crypto/passwords.ts'
 import { transaction } from '../../db/database.ts'
-import { recordForPersonAlone, recordForUser } from '../../http/guard/personal-events.ts'
+import { recordForPersonAlone } from '../../http/guard/personal-events.ts'
 import { browserOf, waitUntil } from '../../http/pages/pages.ts'
 import { addressKey } from '../../http/routes/addresses.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -12,9 +12,9 @@ import { returnAttempts, takeAttempts, type Count } from '../../repositories/peo
 import {
   createPasswordReset, findPasswordReset, RESET_MINUTES, takePasswordReset
 } from '../../repositories/people/password-resets.ts'
-import { changePassword, findUserByEmail, lockUser, type User } from '../../repositories/people/users.ts'
+import { findUserByEmail, type User } from '../../repositories/people/users.ts'
 import { canonicalEmail, isEmail } from '../../rules/formats/emails.ts'
-import { clientOf, forgetGuesses, formCookie, nameIn, problemWith } from './pages/browser.ts'
+import { clientOf, forgetGuesses, formCookie, nameIn, problemWith, setPasswordByLink } from './pages/browser.ts'
 import { linkOf, pagesOf } from './pages/page-routes.ts'
 import {
   describeClient, forgotPasswordPage, linkSentPage, noResetPage, passwordResetPage, problemPage, resetPasswordPage,
@@ -111,16 +111,13 @@ export const passwordReset: Domain = async (app) => {
     const password_hash = await hashPassword(password, app.costs.password)
     const name = user.is_verified ? undefined : nameIn(form)
     const keepsSessions = form.get('end_sessions') !== 'yes'
-    // Of two concurrent requests with the same link, the second finds the link used.
-    const isDone = await transaction(app.db, async (db) => {
-      await lockUser(db, user.id)
-      if (await takePasswordReset(db, link) !== user.id) return false
-      const ended = await changePassword(db, user.id, password_hash, undefined, name, { keepsSessions })
-      if (ended === undefined) return false
-      const details = { link: 'reset', other_sessions: keepsSessions ? 'kept' : 'ended' }
-      await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', details, ended)
-      return true
-    }, request)
+    const isDone = await setPasswordByLink(app, request, user, {
+      take: (db) => takePasswordReset(db, link),
+      password_hash,
+      name,
+      keepsSessions,
+      details: { link: 'reset', other_sessions: keepsSessions ? 'kept' : 'ended' }
+    })
     if (!isDone) return GONE
     await forgetGuesses(app, request, user.id)
     tellOfChange(request, reply, user, keepsSessions)

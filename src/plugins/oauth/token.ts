@@ -94,10 +94,10 @@ export const token: Domain = async (app) => {
     db: Db, request: FastifyRequest, { id, user_id, client_id, is_live }: LiveGrant & { is_live: boolean }, what: string
   ): Promise<OAuthErrorCode> {
     if (!is_live) return 'invalid_grant'
-    // All sign-ins of the console share a grant, on which API tokens depend.
-    const ended = client_id === CONSOLE_CLIENT
-      ? await retirePairsOf(db, { user_id, client_id }).then(() => [])
-      : await revokeGrant(db, id)
+    // API tokens depend on the grants of the console, so only its own tokens end (decision 0070).
+    const isConsole = client_id === CONSOLE_CLIENT
+    if (isConsole) await retirePairsOf(db, { user_id, client_id })
+    const ended = isConsole ? [] : await revokeGrant(db, id)
     await recordForUser(
       db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }, ended
     )

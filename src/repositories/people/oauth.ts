@@ -124,10 +124,13 @@ export async function takeRequest (
 const YESTERDAY = sql`now() - interval '1 day'`
 const IS_OVER = sql`(${oauth_grants.expires_at} < ${YESTERDAY} OR ${oauth_grants.revoked_at} < ${YESTERDAY})`
 
+interface GrantOwner { user_id: number, client_id: string }
+
+/** The ids of revoked grants, and the API tokens that ended with them. */
+export interface RevokedGrants { revoked: number[], ended: EndedTokens[] }
+
 /** Revokes a person's oldest grants to a client, so that one more is within the limit. The account is locked. */
-export async function revokeExcessGrants (
-  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
-): Promise<{ revoked: number[], ended: EndedTokens[] }> {
+export async function revokeExcessGrants (db: Db, { user_id, client_id }: GrantOwner): Promise<RevokedGrants> {
   const { id } = oauth_grants
   // There may be many grants from before the limit existed.
   const oldest = await db.select({ id }).from(oauth_grants)
@@ -341,25 +344,22 @@ export async function retirePair (db: Db, id: number): Promise<void> {
 }
 
 /** Makes all access tokens of a person for a client invalid. The grants stay active, and so do their API tokens. */
-export async function retirePairsOf (
-  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
-): Promise<void> {
+export async function retirePairsOf (db: Db, owner: GrantOwner): Promise<void> {
   // Locks in the order of ids, so that concurrent calls do not deadlock.
   const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(sql`${oauth_tokens.used_at} IS NULL
-    AND ${oauth_tokens.access_expires_at} > now()
-    AND ${oauth_tokens.grant_id} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
-      AND g.client_id = ${client_id}))`).orderBy(asc(oauth_tokens.id)).for('no key update')
+    AND ${oauth_tokens.access_expires_at} > now() AND ${isGrantOf(oauth_tokens.grant_id, owner)}`).orderBy(asc(oauth_tokens.id)).for('no key update')
   if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
 }
 
 /** Deletes the codes of a person for a client that were not redeemed. */
-export async function deleteUnusedCodes (
-  db: Db, { user_id, client_id }: { user_id: number, client_id: string }
-): Promise<void> {
-  await db.delete(oauth_codes).where(sql`${oauth_codes.used_at} IS NULL
-    AND ${oauth_codes.grant_id} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
-      AND g.client_id = ${client_id}))`)
+export async function deleteUnusedCodes (db: Db, owner: GrantOwner): Promise<void> {
+  await db.delete(oauth_codes)
+    .where(sql`${oauth_codes.used_at} IS NULL AND ${isGrantOf(oauth_codes.grant_id, owner)}`)
 }
+
+const isGrantOf = (grantId: PgColumn, { user_id, client_id }: GrantOwner): SQL =>
+  sql`${grantId} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
+    AND g.client_id = ${client_id}))`
 
 /** The person for whom this client has received an access token; also if the token has expired since. */
 export async function findUserOfToken (db: Db, access_hash: Buffer, client_id: string): Promise<number | undefined> {

@@ -37,9 +37,9 @@ export function yamlEditor (text: string, entries: Entries): Editor {
 
 /**
  * A block scalar before a removed name can make the first result wrong. The second attempt keeps the line ending before
- * a removed last line, which is a part of a value `|+`, and outdents the comments below a removed name, which would
- * become lines of the block scalar. The third attempt also removes the blank lines below a removed name. The last
- * attempt also writes all values in double quotes, which mean the same in each context.
+ * a removed last line, which is a part of a value `|+`, and outdents the first comment below a removed name, which
+ * would become a line of the block scalar. The third attempt also removes the blank lines below a removed name. The
+ * last attempt also writes all values in double quotes, which mean the same in each context.
  */
 function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
   const quoted = attempt > 2
@@ -68,7 +68,11 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     if (isRemoved[index]) {
       const removed = lines(text, item)
       splices.push(removed)
-      if (attempt > 0 && isAfterBlock) splices.push(linesBelow(text, removed.to, indentation, attempt > 1))
+      if (attempt > 0 && isAfterBlock) {
+        const below = linesBelow(text, removed.to, indentation, attempt > 1)
+        splices.push(below)
+        isAfterBlock = !below.text.includes('#')
+      }
     } else isAfterBlock = endsLine(text, item)
   }
   // Without a pair, the tag of the mapping would be the tag of an empty scalar.
@@ -120,10 +124,13 @@ const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] ==
 
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
 
-/** Outdents the comments below a removed pair. Removes the blank lines above the first of them, if `isTight`. */
+/**
+ * The lines below a removed pair. The first comment is outdented, so ends the block scalar above the pair. The blank
+ * lines above the comment are removed, if `isTight`.
+ */
 function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
-  const below = text.slice(from, to).replace(/^[ \t]+(?=#)/gm, indentation)
+  const below = text.slice(from, to).replace(/^[ \t]+(?=#)/m, indentation)
   return { from, to, text: isTight ? below.replace(/^(?:[ \t]*\r?\n)+/, '') : below }
 }
 

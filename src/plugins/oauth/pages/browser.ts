@@ -12,7 +12,7 @@ import {
   createSession, deleteSession, findSession, lockSession, type SessionClient
 } from '../../../repositories/people/sessions.ts'
 import {
-  findUser, findUserByEmail, lockUser, updatePasswordHash, type User
+  changePassword, findUser, findUserByEmail, lockUser, updatePasswordHash, type User
 } from '../../../repositories/people/users.ts'
 import { createSignInStep } from '../../../repositories/people/second-factors.ts'
 import { canonicalEmail } from '../../../rules/formats/emails.ts'
@@ -292,4 +292,31 @@ export function problemWith (password: string): string | undefined {
   return Buffer.byteLength(password) > PASSWORD.maxBytes
     ? `The new password must have at most ${PASSWORD.maxBytes} bytes.`
     : undefined
+}
+
+/** How a link sets a password. */
+export interface PasswordByLink {
+  /** Consumes the link, and returns the id of its user. */
+  take: (db: Db) => Promise<number | undefined>
+  password_hash: string
+  /** The name that an invited user chooses. */
+  name: string | undefined
+  keepsSessions?: boolean
+  /** Details of the event. */
+  details?: Record<string, string>
+}
+
+/** Sets the password of a user by a link. Of two concurrent requests with the same link, one returns false. */
+export async function setPasswordByLink (
+  app: FastifyInstance, request: FastifyRequest, user: User,
+  { take, password_hash, name, keepsSessions = false, details = {} }: PasswordByLink
+): Promise<boolean> {
+  return transaction(app.db, async (db) => {
+    await lockUser(db, user.id)
+    if (await take(db) !== user.id) return false
+    const ended = await changePassword(db, user.id, password_hash, undefined, name, { keepsSessions })
+    if (ended === undefined) return false
+    await recordForUser(db, request, { ...user, name: name ?? user.name }, 'user.password', details, ended)
+    return true
+  }, request)
 }

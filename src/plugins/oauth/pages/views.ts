@@ -109,10 +109,7 @@ export function resetPasswordPage (cookie: string, link: string, user: User, pro
 ${problemOf(problem)}
 <form method="post" action="/account/reset-password/${link}">
 ${formField(cookie)}
-<label for="email">E-mail address</label>
-<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
-${user.is_verified ? undefined : ownName(user.name)}
-${newPassword(problem)}
+${passwordOf(user, problem)}
 <div class="choices"><label><input type="checkbox" name="end_sessions" value="yes" checked> <span>End all other sessions</span></label></div>
 <div class="actions"><button class="main" type="submit">Set the password</button></div>
 </form>`
@@ -294,10 +291,9 @@ export interface Account {
   problem?: Problem | undefined
 }
 
-export function accountPage (
-  { cookie, user, session, memberships, invitations, sessions, tokens, applications, events, ...rest }: Account
-): Page {
-  const { problem, hasConsole } = rest
+export function accountPage ({
+  cookie, user, hasConsole, session, memberships, invitations, sessions, tokens, applications, events, problem
+}: Account): Page {
   const openConsole = hasConsole ? html`<a href="/console/">Open the console</a><br>` : ''
   return {
     title: 'Your account',
@@ -543,14 +539,17 @@ export function setPasswordPage (cookie: string, link: string, user: User, probl
 ${problemOf(problem)}
 <form method="post" action="/account/set-password/${link}">
 ${formField(cookie)}
-<label for="email">E-mail address</label>
-<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
-${user.is_verified ? undefined : ownName(user.name)}
-${newPassword(problem)}
+${passwordOf(user, problem)}
 <div class="actions"><button class="main" type="submit">Set the password</button></div>
 </form>`
   }
 }
+
+// The fields of a form that sets the password of a user. An invited user also chooses a name.
+const passwordOf = (user: User, problem: string | undefined) => html`<label for="email">E-mail address</label>
+<input id="email" name="username" type="email" autocomplete="username" readonly value="${user.email}">
+${user.is_verified ? undefined : ownName(user.name)}
+${newPassword(problem)}`
 
 const ownName = (name: string) => html`<label for="name">Your name, as others see it</label>
 <input id="name" name="name" autocomplete="name" required maxlength="${NAME_LENGTH}" value="${name}">`
