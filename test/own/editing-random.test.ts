@@ -257,9 +257,10 @@ function patternOf (
   const all = literally(open) + pieces.filter(isKept).map(own).join('')
   if (added === 0) {
     // Without the last line, the line before it has no ending, unless the ending is a part of a value `|+`.
-    const isCut = endless && !isKept(pieces.at(-1)!) && all.endsWith(document.lineEnd)
+    if (!endless || isKept(pieces.at(-1)!)) return all + literally(close)
     const end = /[|>]\d?\+/.test(text(document)) ? `(?:${document.lineEnd})?` : ''
-    return isCut ? all.slice(0, -document.lineEnd.length) + end : all + literally(close)
+    // The lines of a changed value can be its last part.
+    return all.replace(/\r?\n((?:\[\^\]\*\?)?)$/, '$1') + end
   }
   const isOpen = endless && isKept(pieces.at(-1)!)
   // dotenv needs an empty line after a line `NAME:`.
