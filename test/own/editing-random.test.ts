@@ -260,7 +260,7 @@ function patternOf (
     if (!endless || isKept(pieces.at(-1)!)) return all + literally(close)
     const end = /[|>]\d?\+/.test(text(document)) ? `(?:${document.lineEnd})?` : ''
     // The lines of a changed value can be its last part.
-    return all.replace(/\r?\n((?:\[\^\]\*\?)?)$/, '$1') + end
+    return all.replace(/(?:\r\n|[\r\n])((?:\[\^\]\*\?)?)$/, '$1') + end
   }
   const isOpen = endless && isKept(pieces.at(-1)!)
   // dotenv needs an empty line after a line `NAME:`.
