@@ -37,7 +37,7 @@ function lastSnapshot (): Snapshot {
 }
 
 t.test('the snapshot in drizzle/ says what src/db/tables.ts says', async (t) => {
-  t.strictSame(await additionsTo(lastSnapshot()), [], 'otherwise: npm run db:baseline')
+  t.strictSame(await additionsTo(lastSnapshot()), [], 'otherwise: npm run db:generate')
 })
 
 t.test('a column that no migration makes is noticed', async (t) => {
