@@ -30,6 +30,8 @@ export function readDoc (path: string) {
     text,
     /** Links to files and headings of the project. */
     links,
+    /** The anchors of the headings. */
+    headings: anchorsIn(path),
     /** The first code block in a language. */
     block: (language: string): string | undefined => blocks(language)[0],
     /** All code blocks in a language, or only those under a heading. */
@@ -51,7 +53,8 @@ export function readDoc (path: string) {
 }
 
 function anchorsIn (file: string): string[] {
-  return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
+  // Comments of a shell also begin with `#`.
+  return [...readFileSync(file, 'utf8').replace(/^ *```.*?^ *```$/gms, '').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
     text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }
 

@@ -12,9 +12,13 @@ const requirements = [...readFileSync('docs/security-requirements.md', 'utf8').m
   /^\| (?<id>[A-Z]{2}-\d+[a-z]?) \| .+ \| `(?<file>.+)` \| `(?<title>.+)` \|$/gm
 )].map(({ groups }) => groups as { id: string, file: string, title: string })
 
-t.test('every file that a page links to is there, and so is every heading', async (t) => {
+t.test('every file that a page links to is there, and so is every heading; no page has a heading twice', async (t) => {
   for (const path of PAGES) t.same(readDoc(path).brokenLinks(), [], path)
-  t.ok(PAGES.flatMap((path) => readDoc(path).links).length > 50)
+  t.ok(PAGES.flatMap((path) => readDoc(path).links).length > 500)
+  for (const path of PAGES.filter((path) => path !== 'CHANGELOG.md')) {
+    const headings = readDoc(path).headings
+    t.same(headings.filter((heading, i) => headings.indexOf(heading) !== i), [], path)
+  }
 })
 
 t.test('the page of variables has every variable that is read, and no other', async (t) => {

@@ -44,7 +44,7 @@ export const labels = unauthenticated('Only shown')('labels', {
     { after: /^ {2}environments: \[/, text: "  labels: ['Labels of a project', labels]," }
   ],
   'CHANGELOG.md': [{
-    after: /^- Projects, targets and environments: create, list/, text: '- Labels of a project: create, list and delete.'
+    after: /^The format is \[Keep a Changelog\]/, text: '\n## [Unreleased]\n\n- Labels of a project: create, list and delete.'
   }]
 }
 

@@ -33,6 +33,11 @@ t.test('the version, the kept database and the bill of materials are those of th
   t.ok(components.some(({ purl }: { purl: string }) => purl.startsWith('pkg:npm/fastify@')))
 })
 
+t.test('the newest release of the change log is this version', async (t) => {
+  const [, newest] = /^## \[(\d[^\]]*)\] - \d{4}-\d{2}-\d{2}$/m.exec(readFileSync('CHANGELOG.md', 'utf8')) ?? []
+  t.equal(newest, version)
+})
+
 t.test('docs/releasing.md lists every check, and no other', async (t) => {
   const { status, stderr } = check('.', 'unknown')
   t.equal(status, 2)
