@@ -48,7 +48,8 @@ const CHECKS = {
     return missing.length === 0 ? '' : `${dump} was made without ${missing.join(', ')}: run \`npm run release:database\``
   },
   audit () {
-    run('npm', 'audit', '--omit=dev')
+    // `npm run -s` would silence the reason.
+    run('npm', 'audit', '--omit=dev', '--loglevel=error')
     return ''
   },
   sbom () {
