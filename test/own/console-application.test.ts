@@ -29,18 +29,18 @@ t.test('the console has at most 4,000 lines, a file for each page, and 120 KB', 
 })
 
 t.test('a key is forgotten after 15 minutes without use', async (t) => {
-  const { holdKey, isOpen, useKey } = await load('crypto.ts')
+  const { holdKey, isOpen, heldKey } = await load('crypto.ts')
   mock.timers.enable({ apis: ['setTimeout'] })
   t.teardown(() => mock.timers.reset())
   const minutes = (count: number) => mock.timers.tick(count * 60_000)
   holdKey('nimbus/shop', {})
   minutes(14)
-  useKey('nimbus/shop')
+  heldKey('nimbus/shop')
   minutes(14)
   t.ok(isOpen('nimbus/shop'), 'a use starts the time again')
   minutes(1)
   t.notOk(isOpen('nimbus/shop'))
-  t.throws(() => useKey('nimbus/shop'), /Enter the key string/)
+  t.throws(() => heldKey('nimbus/shop'), /Enter the key string/)
 })
 
 t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
