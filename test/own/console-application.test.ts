@@ -1,5 +1,5 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
 import t from 'tap'
@@ -54,6 +54,17 @@ t.test('no package but Preact and its signals, and nothing that makes markup of 
   }
   const built = readdirSync('dist/console').find((name) => name.endsWith('.js'))!
   t.notMatch(readFileSync(join('dist/console', built), 'utf8'), /localStorage|sessionStorage|document\.cookie/)
+})
+
+t.test('the files of the console import each other without a cycle', async (t) => {
+  const imports = new Map(sources.map((name) => [name, [...readFileSync(join('console', name), 'utf8')
+    .matchAll(/^import (?!type )[^;]*?from '(\.[^']+)'/gm)].map(([, from]) => join(dirname(name), from!))]))
+  const visit = (name: string, path: readonly string[]) => {
+    if (path.includes(name)) t.fail([...path, name].join(' → '))
+    else for (const next of imports.get(name) ?? []) visit(next, [...path, name])
+  }
+  for (const name of sources) visit(name, [])
+  t.ok(imports.get('main.tsx')!.includes('ui.tsx'))
 })
 
 t.test('the operations of the console are those of openapi.yaml', async (t) => {
