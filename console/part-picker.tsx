@@ -21,7 +21,8 @@ async function projectsOf (organization: string): Promise<Option[]> {
 export function PartPicker ({ organization, none }: { organization: string, none: string }) {
   const [projects, setProjects] = useState<readonly Option[]>()
   const [project, setProject] = useState('')
-  if (projects === undefined) return <Act name='part.choose' run={async () => setProjects(await projectsOf(organization))} />
+  const open = async () => setProjects(await projectsOf(organization))
+  if (projects === undefined) return <div class='actions'><Act name='part.choose' run={open} /></div>
   return (
     <>
       <Field label='Project' name='project' options={[['', none], ...projects]} onInput={setProject} />

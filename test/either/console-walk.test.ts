@@ -165,7 +165,7 @@ for (const width of SIZES) {
     await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
     await screenshot(page, 'matrix')
     await page.getByLabel(/^Missing in an environment \(1\)/).check()
-    await page.getByText('Names are missing in: backend / test, website / test, website / live.').waitFor()
+    await page.getByText('Names are missing in: backend / test, website / live, website / test.').waitFor()
     const missing = await button(page, /^Missing LIVE_ONLY in test/).first().boundingBox()
     t.ok(missing !== null && missing.x + missing.width <= width, 'the first missing cell is in the window')
     await look(t, page, 'matrix')
@@ -915,10 +915,10 @@ t.test('CO-03: a dangerous action needs the password and the second factor again
   await enter(page)
   await page.getByRole('heading', { name: 'Secrets of Shop' }).waitFor()
   for (const [method, path, body] of [
-    ['DELETE', '/nimbus/shop'], ['POST', '/nimbus/api-tokens', { name: 'X', abilities: ['secret:read'] }],
+    ['DELETE', '/nimbus/shop'], ['POST', '/organizations/nimbus/api-keys', { name: 'X', abilities: ['secret:read'] }],
     ['POST', '/organizations/nimbus/members', { email: 'x@nimbus.example', role: 'owner' }],
     ['POST', '/nimbus/secrets/versions/purge', { project: 'shop', level: 'project', confirmed: true }],
-    ['POST', '/nimbus/shop/encryption-key/rotate', {}], ['POST', '/nimbus/teams', { name: 'X' }]
+    ['POST', '/nimbus/shop/encryption-key/rotate', {}], ['POST', '/organizations/nimbus/teams', { name: 'X' }]
   ] as const) {
     const response = await fetch(`${url}/api/v1${path}`, {
       method,
@@ -985,7 +985,7 @@ t.test('a changed role of the person is in the header without a reload', { skip 
   await page.locator('li', { hasText: rosa.email }).getByRole('button', { name: 'Save role' }).click()
   await header.getByText(`${rosa.name}, Administrator`).waitFor()
   t.equal((await nimbus.call('PATCH', `/organizations/nimbus/members/${rosa.id}`, { role: 'member' })).status, 200)
-  await follow(page, 'Audit and usage')
+  await follow(page, 'Tokens and applications')
   await header.getByText(`${rosa.name}, Member`).waitFor()
   t.ok(other)
 })
@@ -1012,6 +1012,7 @@ t.test('a print of the matrix has all names and no values', { skip }, async (t) 
   t.equal(height, content, 'the table is not cut')
   for (const hidden of ['.top', '.curl summary', '.actions button']) t.notOk(await page.locator(hidden).first().isVisible(), hidden)
   t.notMatch(await html(page), CANARY)
+  await page.emulateMedia({ media: null })
   await page.evaluate("dispatchEvent(new Event('afterprint'))")
   await until(async () => await rows.count() < 60)
 })
