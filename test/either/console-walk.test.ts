@@ -683,6 +683,7 @@ t.test('an undo never discards a later change of another person', { skip }, asyn
     await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { LATER: who } })
     await page.getByLabel('Time of the project').fill(local(moment))
     await button(page, 'Preview').click()
+    await button(page, 'Restore project').waitFor()
     if (who === 'OTHERS') await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { LATER: 'meanwhile' } })
     await button(page, 'Restore project').click()
     if (who === 'OTHERS') {
