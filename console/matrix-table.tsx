@@ -37,7 +37,9 @@ export function MatrixTable ({ project, columns, rows, ask }: {
   const region = useRef<HTMLDivElement>(null)
   const groups = useMemo(() => {
     const missing = rows.filter((row) => missingIn(columns, row).length > 0)
-    return { all: rows, missing, different: rows.filter(isDifferent) }
+    const lacking = [...new Set(missing.flatMap((row) => missingIn(columns, row)))]
+      .sort((a, b) => columns.indexOf(a) - columns.indexOf(b))
+    return { all: rows, missing, different: rows.filter(isDifferent), lacking }
   }, [rows, columns])
   const found = groups[filter]
   const height = region.current?.clientHeight ?? 600
@@ -52,8 +54,7 @@ export function MatrixTable ({ project, columns, rows, ask }: {
     setTop(0)
     region.current?.scrollTo(0, 0)
   }
-  const missed = new Set(filter === 'missing' ? found.flatMap((row) => missingIn(columns, row)) : [])
-  const lacking = columns.filter((column) => missed.has(column))
+  const lacking = filter === 'missing' ? groups.lacking : []
   // On a phone, the first column with a missing name can be outside of the window.
   useEffect(() => {
     const column = columns.indexOf(lacking[0]!)
