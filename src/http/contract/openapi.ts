@@ -4,6 +4,7 @@ import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../../schemas/scopes.ts'
 import { fail } from '../../rules/errors.ts'
+import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { explainer, EXPLORER, FOLDED } from './explorer.ts'
@@ -36,7 +37,7 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
     openapi: {
       openapi: '3.1.0',
       info: {
-        title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
+        title: 'Strongroom', version: VERSION, description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
       },
       servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
       tags: Object.entries({ ...tagsOfDomains, ...OTHER_TAGS }).map(([name, description]) => ({ name, description }))
