@@ -13,7 +13,6 @@ import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
-import { listOrganizationsOf } from '../people/members.ts'
 
 /** The caller of a change, and where the request comes from. */
 export interface Actor {
@@ -139,9 +138,11 @@ const UNLISTED_AT_ONCE = 20
 /**
  * Replaces the late events of `UNLISTED_ORGANIZATIONS` by a late event for each organization in which the person is a
  * member now. The new row has the id of the old row, so that a copy of the old row that is put back later is detected
- * as a replay, too (`findNumbered`).
+ * as a replay, too (`findNumbered`). `listOrganizations` returns the organizations of a user.
  */
-export async function findLateOrganizations (handle: Db): Promise<void> {
+export async function findLateOrganizations (
+  handle: Db, listOrganizations: (db: Db, userId: number) => Promise<string[]>
+): Promise<void> {
   for (let found = UNLISTED_AT_ONCE; found === UNLISTED_AT_ONCE;) {
     found = await transaction(handle, async (db) => {
       const { id } = late_events
@@ -151,7 +152,7 @@ export async function findLateOrganizations (handle: Db): Promise<void> {
         .returning(authenticatedColumns('late_events'))
       const events = []
       for (const row of rows.filter((row) => isAuthentic(db, 'late_events', row))) {
-        for (const organization of await listOrganizationsOf(db, row.event.actor_id!)) {
+        for (const organization of await listOrganizations(db, row.event.actor_id!)) {
           events.push({
             ...row.event, organization_id: organization, occurred_at: row.occurred_at.toISOString(), late_id: row.id
           })

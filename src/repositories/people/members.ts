@@ -4,8 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import {
-  findAuthority, isAuthentic, isAway, isOneOfOrganization, setAuthority, tampered, updateAuthentic, type Authenticated,
-  type Db
+  isAuthentic, isAway, isOneOfOrganization, savepoint, tampered, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
 import { engineOf } from '../../db/postgres/engine.ts'
 import { authenticRow } from '../../db/rows/query.ts'
@@ -152,10 +151,7 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
 export async function listOrganizationsIfAvailable (db: Db, userId: number): Promise<string[] | undefined> {
   if (engineOf(db) !== 'citus') return listOrganizationsOf(db, userId)
   try {
-    return await db.transaction(async (nested) => {
-      setAuthority(nested, findAuthority(db))
-      return listOrganizationsOf(nested, userId)
-    })
+    return await savepoint(db, (db) => listOrganizationsOf(db, userId))
   } catch (error) {
     if (isAway(error)) return undefined
     throw error

@@ -1,5 +1,6 @@
 import type { Db } from '../../db/database.ts'
 import { findLateOrganizations, listLate, recordLate } from '../../repositories/audit/audit.ts'
+import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import type { Log } from '../../telemetry/log.ts'
 import type { Background } from '../jobs/background.ts'
 import { createRoundRobin } from '../jobs/round-robin.ts'
@@ -13,7 +14,7 @@ export function createLateEventWorker (
 ): Background {
   return createRoundRobin<string, true>({
     async list (after, limit) {
-      if (after === undefined) await findLateOrganizations(db)
+      if (after === undefined) await findLateOrganizations(db, listOrganizationsOf)
       return listLate(db, after, limit)
     },
     nameOf: (organization) => organization,
