@@ -31,7 +31,7 @@ export {
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
 export { TlsError, tlsOf } from './postgres/tls.ts'
-export { transaction, type Answering, type Asking } from './changes/transaction.ts'
+export { savepoint, transaction, type Answering, type Asking } from './changes/transaction.ts'
 
 export interface Database {
   /** For writes, transactions and slow statements. */

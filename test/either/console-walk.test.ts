@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import axe from 'axe-core'
 import type { Browser, Locator, Page } from 'playwright-core'
 import t, { type Test } from 'tap'
-import { startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { earlier, startApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
 import { load } from '../helpers/console.ts'
 import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
@@ -390,7 +390,7 @@ for (const width of SIZES) {
     t.notMatch(commands, /dotenv_/, 'no token is in the commands')
 
     // A dangerous action after five minutes: the person signs in again in a window.
-    await service.write(`UPDATE sessions SET expires_at = expires_at - interval '10 minutes' WHERE user_id = ${rosa.id}`)
+    await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
     await page.goto(`${url}/console/nimbus/shop`)
     await unfold(page, 'Settings of the project')
     await button(page, /^Delete project/).click()
