@@ -91,8 +91,8 @@ t.test('Swagger UI shows the edition in OpenAPI 3.0, which it reads fast, with t
   )
   const described = new Map(operationsOf(published).map(({ operationId, description }) => [operationId, description]))
   for (const { operationId, description = '', 'x-error-codes': codes = [] } of operationsOf(shown!)) {
-    const [purpose, errors] = description.split('Errors of its own:')
-    t.equal(described.get(operationId)!.split('Errors of its own:')[0]!.trim(), purpose!.trim(), operationId)
+    const [purpose, errors] = description.split('Own errors:')
+    t.equal(described.get(operationId)!.split('Own errors:')[0]!.trim(), purpose!.trim(), operationId)
     t.equal(errors === undefined, codes.length === 0, operationId)
     const lines = [...description.matchAll(/^- (\d{3}) `(\w+)`: (.+)$/gm)]
     t.strictSame(new Set(lines.map(([, , code]) => code)), new Set(codes), operationId)

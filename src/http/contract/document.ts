@@ -81,7 +81,7 @@ const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
 // Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
-const LINE = 600
+const LINE = 1000
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
 export function renderYaml (document: object): string {
@@ -191,7 +191,8 @@ const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 const isGood = (status: string) => Number(status) < 400
 
 // Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag of
-// their own. X-Request-Id and the rate-limit headers are only listed for success and 429, to keep the document short.
+// their own. X-Request-Id and the rate-limit headers, which successful responses also have, are only listed for 429: the
+// description of the document says so once.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -199,12 +200,10 @@ function describe (paths: Paths): Paths {
     delete operation['x-etag']
     delete operation['x-next-page']
     if (operation.deprecated) operation.tags = [DEPRECATED]
-    const limits = '429' in operation.responses ? LIMITS : []
     operation.responses = withCommon(operation.responses, operation['x-own-statuses'] as number[] | undefined ?? [])
     delete operation['x-own-statuses']
     for (const [status, response] of Object.entries(operation.responses)) {
-      const names: (keyof typeof HEADERS)[] = isGood(status) || status === '429' ? ['X-Request-Id', ...limits] : []
-      if (status === '429') names.push('Retry-After')
+      const names: (keyof typeof HEADERS)[] = status === '429' ? ['X-Request-Id', ...LIMITS, 'Retry-After'] : []
       if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (status === '200' && isInParts) names.push('Link')

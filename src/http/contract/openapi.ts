@@ -16,7 +16,8 @@ const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, 
 Send \`Authorization: Bearer <token>\` with each request: an API token of the organization, or an access token of an
 application (OAuth 2.0). Each operation names the scopes that it needs; \`*\` stands for all.
 
-An error has a code, \`error\`, and a \`message\`. Under \`default\` are the errors that every operation can have.
+An error has a code, \`error\`, and a \`message\`. Under \`default\` are the errors that every operation can have. The
+headers listed under 429, except \`Retry-After\`, are on every counted response.
 \`docs/requests.md\` explains times, ETags, repeated requests and rate limits.`
 
 // Tags of the routes outside of the domains.

@@ -82,7 +82,7 @@ function descriptionOf (
 }
 
 /** The beginning of the last sentence of a description, if the operation has errors of its own. */
-export const OWN_ERRORS = 'Errors of its own:'
+export const OWN_ERRORS = 'Own errors:'
 
 function needsOf (alternatives: readonly (readonly Scope[])[]): string {
   if (alternatives.length === 0) return 'Needs no token.'
