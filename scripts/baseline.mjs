@@ -1,6 +1,6 @@
 // `npm run db:baseline`: brings the baseline migration and its snapshot up to date with src/db/tables.ts. New tables
 // are appended; other changes of the baseline are made by hand, before this runs
-// (docs/decisions/0061-one-baseline-migration.md).
+// (docs/decisions/0061-one-baseline-migration.md). Refuses once a release is tagged.
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,6 +8,11 @@ import { join } from 'node:path'
 const BASELINE = 'drizzle/0000_baseline.sql'
 const SNAPSHOT = 'meta/0000_snapshot.json'
 
+const released = execFileSync('git', ['tag', '--list', 'v[0-9]*'], { encoding: 'utf8' }).trim()
+if (released !== '') {
+  console.error('The baseline is released: write a migration with `npm run db:generate -- --name NAME`')
+  process.exit(1)
+}
 mkdirSync('dist', { recursive: true })
 const folder = mkdtempSync(join('dist', 'generated-'))
 try {

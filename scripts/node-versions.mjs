@@ -5,9 +5,11 @@ import { spawnSync } from 'node:child_process'
 const VERSIONS = ['22', '24']
 
 const words = process.argv.slice(2)
-// npm puts the version first in PATH. Tests start programs with the version that runs them.
+// npm puts the version first in PATH. Tests start programs with the version that runs them. The package `node`
+// downloads its program by an install script, which .npmrc disables for all other packages.
 const runOn = (version, ...args) => spawnSync(
-  'npm', ['exec', '--yes', `--package=node@${version}`, '--', 'node', ...args], { stdio: 'inherit' }
+  'npm', ['exec', '--yes', '--ignore-scripts=false', `--package=node@${version}`, '--', 'node', ...args],
+  { stdio: 'inherit' }
 ).status
 
 const statuses = VERSIONS.map((version) => runOn(version, '--version') !== 0

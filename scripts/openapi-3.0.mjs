@@ -37,7 +37,7 @@ const OAUTH_ERROR = {
 }
 
 // Members whose values are data, not schemas.
-const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-audit-events', 'x-error-codes'])
+const DATA = new Set(['example', 'default', 'enum', 'required', 'security', 'x-audit-events'])
 
 const mapValues = (object, change) =>
   Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]))

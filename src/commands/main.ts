@@ -2,6 +2,7 @@ import cluster from 'node:cluster'
 import { unknownVariables } from '../config.ts'
 import { DirectoryLocked } from '../db/database.ts'
 import { didYouMean } from '../rules/formats/choices.ts'
+import { VERSION } from '../version.ts'
 import { sendCommand } from './common/in-service.ts'
 import { untilExit, type Environment, type Noun } from './common/noun.ts'
 import { warn, write } from './common/stdio.ts'
@@ -22,11 +23,17 @@ const NOUNS: Record<string, () => Promise<Noun>> = {
   openapi: async () => (await import('./serve/openapi-command.ts')).noun
 }
 
-const HELP = ['help', '--help', '-h']
+/** Words that print a text instead of running a command. */
+const TEXTS: Record<string, () => Promise<string>> = {
+  help: usage,
+  '--help': usage,
+  '-h': usage,
+  '--version': async () => `${VERSION}\n`
+}
 
 async function usage (): Promise<string> {
   const nouns = await Promise.all(Object.values(NOUNS).map((load) => load()))
-  return `Usage: strongroom COMMAND\n\n${nouns.map(({ help }) => help).join('')}`
+  return `Usage: strongroom COMMAND\n       strongroom --version\n\n${nouns.map(({ help }) => help).join('')}`
 }
 
 /**
@@ -35,8 +42,16 @@ async function usage (): Promise<string> {
  */
 export async function run (argv: string[], env: Environment, begin = () => {}): Promise<number> {
   const [name = '', ...args] = argv
+  const text = Object.hasOwn(TEXTS, name) ? TEXTS[name] : undefined
+  if (text !== undefined) {
+    return untilExit(async () => {
+      await write(await text())
+      begin()
+      return 0
+    })
+  }
   const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
-  if (load === undefined && !HELP.includes(name)) {
+  if (load === undefined) {
     process.stderr.write(name === ''
       ? await usage()
       : `Unknown command ${name}${didYouMean(Object.keys(NOUNS), name)}. \`help\` lists the commands.\n`)
@@ -44,13 +59,8 @@ export async function run (argv: string[], env: Environment, begin = () => {}): 
     return 2
   }
   // The supervisor warns once for all workers.
-  if (load !== undefined && cluster.isPrimary) for (const line of unknownVariables(env)) warn(line)
+  if (cluster.isPrimary) for (const line of unknownVariables(env)) warn(line)
   return untilExit(async () => {
-    if (load === undefined) {
-      await write(await usage())
-      begin()
-      return 0
-    }
     const noun = await load()
     begin()
     return noun.run(args, env).catch((error: unknown) => {

@@ -7,7 +7,7 @@ import { LIFETIMES, MAX_GRANTS } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { noun } from '../../src/commands/people/clients.ts'
 import { createClient } from '../../src/repositories/people/oauth.ts'
-import { startApp, type TestApp } from '../helpers/app.ts'
+import { earlier, startApp, type TestApp } from '../helpers/app.ts'
 import {
   authorizationUrl, CALLBACK, giveSecondFactor, makePerson, pkce, post, tokensFor, type Person
 } from '../helpers/people.ts'
@@ -56,7 +56,7 @@ const call = (token: string, path = '/user', method = 'GET', payload?: object) =
 
 /** Moves the sign-ins of a person into the past. */
 const age = (person: Person, seconds: number) => service.write(
-  `UPDATE sessions SET expires_at = expires_at - interval '${seconds} seconds' WHERE user_id = ${person.id}`
+  `UPDATE sessions SET ${earlier('expires_at', `${seconds} seconds`)} WHERE user_id = ${person.id}`
 )
 const grantsOf = async (person: Person) => service.sql(
   `SELECT id, scopes, revoked_at, expires_at FROM oauth_grants WHERE user_id = ${person.id} ORDER BY id`

@@ -4,7 +4,7 @@ import t from 'tap'
 import { parse, parseAllDocuments } from 'yaml'
 import { loadConfig } from '../../src/config.ts'
 import { startApp } from '../helpers/app.ts'
-import { readDoc } from '../helpers/docs.ts'
+import { readDoc, variablesOfService } from '../helpers/docs.ts'
 import { namesOf, OF_WORKERS } from '../helpers/metrics.ts'
 import { run } from '../helpers/process.ts'
 
@@ -26,8 +26,7 @@ const metrics = new Set([...namesOf(text), ...OF_WORKERS])
 const named = (text: string) => [...new Set([...text.matchAll(/\b(?:strongroom|process|nodejs)_[a-z_]+\b/g)].map(([name]) =>
   metrics.has(name) ? name : name.replace(/_(?:bucket|sum|count)$/, '')))]
 
-const variables = new Set<string>()
-loadConfig(new Proxy({}, { get: (_env, name) => { variables.add(String(name)) } }))
+const variables = variablesOfService()
 
 const rules = (parse(read('examples/prometheus/alerts.yaml')) as {
   groups: { rules: { alert: string, expr: string, labels: { severity: string }, annotations: { summary: string } }[] }[]

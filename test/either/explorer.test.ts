@@ -8,6 +8,7 @@ import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { FOLDED } from '../../src/http/contract/explorer.ts'
 import { startApp } from '../helpers/app.ts'
+import { ownErrorsOf } from '../helpers/contract.ts'
 
 // Swagger UI as it is served; what a browser makes of it is in `browser`.
 
@@ -18,7 +19,6 @@ interface Operation {
   tags: string[]
   security: Record<string, Scope[]>[]
   responses: Record<string, unknown>
-  'x-error-codes'?: string[]
 }
 interface Parameter { in: string, name: string, required?: boolean, example?: string, schema?: object }
 interface Published {
@@ -90,9 +90,11 @@ t.test('Swagger UI shows the edition in OpenAPI 3.0, which it reads fast, with t
     'otherwise the document is that edition'
   )
   const described = new Map(operationsOf(published).map(({ operationId, description }) => [operationId, description]))
-  for (const { operationId, description = '', 'x-error-codes': codes = [] } of operationsOf(shown!)) {
+  for (const { operationId, description = '' } of operationsOf(shown!)) {
     const [purpose, errors] = description.split('Own errors:')
-    t.equal(described.get(operationId)!.split('Own errors:')[0]!.trim(), purpose!.trim(), operationId)
+    const short = described.get(operationId)!
+    const codes = ownErrorsOf({ description: short }).map(({ code }) => code)
+    t.equal(short.split('Own errors:')[0]!.trim(), purpose!.trim(), operationId)
     t.equal(errors === undefined, codes.length === 0, operationId)
     const lines = [...description.matchAll(/^- (\d{3}) `(\w+)`: (.+)$/gm)]
     t.strictSame(new Set(lines.map(([, , code]) => code)), new Set(codes), operationId)

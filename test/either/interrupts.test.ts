@@ -278,7 +278,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     const place = { ...env, MASTER_KEY: newest, MASTER_KEYS_PREVIOUS: env.MASTER_KEY! }
     const session = sessionOf(t, env.DATABASE_URL!)
     for (const table of ['service_keys', 'organizations', 'encryption_keys']) {
-      await session.unsafe(`BEGIN; SELECT FROM ${table} FOR UPDATE`)
+      await session.unsafe(`BEGIN; LOCK TABLE ${table} IN EXCLUSIVE MODE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
       await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)
       await waitsForLock(rewrap)

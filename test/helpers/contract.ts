@@ -17,11 +17,18 @@ export const statusesOf = (code: string) => new Set(
   (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
 )
 
-export interface Documented { 'x-error-codes'?: string[], responses: Record<string, unknown> }
+export interface Documented { description?: string, responses: Record<string, unknown> }
+
+/** The errors that the description of an operation lists as its own. */
+export function ownErrorsOf ({ description = '' }: { description?: string }): { status: number, code: string }[] {
+  const [, errors = ''] = description.split('Own errors: ')
+  return errors.split('; ').flatMap((row) => [...row.matchAll(/`(\w+)`/g)].map(([, code]) =>
+    ({ status: Number(row.slice(0, 3)), code: code! })))
+}
 
 /** The documented statuses of an operation, each with its error codes. `default` documents the common statuses. */
 export function answersOf (operation: Documented): Map<number, Set<string>> {
-  const codes = [...OF_ALL, ...operation['x-error-codes'] ?? []]
+  const codes = [...OF_ALL, ...ownErrorsOf(operation).map(({ code }) => code)]
   const statuses = Object.keys(operation.responses)
     .flatMap((status) => status === 'default' ? COMMON_STATUSES : [Number(status)])
   return new Map(statuses.map((status) => [status, new Set(codes.filter((code) => statusesOf(code).has(status)))]))

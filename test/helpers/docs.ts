@@ -1,7 +1,19 @@
-import { existsSync, readFileSync } from 'node:fs'
-import { dirname, resolve } from 'node:path'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
+import { dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { loadConfig } from '../../src/config.ts'
 import { run } from './process.ts'
+
+/** Entries of the repository's folder that are not of the source. */
+export const ELSEWHERE = ['.git', '.tap', 'data', 'dist', 'node_modules']
+
+/** All pages of the repository. */
+export const PAGES: readonly string[] = readdirSync('.', { withFileTypes: true })
+  .filter(({ name }) => !ELSEWHERE.includes(name))
+  .flatMap((entry) => entry.isDirectory()
+    ? readdirSync(entry.name, { recursive: true, encoding: 'utf8' }).map((name) => join(entry.name, name))
+    : [entry.name])
+  .filter((path) => path.endsWith('.md') && !path.includes('node_modules')).sort()
 
 /** Parses a page of the documentation, for tests that compare the page with the code. */
 export function readDoc (path: string) {
@@ -18,10 +30,15 @@ export function readDoc (path: string) {
     text,
     /** Links to files and headings of the project. */
     links,
+    /** The anchors of the headings. */
+    headings: anchorsIn(path),
     /** The first code block in a language. */
     block: (language: string): string | undefined => blocks(language)[0],
     /** All code blocks in a language, or only those under a heading. */
     blocks,
+    /** The code blocks of the page in all languages, also those in lists, without their indentation. */
+    allBlocks: [...text.matchAll(/^( *)```\w*\n(.*?)^\1```$/gms)].map(([, indentation = '', code = '']) =>
+      code.replaceAll(new RegExp(`^${indentation}`, 'gm'), '')),
     /** The cells of all tables whose header row starts with `head`, without backticks. */
     table (head: string): string[][] {
       const [, ...tables] = text.split(head)
@@ -36,7 +53,8 @@ export function readDoc (path: string) {
 }
 
 function anchorsIn (file: string): string[] {
-  return [...readFileSync(file, 'utf8').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
+  // Comments of a shell also begin with `#`.
+  return [...readFileSync(file, 'utf8').replace(/^ *```.*?^ *```$/gms, '').matchAll(/^#+ (.*)$/gm)].map(([, text]) =>
     text!.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-'))
 }
 
@@ -48,4 +66,16 @@ export const compiledExample = (name: string): string =>
 export async function pythonLacks (module?: string): Promise<string | false> {
   const probe = await run('python3', ['-c', module === undefined ? '' : `import ${module}`]).catch(() => undefined)
   return probe?.code !== 0 && `python3${module === undefined ? '' : ` with the package ${module}`} is not installed`
+}
+
+/** The names of all variables that the service reads. */
+export function variablesOfService (): Set<string> {
+  const read = new Set<string>()
+  loadConfig(new Proxy({}, {
+    get (_env, name) {
+      read.add(String(name))
+      return undefined
+    }
+  }))
+  return read
 }

@@ -1,6 +1,9 @@
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { getTableName, is } from 'drizzle-orm'
+import { PgTable } from 'drizzle-orm/pg-core'
+import * as tables from '../../src/db/tables.ts'
 
 /** Copies the migrations to a temporary folder and appends further migrations: name → statements. */
 export function copyOfMigrations (
@@ -19,6 +22,10 @@ export function copyOfMigrations (
   writeFileSync(journal, JSON.stringify(all))
   return folder
 }
+
+/** The names of the tables in src/db/tables.ts, in order. */
+export const tableNames = (): string[] =>
+  Object.values(tables).filter((value) => is(value, PgTable)).map((table) => getTableName(table as PgTable)).sort()
 
 /** Tables that most requests use. */
 export const HOT = [

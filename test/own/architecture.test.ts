@@ -21,6 +21,7 @@ const FLOORS: Record<string, Floor> = {
   'src/config.ts': {
     house: ['schemas', 'src/telemetry'], packages: ['@sinclair/typebox', 'fastest-levenshtein', 'node:']
   },
+  'src/version.ts': { house: [], packages: ['node:'] },
   'src/telemetry': { house: [], packages: ['@opentelemetry', 'prom-client', 'node:'] },
   'src/rules': { house: ['schemas'], packages: ['@sinclair/typebox', 'dotenv', 'fastest-levenshtein', 'node:url', 'yaml'] },
   'src/crypto': {
@@ -34,7 +35,7 @@ const FLOORS: Record<string, Floor> = {
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx'] },
   'src/http': {
-    house: [...UP_TO_REPOSITORIES, 'src/mail'],
+    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/version.ts'],
     packages: [
       'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'pino', 'uqr', 'yaml', 'node:'
     ]
@@ -42,7 +43,10 @@ const FLOORS: Record<string, Floor> = {
   'src/plugins': { house: UP_TO_HTTP, packages: ['type fastify', '@sinclair/typebox', 'ulidx', 'type node:crypto'] },
   'src/app.ts': { house: [...UP_TO_HTTP, 'src/plugins'], packages: ['fastify', '@fastify', 'ulidx', 'node:'] },
   'src/mail': { house: ['src/config.ts', 'src/rules'], packages: ['lru-cache', 'nodemailer'] },
-  'src/commands': { house: [...UP_TO_HTTP, 'src/app.ts'], packages: ['@sinclair/typebox', 'cli-progress', 'ulidx', 'type fastify', 'node:'] },
+  'src/commands': {
+    house: [...UP_TO_HTTP, 'src/app.ts', 'src/version.ts'],
+    packages: ['@sinclair/typebox', 'cli-progress', 'ulidx', 'type fastify', 'node:']
+  },
   'src/cli.ts': { house: [...ALL, 'src/node-version.mjs'], packages: ['node:'] }
 }
 

@@ -3,32 +3,27 @@ import { basename, join } from 'node:path'
 import t from 'tap'
 import { parse } from 'yaml'
 import { loadConfig } from '../../src/config.ts'
-import { readDoc } from '../helpers/docs.ts'
+import { PAGES, readDoc, variablesOfService } from '../helpers/docs.ts'
 import { command } from '../helpers/process.ts'
 import { SEVERAL_NODES } from '../helpers/several-nodes.ts'
 
-const pages = ['.', 'docs', 'docs/decisions', 'docs/operations', 'clients'].flatMap((folder) =>
-  readdirSync(folder).filter((name) => name.endsWith('.md')).map((name) => `${folder}/${name}`))
 const variables = readDoc('docs/operations/variables.md').table('| Variable | Default |')
 const requirements = [...readFileSync('docs/security-requirements.md', 'utf8').matchAll(
   /^\| (?<id>[A-Z]{2}-\d+[a-z]?) \| .+ \| `(?<file>.+)` \| `(?<title>.+)` \|$/gm
 )].map(({ groups }) => groups as { id: string, file: string, title: string })
 
-t.test('every file that a page links to is there, and so is every heading', async (t) => {
-  for (const path of pages) t.same(readDoc(path).brokenLinks(), [], path)
-  t.ok(pages.flatMap((path) => readDoc(path).links).length > 50)
+t.test('every file that a page links to is there, and so is every heading; no page has a heading twice', async (t) => {
+  for (const path of PAGES) t.same(readDoc(path).brokenLinks(), [], path)
+  t.ok(PAGES.flatMap((path) => readDoc(path).links).length > 500)
+  for (const path of PAGES.filter((path) => path !== 'CHANGELOG.md')) {
+    const headings = readDoc(path).headings
+    t.same(headings.filter((heading, i) => headings.indexOf(heading) !== i), [], path)
+  }
 })
 
 t.test('the page of variables has every variable that is read, and no other', async (t) => {
-  const read = new Set<string>()
-  loadConfig(new Proxy({}, {
-    get (_env, name) {
-      read.add(String(name))
-      return undefined
-    }
-  }))
   const inTable = variables.flatMap(([names = '']) => names.split(/, | or /))
-  t.same(inTable.sort(), [...read].sort())
+  t.same(inTable.sort(), [...variablesOfService()].sort())
 })
 
 t.test('the defaults of that page are those of the service', async (t) => {
@@ -46,10 +41,15 @@ t.test('the defaults of that page are those of the service', async (t) => {
   t.ok(compared > 10)
 })
 
-t.test('the page of commands has every command with every option, and no other', async (t) => {
+/** The commands of the help text with their options. */
+async function listCommands () {
   const { stderr } = await command([])
-  const usage = [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z][a-z-]*)?)((?: .*)?)$/gm)]
+  return [...stderr.matchAll(/^ {2}([a-z]+(?: [a-z][a-z-]*)?)((?: .*)?)$/gm)]
     .map(([, name = '', rest]) => ({ name, options: optionsIn(rest!) }))
+}
+
+t.test('the page of commands has every command with every option, and no other', async (t) => {
+  const usage = await listCommands()
   const shown = readDoc('docs/operations/commands.md').table('| Command | What it does |').flatMap(([calls = '']) =>
     calls.split(', ').filter((call) => !call.startsWith('npm start')).map((call) => {
       const said = call.replace('npm run -s cli -- ', '')
@@ -59,6 +59,25 @@ t.test('the page of commands has every command with every option, and no other',
   // `npm start` is how the page says `serve`.
   t.same(shown.sort(byName), usage.filter(({ name }) => name !== 'serve').sort(byName))
   t.ok(usage.some(({ name }) => name === 'serve'))
+})
+
+t.test('every command that a page names is one, with these options', async (t) => {
+  const usage = new Map((await listCommands()).map(({ name, options }) => [name, options]))
+  const nouns = new Set([...usage.keys()].filter((name) => name.includes(' ')).map((name) => name.split(' ')[0]!))
+  // A message of the log, and a list of words.
+  const others = ['`audit anchor`', '`user organization organizations plans cli`']
+  let checked = 0
+  const wrong = PAGES.filter((path) => !path.startsWith('docs/decisions/')).flatMap((path) =>
+    [...readFileSync(path, 'utf8').matchAll(/`(?:npm run -s cli -- |node dist\/src\/cli\.js )?([a-z]+)((?: [^`\n]+)?)`/g)]
+      .filter(([, noun, rest]) => nouns.has(noun!) ? /^ [a-z]/.test(rest!) : usage.has(noun!) && rest !== '')
+      .flatMap(([span, noun, rest]) => {
+        checked++
+        const known = usage.get(nouns.has(noun!) ? `${noun}${/^ [a-z-]+/.exec(rest!)![0]}` : noun!)
+        const isKnown = known !== undefined && optionsIn(rest!).every((option) => known.includes(option))
+        return isKnown || others.includes(span) ? [] : [`${path}: ${span}`]
+      }))
+  t.same(wrong, [])
+  t.ok(checked > 100, `${checked} checked`)
 })
 
 t.test('every log line that the page names is one of the service', async (t) => {
@@ -72,7 +91,7 @@ t.test('every log line that the page names is one of the service', async (t) => 
 t.test('the README has at most 900 words, and a page for operators can be read in five minutes', async (t) => {
   const words = (path: string) => readFileSync(path, 'utf8').split(/\s+/).filter(Boolean).length
   t.ok(words('README.md') <= 900)
-  t.same(pages.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
+  t.same(PAGES.filter((path) => path.startsWith('docs/operations/') && words(path) > 1300), [])
 })
 
 t.test('the page about encryption names requests and fields of the API', async (t) => {
@@ -111,7 +130,7 @@ t.test('the page about scaling names the operations that use several nodes, and 
 
 t.test('every script that a page names is one of the package', async (t) => {
   const { scripts } = JSON.parse(readFileSync('package.json', 'utf8'))
-  const text = pages.map((path) => readFileSync(path, 'utf8')).join('\n')
+  const text = PAGES.map((path) => readFileSync(path, 'utf8')).join('\n')
   const named = new Set([...text.matchAll(/npm run (?:-s )?([a-z:]+)/g)].map(([, name]) => name!))
   t.ok(named.size > 3)
   for (const name of named) t.ok(Object.hasOwn(scripts, name), name)
@@ -126,9 +145,9 @@ t.test('every id and decision that code, tests and pages name is in the reposito
   t.ok(ids.length > 300)
 
   const decisions = new Set(readdirSync('docs/decisions').map((name) => name.slice(0, 4)))
-  const pageNames = new Set(pages.map((path) => basename(path)))
+  const pageNames = new Set(PAGES.map((path) => basename(path)))
   const code = ['src', 'schemas', 'test', 'bench', 'drizzle', 'examples'].flatMap(filesIn)
-  const unknown = [...code, ...pages].flatMap((path) => {
+  const unknown = [...code, ...PAGES].flatMap((path) => {
     const text = readFileSync(path, 'utf8')
     const named = text.match(/\b(?:(?:OA|CR|TI|AU|RL|HT)-\d+[a-z]?|S-\d+\.\d+)\b/g) ?? []
     return [

@@ -37,7 +37,7 @@ function lastSnapshot (): Snapshot {
 }
 
 t.test('the snapshot in drizzle/ says what src/db/tables.ts says', async (t) => {
-  t.strictSame(await additionsTo(lastSnapshot()), [], 'otherwise: npm run db:baseline')
+  t.strictSame(await additionsTo(lastSnapshot()), [], 'otherwise: npm run db:generate')
 })
 
 t.test('a column that no migration makes is noticed', async (t) => {
@@ -48,10 +48,10 @@ t.test('a column that no migration makes is noticed', async (t) => {
 
 const RELEASES = [...readFileSync('CHANGELOG.md', 'utf8').matchAll(/^## \[(\d+\.\d+\.\d+)\]/gm)].map(([, name]) => name!)
 
-t.test('RL-30: until the first release, the baseline is the only migration; a later one does nothing that an instance of the release before does not outlive', async (t) => {
+t.test('RL-30: a migration after the baseline does nothing that an instance of the release before does not outlive', async (t) => {
   const [baseline, ...later] = migrationsIn('drizzle')
   t.equal(baseline, '0000_baseline.sql')
-  if (RELEASES.length === 0) t.strictSame(later, [], 'a change of the schema changes the baseline (0061)')
+  t.ok(RELEASES.length > 0)
   for (const name of later) t.strictSame(contractionsIn(readFileSync(join('drizzle', name), 'utf8'), RELEASES), [], name)
 
   const both = (...statements: string[]) => statements.join(';--> statement-breakpoint\n')

@@ -9,7 +9,7 @@ import { LONG } from '../helpers/long.ts'
 // Adds an endpoint with a noun of its own as "Add an endpoint" of CONTRIBUTING.md says: labels of a project, with a
 // table, three scopes and two events. The new files are in test/recipe/, with `.txt` behind their names.
 
-const COMMANDS = ['db:baseline', 'openapi', 'build']
+const COMMANDS = ['db:generate', 'openapi', 'build']
 const TESTS = ['own/architecture', 'either/contract', 'either/examples', 'either/labels', 'either/tenants']
 /** Not of the source. */
 const ELSEWHERE = ['node_modules', 'dist', 'data', '.git']
@@ -44,7 +44,7 @@ export const labels = unauthenticated('Only shown')('labels', {
     { after: /^ {2}environments: \[/, text: "  labels: ['Labels of a project', labels]," }
   ],
   'CHANGELOG.md': [{
-    after: /^- Projects, targets and environments: create, list/, text: '- Labels of a project: create, list and delete.'
+    after: /^The format is \[Keep a Changelog\]/, text: '\n## [Unreleased]\n\n- Labels of a project: create, list and delete.'
   }]
 }
 

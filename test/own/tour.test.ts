@@ -37,10 +37,11 @@ t.test('the tour goes through on PostgreSQL', { skip: !hasPostgres() && 'Postgre
   await tour(t, { DATABASE_URL: postgres.url, MASTER_KEY: generateMasterKey().text })
 })
 
-t.test('the examples of the README, the tour and the page of access run one after the other', async (t) => {
+t.test('the examples of the README, the pages of encryption and access, and the tour run one after the other', async (t) => {
   const server = await startServer(t, { DATA_DIR: join(scratchDirectory(t), 'data') })
   const { token, organization } = server.first!
-  const examples = ['README.md', 'docs/tour.md', 'docs/access.md'].map((path) => readDoc(path).blocks('sh'))
+  const examples = ['README.md', 'docs/encryption.md', 'docs/tour.md', 'docs/access.md']
+    .map((path) => readDoc(path).blocks('sh'))
   t.notOk(examples.some((blocks) => blocks.length === 0))
   // The first block has the two commands, which this process stands for.
   const script = examples.flat().slice(1).join('').replace(

@@ -144,8 +144,8 @@ def reason(failure, case, response):
             if not errors:
                 return "an ETag was made that does not match its pattern"
             return rule_of([message for messages in errors.values() for message in messages])
-        if answer["error"] in raw.get("x-error-codes", []):
-            return "what is there does not allow it: the operation has the code among its x-error-codes"
+        if f"`{answer['error']}`" in raw["description"]:
+            return "the stored data does not allow it: the description of the operation lists the code"
         if answer["error"] == "idempotency_key_reused":
             return "a key of few characters came with another request before"
         refused = operation_of(case) == "revokeToken" and answer["error"] == "invalid_request"

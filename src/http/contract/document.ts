@@ -16,7 +16,6 @@ export interface Operation extends Json {
   operationId?: string
   description?: string
   security?: Named<Scope[]>[]
-  'x-error-codes'?: string[]
   parameters?: Json[]
   requestBody?: Json & { content: Named<{ schema: Json }> }
   responses: Named
@@ -81,7 +80,7 @@ const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
 // Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
-const LINE = 1000
+const LINE = 600
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
 export function renderYaml (document: object): string {
@@ -170,7 +169,7 @@ const withExamples = (value: unknown): unknown => replaceObjects(value, (object)
 const TEXT = { type: 'string' }
 const NUMBER = sized({ type: 'integer' })
 const HEADERS = {
-  'X-Request-Id': { description: 'Names the request in the log', schema: TEXT },
+  'X-Request-Id': { description: 'Names the request in the log; every response has this header', schema: TEXT },
   'X-RateLimit-Limit': { description: 'Maximum requests in the window', schema: NUMBER },
   'X-RateLimit-Remaining': { description: 'Requests left in the current window', schema: NUMBER },
   'X-RateLimit-Reset': { description: 'Unix time at which the window resets', schema: NUMBER },
@@ -191,8 +190,8 @@ const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 const isGood = (status: string) => Number(status) < 400
 
 // Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag of
-// their own. X-Request-Id and the rate-limit headers, which successful responses also have, are only listed for 429: the
-// description of the document says so once.
+// their own. Every response has X-Request-Id, and nearly every one the rate-limit headers. To keep the document short,
+// the former is listed for errors, and the latter for success and 429.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -200,10 +199,12 @@ function describe (paths: Paths): Paths {
     delete operation['x-etag']
     delete operation['x-next-page']
     if (operation.deprecated) operation.tags = [DEPRECATED]
+    const limits = '429' in operation.responses ? LIMITS : []
     operation.responses = withCommon(operation.responses, operation['x-own-statuses'] as number[] | undefined ?? [])
     delete operation['x-own-statuses']
     for (const [status, response] of Object.entries(operation.responses)) {
-      const names: (keyof typeof HEADERS)[] = status === '429' ? ['X-Request-Id', ...LIMITS, 'Retry-After'] : []
+      const names: (keyof typeof HEADERS)[] = isGood(status) ? [...limits] : ['X-Request-Id']
+      if (status === '429') names.push(...limits, 'Retry-After')
       if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (status === '200' && isInParts) names.push('Link')
@@ -280,24 +281,24 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// The component name of a parameter: its location and name. `x-named` replaces a name that has several meanings.
+// The component name of a parameter: its name, or `x-named` if the name has several meanings.
 function namedParameter ({ schema, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
-  return { component: `${String(rest.in)}_${String(named)}`, parameter: { ...rest, schema: own } as Json }
+  return { component: String(named), parameter: { ...rest, schema: own } as Json }
 }
 
 const PLACES = ['path', 'query', 'header']
 const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
   PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
 
-// The component name of a response, by its schema or status: `ProjectAnswerResponse`, `Err404`. Short, because the
+// The component name of a response: that of its schema, or its status (`ProjectAnswer`, `Err404`). Short, because the
 // document contains each name about a hundred times.
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)
   if (status === COMMON) return 'ErrCommon'
   if (!isGood(status)) return schema?.startsWith('OAuth') ? `OAuthErr${status}` : `Err${status}`
-  return schema === undefined ? `Answer${status}` : `${schema}Response`
+  return schema === undefined ? `Answer${status}` : schema
 }
 
 // Collects components of one kind. Throws if two different components have the same name.

@@ -27,11 +27,11 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
     if (operationId !== undefined) routes.set(operationId, route)
   })
   const explain = (operation: Operation) => {
-    const { operationId = '', description = '', 'x-error-codes': own = [] } = operation
-    if (own.length === 0) return operation
+    const { operationId = '', description = '' } = operation
+    const [purpose = '', own] = description.split(OWN_ERRORS)
+    if (own === undefined) return operation
     // Other `onRoute` hooks add errors, so the config is complete only now.
-    const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(codeOf(code))))
-    const [purpose = ''] = description.split(OWN_ERRORS)
+    const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(`\`${codeOf(code)}\``)))
     return { ...operation, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
   }
   return (document) => ({

@@ -4,6 +4,7 @@ import swaggerUi from '@fastify/swagger-ui'
 import type { FastifyInstance } from 'fastify'
 import { SCOPES } from '../../../schemas/scopes.ts'
 import { fail } from '../../rules/errors.ts'
+import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
 import { explainer, EXPLORER, FOLDED } from './explorer.ts'
@@ -16,8 +17,7 @@ const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, 
 Send \`Authorization: Bearer <token>\` with each request: an API token of the organization, or an access token of an
 application (OAuth 2.0). Each operation names the scopes that it needs; \`*\` stands for all.
 
-An error has a code, \`error\`, and a \`message\`. Under \`default\` are the errors that every operation can have. The
-headers listed under 429, except \`Retry-After\`, are on every counted response.
+An error has a code, \`error\`, and a \`message\`. Under \`default\` are the errors that every operation can have.
 \`docs/requests.md\` explains times, ETags, repeated requests and rate limits.`
 
 // Tags of the routes outside of the domains.
@@ -37,7 +37,7 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
     openapi: {
       openapi: '3.1.0',
       info: {
-        title: 'Strongroom', version: '1', description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
+        title: 'Strongroom', version: VERSION, description: DESCRIPTION, license: { name: 'MIT', identifier: 'MIT' }
       },
       servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
       tags: Object.entries({ ...tagsOfDomains, ...OTHER_TAGS }).map(([name, description]) => ({ name, description }))

@@ -6,7 +6,7 @@ import { replacedBy } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
 
-// Errors that every operation can return. The document lists the others as `x-error-codes`.
+// Errors that every operation can return. The description of an operation lists the others.
 const OF_ALL = new Set<ErrorCode>([
   'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
@@ -56,7 +56,6 @@ export function documentAccess (route: RouteOptions): void {
     ...(limitOfEffect !== undefined && { 'x-limit-of-effect': limitOfEffect }),
     ...(replaced !== undefined && { 'x-limit-instead-of': replaced }),
     ...(audit !== undefined && audit !== 'none' && { 'x-audit-events': [audit].flat() }),
-    ...(own.size > 0 && { 'x-error-codes': [...new Set([...own].map(codeOf))] }),
     ...(own.size > 0 && { 'x-own-statuses': [...own].map((code) => ERRORS[code].status) }),
     description: descriptionOf(route, access === 'public' ? [] : alternatives, extra, less, own),
     security: access === 'public' ? [] : [...alternatives, ...less.map((scope) => [scope])].flatMap(securityOf),
@@ -71,9 +70,9 @@ function descriptionOf (
 ): string {
   const { description } = (schema ?? {}) as { description?: string }
   const parts = [description, needsOf(alternatives), ...extra.length > 0
-    ? [`Depending on the request, also needs ${extra.map(nameOf).join(' and ')}.`]
+    ? [`Some requests also need ${extra.map(nameOf).join(' and ')}.`]
     : [], ...less.length > 0
-    ? [`Depending on the request, needs only ${less.map(nameOf).join(' or ')}.`]
+    ? [`Some requests need only ${less.map(nameOf).join(' or ')}.`]
     : []]
   const byStatus = [...new Set([...own].map((code) => ERRORS[code].status))].sort().map((status) =>
     `${status} ${[...own].filter((code) => ERRORS[code].status === status).map((code) => `\`${codeOf(code)}\``).join(', ')}`)
