@@ -8,15 +8,15 @@ fn main() {
     println!("cargo:rerun-if-changed={document}");
     let text = fs::read_to_string(document).unwrap();
     let mut spec: openapiv3::OpenAPI = serde_json::from_str(&text).unwrap();
-    // progenitor takes `default` for a success as well, and an operation with two kinds of success makes it panic.
-    for item in spec.paths.paths.values_mut().filter_map(|item| match item {
-        ReferenceOr::Item(item) => Some(item),
-        ReferenceOr::Reference { .. } => None,
-    }) {
-        for operation in [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten() {
-            if let Some(errors) = operation.responses.default.take() {
-                operation.responses.responses.insert(StatusCode::Range(4), errors.clone());
-                operation.responses.responses.insert(StatusCode::Range(5), errors);
+    // progenitor takes `default` for a success, too, and panics over two kinds of success. So the errors of `default` are
+    // listed by their status, where the operation has none of its own.
+    for (_, item) in &mut spec.paths.paths {
+        let ReferenceOr::Item(item) = item else { continue };
+        let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+        for operation in methods.into_iter().flatten() {
+            let Some(errors) = operation.responses.default.take() else { continue };
+            for status in [400, 401, 413, 415, 500, 503] {
+                operation.responses.responses.entry(StatusCode::Code(status)).or_insert_with(|| errors.clone());
             }
         }
     }
