@@ -304,6 +304,12 @@ t.test('a choice of objects has a discriminator', async (t) => {
   t.strictSame(choices.filter(([, { discriminator }]) => discriminator === undefined).map(([at]) => at), [])
 })
 
+t.test('no parameter has the name of a schema, also not as a type in Go, where both have one namespace', async (t) => {
+  const typeOf = (name: string) => name.replace(/[^a-z0-9]/gi, '').toLowerCase()
+  const schemas = new Set(Object.keys(components.schemas).map(typeOf))
+  t.strictSame(Object.keys(components.parameters).filter((name) => schemas.has(typeOf(name))), [])
+})
+
 t.test('parameters are named by what they are: first those of the path, then of the query, then headers', async (t) => {
   for (const { operationId, parameters = [] } of operations) {
     const kinds = parameters.map((parameter) => named(components.parameters, parameter).in)

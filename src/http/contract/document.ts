@@ -80,7 +80,7 @@ const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
 // Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
-const LINE = 600
+const LINE = 1200
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
 export function renderYaml (document: object): string {
@@ -281,10 +281,12 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// The component name of a parameter: its name, or `x-named` if the name has several meanings.
+// The component name of a parameter: its name, or `x-named` if the name has several meanings. Parameters of paths and
+// queries have a prefix, because Go clients have one namespace: the schemas `Charge` and `DryRun` have the same names.
 function namedParameter ({ schema, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
-  return { component: String(named), parameter: { ...rest, schema: own } as Json }
+  const prefix = rest.in === 'header' ? '' : `${String(rest.in)}_`
+  return { component: `${prefix}${String(named)}`, parameter: { ...rest, schema: own } as Json }
 }
 
 const PLACES = ['path', 'query', 'header']
