@@ -63,7 +63,7 @@ export interface Database {
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /**
    * Migrates the schema to this build's version, and on Citus places new tables and sets the settings of the nodes.
-   * With `isThorough` and a connection to the coordinator, also checks and sets the settings of all nodes if no table
+   * With `isThorough` and a connection to the coordinator, checks and sets the settings of all nodes even if no table
    * is new. Throws the reason of `signal` if the signal ends a wait; throws CitusError if a node is missing or has a
    * wrong setting, or if the schema must change and this node is not the coordinator. Returns undefined without Citus.
    */
@@ -168,7 +168,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     // Reads are pipelined: up to 50 at once on each connection.
     reads: createPool(some * 50),
     lists: createPool(some),
-    // Pages are pipelined, too. Only a few at once, because each page waits for the earlier ones on the connection.
+    // Pages are pipelined, too, but fewer at once, because each page waits for the earlier pages on the connection.
     pages: createPool(paged ? 16 : some),
     background: createPool(Math.min(2, forWrites)),
     longTransactions: createPool(isAlone ? 1 : Math.min(2, forWrites - 1))

@@ -42,7 +42,10 @@ export function grantableScopes (
   ])
 }
 
-/** Whether a scope changes nothing, and shows neither plaintext nor keys: the choice "Read only" of a consent page. */
+/**
+ * Whether requests with this scope alone change nothing, and return neither plaintext nor keys. "Read only" on a
+ * consent page selects these scopes.
+ */
 export const readsOnly = (scope: Scope): boolean => scope.endsWith(':read') || scope === 'secret:history'
 
 /** Whether a scope was granted; does not check the role. */
@@ -90,9 +93,12 @@ export interface Powers {
 
 /** The roles that teams give the caller, loaded with the membership. */
 export interface TeamPowers {
-  /** The roles in the project of the path; empty for a path without a project. */
+  /** The roles in the project that the request path names; empty if the path names none. */
   inProject: readonly TeamRole[]
-  /** Roles in any project, for a path without a project. Unverified: they only decide whether to look up a level. */
+  /**
+   * Roles in any project, if the request path names none. Their MACs are not verified, because these roles only decide
+   * whether the request looks up a level and its verified roles.
+   */
   anywhere: readonly Role[]
 }
 
@@ -116,7 +122,7 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
 export const partsWith = (powers: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] | null =>
   holds(powers, scope) ? null : partsByTeams(powers, teams, scope)
 
-/** Scopes of which a request needs one. */
+/** A request needs at least one of these scopes. */
 export type AnyOf = readonly [Scope, ...Scope[]]
 
 /** Whether the caller has one of the scopes in the whole organization or by one of these team roles. */
@@ -140,7 +146,7 @@ const NOTHING: ReadonlySet<Ability> = new Set()
 const slicesOfRole = ({ project_id, slices }: TeamRole): readonly Slice[] =>
   slices ?? [{ project_id, target_id: null, environment_id: null }]
 
-/** Scopes that a person has in the same parts of a project; null for the whole project. */
+/** Scopes that a person has in the same parts of a project. `slices` are these parts; null means the whole project. */
 export interface Right { scopes: Scope[], slices: readonly Slice[] | null }
 
 /**

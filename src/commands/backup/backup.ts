@@ -98,7 +98,8 @@ export async function backup (
       return { made_at: made.header.made_at, counts: made.counts(), bytes: chunks.bytes() }
     })
     progress.leaves('The backup is complete; it is not recorded in the metrics.')
-    // The backup is complete, so only warn if it cannot be recorded, as in a read-only database or an older schema.
+    // The backup is complete, so an error while it is recorded is only a warning (`unknown`). Recording fails in a
+    // read-only database, and with an older schema.
     const { made_at, bytes } = summary
     return await opened.note({ made_at, bytes }).then(() => summary,
       (error: unknown) => ({ ...summary, unknown: lineOf(error) }))
@@ -107,8 +108,8 @@ export async function backup (
   }
 }
 
-// Locks the known tables first: the snapshot on PostgreSQL begins with the first query after the locks, so a concurrent
-// migration cannot change the tables. On Citus the snapshots of the nodes exist already.
+// First locks the tables in `known`, so that a concurrent migration cannot change them. On PostgreSQL, the first query
+// after the locks takes the snapshot; on Citus, `Database.snapshot` has already taken the snapshots of the nodes.
 async function makeBackup (
   { keyring, database: { where } }: Opened, db: Db, known: readonly Table[], progress: Progress
 ) {
@@ -157,8 +158,8 @@ async function * readAll (
 }
 
 /**
- * Restores a backup into an empty database in one transaction, then migrates the schema. Verifies a file completely
- * before the restore, but standard input (`-`) during the restore.
+ * Restores a backup into an empty database in one transaction, then migrates the schema. A file is
+ * verified completely before the restore begins, and standard input (`-`) while it is restored.
  */
 export async function restore (config: Config, source: Source, progress = NO_PROGRESS): Promise<Summary> {
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)
@@ -189,8 +190,8 @@ export async function refuseWithoutRoom ({ file }: Source, directory: string): P
 }
 
 /**
- * Returns a function that reads a backup. Verifies a file, but not standard input, completely first. Throws a
- * DamagedBackup, or a StartError if a key or the identity is missing or wrong.
+ * Returns a function that reads a backup. A file is verified completely before `openBackup` returns, and standard input
+ * while the function reads it. Throws a DamagedBackup, or a StartError if a key or the identity is missing or wrong.
  */
 export async function openBackup (
   keyring: Keyring, { file, identity }: Source, progress = NO_PROGRESS

@@ -84,7 +84,10 @@ export function isAuthentic<N extends AuthenticatedTable> (
   return false
 }
 
-/** Throws TamperedRow unless the MAC verifies. For levels, because a level must not silently disappear. */
+/**
+ * Throws TamperedRow unless the MAC verifies. Used for projects, targets, environments and their documents: a request
+ * must fail for a manipulated row, instead of treating it as missing.
+ */
 export function requireAuthentic<N extends AuthenticatedTable> (db: Db, table: N, row: Checked<N>): void {
   if (!verifies(db, table, row)) throw new TamperedRow(`${table} ${String((row as { id?: unknown }).id)}`)
 }
@@ -100,7 +103,7 @@ export async function readNow (db: Db): Promise<number> {
   return Number(row!.now)
 }
 
-/** Takes a clock sample of the database for `EventChain.now`. */
+/** Reads the database's clock, so that `EventChain.now` can estimate the time of the database. */
 export async function readClock (db: Db): Promise<void> {
   const sentAt = performance.now()
   const [row] = await db.execute(sql`SELECT ${CLOCK} AS clock`) as unknown as { clock: number }[]

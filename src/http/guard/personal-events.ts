@@ -19,7 +19,8 @@ export interface Person { id: number, name: string }
 /**
  * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
  * organization cannot record the event now, or a node of Citus does not answer, the event is recorded later. `ended`:
- * API tokens that the event has ended; each organization sees only its own tokens.
+ * the API tokens that the recorded action has ended; the event in an organization lists only tokens of the
+ * organization.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},

@@ -98,7 +98,8 @@ export const passwordReset: Domain = async (app) => {
     return user === undefined ? GONE : resetPasswordPage(browserOf(app, request, reply), link, user)
   })
 
-  // Starts no session: the link proves only the mailbox, so the user signs in with every factor of the account.
+  // Starts no session: the link proves only that the user reads the mailbox. The user then signs in with the new
+  // password and, if there is one, the second factor.
   onForm(`${RESET}/:link`, {
     cookie: 'browser', limit: 'sign_in', audit: 'user.password'
   }, async (request, reply, form, cookie) => {
@@ -138,7 +139,7 @@ export const passwordReset: Domain = async (app) => {
 const mailTo = ({ id, email }: User, message: { subject: string, text: string }): PostedMail =>
   ({ about: `user ${id}`, to: email, ...message })
 
-// Sending begins after the response, because its work would delay the response to an address with an account.
+// Sends the mail after the response. Otherwise the response would take longer for an address with an account.
 function postAfterResponse ({ raw }: FastifyReply, room: Room, mailOf: () => PostedMail | undefined) {
   const post = () => room.post(mailOf())
   if (raw.closed) post()

@@ -86,7 +86,10 @@ export async function settleInvoice (
   return row
 }
 
-/** An invoice with its refunds, and its charge's effective, noted (operator) and reported (provider) status. */
+/**
+ * An invoice with its refunds and three statuses of its charge: the effective one, the one that the operator entered
+ * (`noted_status`), and the one that the provider reported (`provider_status`).
+ */
 type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
 type BookedRefund = Pick<Refund, 'id' | 'amount' | 'status' | 'noted_status' | 'provider_status' | 'settled_at'>
@@ -153,8 +156,9 @@ export async function endUntoldCharges (db: Db, organizationId: string): Promise
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
-// The `submitted_at` of a settled charge or refund. If it was never sent to the provider, the current time, so that the
-// worker does not send it. Otherwise unchanged: the worker repeats the request until the provider reports the outcome.
+// The `submitted_at` of a settled charge or refund. If the order was never sent to the provider, this is the current
+// time, so that the worker does not send the order. Otherwise the value stays, so that the worker repeats the request
+// until the provider reports the outcome.
 const submittedWhenSettled = (table: Order): SQL => withNow((now) =>
   sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, ${now}) ELSE ${table.submitted_at} END`)
 
@@ -244,9 +248,9 @@ async function claimNext<T> (
 }
 
 /**
- * A page of the refunds for the operator to review. These are all pending refunds. They are also the unchecked refunds
- * that were sent to another provider than `operator`, if the operator noted a status, or if the status at the provider
- * differs from the effective status.
+ * A page of the refunds for the operator to review. They are all pending refunds. They are also
+ * the unchecked refunds that were sent to another provider than `operator`, if the operator noted a status, or if the
+ * status at the provider differs from the effective status.
  */
 export async function listUndoneRefunds (
   db: Db, operator: string, after: string

@@ -42,7 +42,7 @@ const madeBy = (maker: NewToken['made_by']) => ({
   created_by_type: maker?.type ?? null,
   created_by_id: maker?.id ?? null,
   created_by_name: maker?.name ?? null,
-  // A token that a token creates belongs to the same person.
+  // If the creator is an API token, the new token belongs to the person of the creating token.
   user_id: maker?.person?.user_id ?? null,
   grant_id: maker?.person?.grant_id ?? null
 })
@@ -50,8 +50,9 @@ const madeBy = (maker: NewToken['made_by']) => ({
 /**
  * If a limit of live API tokens is reached, for the organization or for the person: returns this limit. Undefined if a
  * token can be created, renewed or transferred. Deletes old expired tokens if the organization has as many expired
- * tokens as its limit. `held` is an existing token that gets a new owner or expiry: it counts as new for the person,
- * and for the organization only if it had expired. The caller has locked the organization, which serializes requests.
+ * tokens as its limit. `held` is an existing token that gets a new owner or expiry. The limit of the person counts it
+ * as another token; the limit of the organization does so only if it had expired. The caller has locked the
+ * organization, which serializes requests.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -91,8 +92,8 @@ const SELECTABLE = {
 }
 
 /**
- * A page of tokens within the caller's restrictions, by default newest first. Rows that do not verify only count in
- * `total`.
+ * A page of tokens within the caller's restrictions, by default newest first. Rows with a wrong MAC are
+ * in `total`, but not in `rows`.
  */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
@@ -177,8 +178,8 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
  * the former value, and invalidates the value of the lost response. Without the key, a client may already use the
  * present value, so this value stays valid for `overlapSeconds`, and the former one becomes invalid.
  *
- * The token then belongs to the person who rotates it, so that it ends with the person who knows its value. The caller
- * has locked the token (`lockToken`).
+ * The token then belongs to the person who rotates it and knows its value: if that person loses access, the token
+ * becomes invalid. The caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -318,7 +319,7 @@ export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
 ): Promise<Slice | Level> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
-  // A separate statement, so that the next one sees the result of a deletion that this one waited for.
+  // The lock is a separate statement: if it waits for a concurrent deletion, the next statement sees the result.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share', waitUnlessCounter(db))
   const { organization_id, id: project_id } = projects
   const [row] = await db

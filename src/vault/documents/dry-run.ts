@@ -19,12 +19,13 @@ export interface PlannedChange {
   /** The planned change; its `blob` is null if the document would be deleted. Undefined if nothing would change. */
   change: Pick<Change, 'blob' | 'record'> | undefined
   etag: string | null
-  /** Undefined if the server cannot read the names. */
+  /** The decrypted documents. Undefined if the server cannot read their names, or does not have the new document. */
   texts: { before: string | null, after: string | null } | undefined
 }
 
 /**
- * Opens the present document of a level that was loaded as `readable`, to compare it with a planned change.
+ * Decrypts the current document of a level, so that `plannedLevel` can compare it with the planned document. The level
+ * must be loaded with `readable`.
  *
  * @param after the decrypted document after the change; undefined if the server does not have it
  */
@@ -52,7 +53,7 @@ export function outcomeOfDryRun (
 ): NoChange {
   const own = ownSecret(state)
   const details = { dry_run: change.event, ...more }
-  // Without names, and for a level that never had a document, no document was read.
+  // No document was read if the texts were not compared, or if the level never had a document.
   const isRead = texts !== undefined && own !== undefined
   return { read: isRead ? eventOfReading(state, [own], action, details).event : undefined, planned: change }
 }

@@ -7,8 +7,9 @@ import { lockLongOperations } from '../../repositories/operations/long-operation
 import { lockProject } from '../../repositories/levels/projects.ts'
 import { fail } from '../../rules/errors.ts'
 
-// Long operations may write every document of a project: rotations, changes of custody, `restore-to`, deletions of many
-// levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
+// Long operations may write every document of a project: key rotations, a change of who holds the key, `restore-to`,
+// deletions of many levels. An organization runs one at a time across all instances, so that it cannot occupy all
+// connections.
 
 /** Maximum levels, including the project or target itself, of a deletion that is not a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
