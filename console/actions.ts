@@ -50,6 +50,7 @@ export const ACTIONS = {
   'key.rotate': 'Rotate key',
   'key.custody': 'Change who holds the key',
   'key.refresh': 'Refresh progress',
+  'part.choose': 'Choose a project',
   'token.create': 'Create token',
   'token.rotate': 'Rotate',
   'token.revoke': 'Revoke',

@@ -43,8 +43,12 @@ export class ApiError extends Error {
   errors: Record<string, string[]>
 
   constructor (status: number, body: { error?: string, message?: string, details?: object, errors?: object }) {
-    const { required_scope } = (body.details ?? {}) as Record<string, string>
-    super((body.message ?? `The service answered with status ${status}.`) + (required_scope === undefined ? '' : ` It needs ${required_scope}.`))
+    const { required_scope, line, column } = (body.details ?? {}) as Record<string, string>
+    super([
+      body.message ?? `The service answered with status ${status}.`,
+      required_scope !== undefined && `It needs ${required_scope}.`,
+      line !== undefined && `The first error is in line ${line}${column === undefined ? '' : `, column ${column}`}.`
+    ].filter(Boolean).join(' '))
     this.status = status
     this.code = body.error ?? ''
     this.details = (body.details ?? {}) as Record<string, unknown>
@@ -52,14 +56,15 @@ export class ApiError extends Error {
   }
 }
 
+/** Counts the requests that were refused for lack of permission: the role of the person may have changed. */
+export const refusals = signal(0)
+
 /** A request of the current page, without the token and without values. */
 export interface Sent { method: string, url: string, body: string | undefined, headers: string[] }
 export const sent = signal<readonly Sent[]>([])
 const MAX_SENT = 30
 effect(() => { if (place.value !== undefined) sent.value = [] })
-const SECRET_FIELDS = new Set([
-  'plaintext', 'content', 'set', 'encryption_key', 'key_proof', 'key_check', 'secrets', 'versions'
-])
+const SECRET_FIELDS = new Set('plaintext content set encryption_key key_proof key_check secrets versions'.split(' '))
 
 /** The body with secret fields left out. */
 const withoutSecrets = (body: object): string => JSON.stringify(body, (name, value: unknown) =>
@@ -92,6 +97,7 @@ export async function call<O extends Operation> (operation: O, request: Request<
   const token = async (isRejected = false) =>
     dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
   let response = await send(await token())
+  if (response.status === 403 && operation !== 'getUser') refusals.value++
   if (response.status === 401) response = await send(await token(true))
   const text = await response.text()
   const isJson = /json/.test(response.headers.get('content-type') ?? '')

@@ -1,16 +1,14 @@
 import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
-import { openBlob, useKey } from './crypto.ts'
 import {
-  callLevel, changeNames, changesBetween, kindOf, stateOf, titleOf, undoChange, type Kind, type Level,
-  type LevelDocument
+  changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, titleOfColumn, undoChange, type Cell,
+  type Column, type Level, type LevelDocument, type Row
 } from './levels.ts'
-import { levelOf, MatrixTable, titleOfColumn, type Cell, type Column, type Row } from './pages/matrix.tsx'
-import { LevelSecret, readOne, ValueField, type Project } from './secrets.tsx'
-import { Act, changed, Changes, Dialog, Field, say, Show, To, useForgetting, useLoad } from './ui.tsx'
-import { readValues, type Comparison, type NameChange, type Values } from './values.ts'
+import { readOne, Secret, ValueField, type Project } from './secrets.tsx'
+import { Act, changed, Changes, Dialog, Field, say, To, useForgetting } from './ui.tsx'
+import type { Comparison, NameChange } from './values.ts'
 
-// Changing a name of a level, and the matrix of a client-managed project.
+// Changing a name of a level.
 
 /** The state of the level from which a change starts. */
 type Base = Pick<LevelDocument, 'etag' | 'version'>
@@ -63,10 +61,14 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   return { apply, view, forget }
 }
 
-type Known = readonly { name: string }[] | undefined
 /** The form for the value of a name. `known`: the names that the level has or inherits. */
 export function SetName ({ level, project, base, name, done, known = [] }: {
-  level: Level, project: Project, base: Base, name?: string | undefined, done: () => void, known: Known
+  level: Level,
+  project: Project,
+  base: Base,
+  name?: string | undefined,
+  done: () => void,
+  known: readonly { name: string }[] | undefined
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -120,7 +122,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
           />
           )
         : <p>{sentenceOf(cell!, level)}</p>}
-      {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <LevelSecret level={level} name={name} project={project} />}
+      {name !== undefined && cell !== undefined && cell.state !== 'missing' && cell.state !== 'unknown' && <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />}
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
       <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
       {name !== undefined && isHere && (
@@ -137,74 +139,4 @@ function sentenceOf ({ state, from, overrides }: Cell, level: Level): string {
   if (state === 'inherited') return `The value comes from the ${from}. Set a value here to override it.`
   if (state === 'overrides') return `The name is set in this ${kindOf(level)}, and overrides the value of the ${(overrides ?? []).join(' and the ')}.`
   return state === 'missing' ? kindOf(level) === 'project' ? 'The project does not have the name.' : `Neither this ${kindOf(level)} nor a level above has the name.` : 'The document of this level cannot be read. Open the level to correct it.'
-}
-
-/** The matrix of a client-managed project: the browser reads and decrypts all levels. */
-export function ClientMatrix ({ project, columns }: { project: Project, columns: readonly Column[] }) {
-  const [isAsked, setAsked] = useState(false)
-  if (project.format === 'yaml' || project.format === 'text') return <p>Only a level as a whole can be shown: open one below.</p>
-  if (!isAsked) return <Act name='matrix.open' kind='main' run={() => setAsked(true)} />
-  return <ClientTable project={project} columns={columns} />
-}
-
-function ClientTable ({ project, columns }: { project: Project, columns: readonly Column[] }) {
-  const [done, setDone] = useState(0)
-  const loaded = useLoad(() => readLevels(project, columns, setDone), [columns.length])
-  return (
-    <>
-      {loaded.value === undefined && loaded.error === undefined && <p role='status'>Reads level {done + 1} of {columns.length}…</p>}
-      <Show of={loaded}>
-        {({ documents, current }) => (
-          <MatrixTable project={project} columns={current} rows={rowsOf(columns, documents)} />
-        )}
-      </Show>
-    </>
-  )
-}
-
-type Documents = ReadonlyMap<Column, Values>
-
-/** Reads and decrypts the documents of all levels. A read of an environment has those of the levels above. */
-async function readLevels (project: Project, columns: readonly Column[], tell: (count: number) => void) {
-  const key = useKey(`${project.organization}/${project.slug}`)
-  const documents = new Map<Column, Values>()
-  const current: Column[] = [...columns]
-  const of = (kind: Kind, { target, environment }: Column) => columns.find((one) => one.level === kind &&
-    (kind === 'project' || one.target === target) && (kind !== 'environment' || one.environment === environment))
-  for (const [index, column] of [...columns].reverse().entries()) {
-    tell(index)
-    if (documents.has(column)) continue
-    const { data: { data } } = await callLevel('readSecrets', levelOf(project, column))
-    for (const kind of ['project', 'target', 'environment'] as const) {
-      const place = of(kind, column)
-      if (place === undefined || documents.has(place) || (kind === 'environment' && column.level !== 'environment')) continue
-      const found = data.attributes.levels?.[kind]
-      const values = found === undefined ? new Map() : readValues(project.format, await openBlob(key, found.content))
-      if (values === undefined) throw new Error(`The document of ${titleOfColumn(place)} has no names that the browser can read. Open the level.`)
-      documents.set(place, values)
-      current[columns.indexOf(place)] = { ...place, etag: found?.etag ?? null, version: found?.version ?? null }
-    }
-  }
-  return { documents, current }
-}
-
-/** The rows of the matrix, with the same words as those of the service. */
-function rowsOf (columns: readonly Column[], documents: Documents): Row[] {
-  const names = [...new Set([...documents.values()].flatMap((values) => [...values.keys()]))].sort()
-  return names.map((name) => {
-    const groups: string[] = []
-    const cells = columns.map((column): Cell => {
-      const above = columns.filter((one) => one !== column && (one.level === 'project' || (one.target === column.target && one.level === 'target' && column.level === 'environment')))
-      const holders = above.filter((one) => documents.get(one)?.has(name))
-      const own = documents.get(column)?.get(name)
-      const value = own ?? documents.get(holders.at(-1)!)?.get(name)
-      if (value === undefined) return { state: 'missing' }
-      if (!groups.includes(value)) groups.push(value)
-      const value_group = groups.indexOf(value) + 1
-      if (own === undefined) return { state: 'inherited', from: holders.at(-1)!.level as 'project', value_group }
-      if (holders.length === 0) return { state: 'set', value_group }
-      return { state: 'overrides', overrides: holders.map(({ level }) => level as 'project'), value_group }
-    })
-    return { name, cells }
-  })
 }

@@ -64,7 +64,7 @@ export async function openBlob ({ key }: ClientKey, blob: string): Promise<strin
     const plain = await crypto.subtle.decrypt({ name: 'AES-GCM', iv: bytes.subarray(0, 12) }, key, bytes.subarray(12))
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(plain)
   } catch {
-    throw new Error('This key string does not decrypt the document.')
+    throw new Error('The key of this page does not decrypt this document. It may be encrypted with an older key.')
   }
 }
 
@@ -77,10 +77,8 @@ export async function sealBlob ({ key }: ClientKey, text: string): Promise<strin
   return base64Of(blob)
 }
 
-interface HeldKey { key: ClientKey, timer: number }
-
 /** The open keys by project (organization/project); a key without use for 15 minutes is forgotten. */
-const held = signal<ReadonlyMap<string, HeldKey>>(new Map())
+const held = signal<ReadonlyMap<string, { key: ClientKey, timer: number }>>(new Map())
 
 export function holdKey (project: string, key: ClientKey) {
   forgetKey(project)
@@ -103,7 +101,7 @@ export const forgetKeys = () => [...held.peek().keys()].forEach(forgetKey)
 export const isOpen = (project: string): boolean => held.value.has(project)
 
 /** The key of a project. Each use starts the 15 minutes again. Throws an error with a sentence for people. */
-export function useKey (project: string): ClientKey {
+export function heldKey (project: string): ClientKey {
   const found = held.peek().get(project)
   if (found === undefined) throw new Error('Enter the key string of this project first.')
   clearTimeout(found.timer)

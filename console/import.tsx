@@ -2,8 +2,8 @@ import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
 import { callLevel, readDocument, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type Project } from './secrets.tsx'
-import { Act, Changes, Check, Field, messageOf } from './ui.tsx'
-import { compareValues, readValues, type Comparison, type Format } from './values.ts'
+import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
+import { compareValues, problemIn, readValues, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -50,7 +50,7 @@ export function FileField ({ label, value, change }: {
   )
 }
 
-interface Plan { names: Comparison | null, etag: string | null, store: () => Promise<string | undefined> }
+interface ImportPlan { names: Comparison | null, etag: string | null, store: () => Promise<string | undefined> }
 
 /** Imports a text into a level. `done` gets the ETag after the import. */
 export function Import ({ level, project, done }: {
@@ -60,7 +60,7 @@ export function Import ({ level, project, done }: {
   const [count, setCount] = useState(0)
   const [format, setFormat] = useState<Format>(project.format)
   const [keepsOthers, setKeepsOthers] = useState(false)
-  const [plan, setPlan] = useState<Plan>()
+  const [plan, setPlan] = useState<ImportPlan>()
   const change = (text: string | undefined, found = format, keeps = keepsOthers) => {
     setText(text)
     setFormat(found)
@@ -69,12 +69,12 @@ export function Import ({ level, project, done }: {
   }
   const preview = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
-    setPlan(await planOf(level, project, text, format, keepsOthers))
+    setPlan(await planImport(level, project, text, format, keepsOthers))
   }
   const store = async () => {
     try {
       done(`Imported into ${titleOf(level)}.`, await plan!.store())
-      // A new key empties the field.
+      // A new key empties the form.
       setCount(count + 1)
       change('')
     } catch (error) {
@@ -85,13 +85,14 @@ export function Import ({ level, project, done }: {
   }
   return (
     <div>
-      <FileField key={count} label='Text to import' value='' change={change} />
-      <Field
-        label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
-        options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
-      />
-      <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => change(text, format, value)} />
-      <Act name='import.preview' run={preview} />
+      <Form key={count} name='import.preview' keep kind='' run={preview}>
+        <FileField label='Text to import' value='' change={change} />
+        <Field
+          label='Format of the text' name='format' value={format} onInput={(value) => change(text, value as Format)}
+          options={[['env', '.env'], ['json', 'JSON'], ['yaml', 'YAML'], ['text', 'Text without names']]}
+        />
+        <Check name='keep' label='Keep the names that the text does not have' checked={keepsOthers} onChange={(value) => change(text, format, value)} />
+      </Form>
       {plan !== undefined && (
         <section class='preview'>
           <h3>What the import does in {titleOf(level)}</h3>
@@ -104,9 +105,9 @@ export function Import ({ level, project, done }: {
 }
 
 /** Finds out what an import would do. The service compares, or the browser if only clients have the key. */
-async function planOf (
+async function planImport (
   level: Level, project: Project, text: string, format: Format, keepsOthers: boolean
-): Promise<Plan> {
+): Promise<ImportPlan> {
   const { isClient } = project
   if (format === project.format && !keepsOthers) {
     if (isClient) {
@@ -125,7 +126,7 @@ async function planOf (
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
   const values = readValues(format, text)
   const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
-  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
+  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${problemIn(format, text) || advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data

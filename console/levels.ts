@@ -1,5 +1,5 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
-import { isOpen, openBlob, sealBlob, useKey } from './crypto.ts'
+import { heldKey, isOpen, openBlob, sealBlob } from './crypto.ts'
 import { changeValues, compareValues, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
@@ -14,9 +14,9 @@ export const kindOf = ({ target, environment }: Level): Kind =>
 /** What people call a level: its path below the project. */
 export const titleOf = ({ project, target, environment }: Level): string =>
   [target ?? project, environment].filter((part) => part !== undefined).join(' / ')
-export const keyOf = ({ organization, project, target, environment }: Level): string =>
+export const levelPath = ({ organization, project, target, environment }: Level): string =>
   [organization, project, target ?? '', environment ?? ''].join('/')
-export const projectKey = ({ organization, project }: Level): string => `${organization}/${project}`
+export const projectPath = ({ organization, project }: Level): string => `${organization}/${project}`
 
 /** The level in the body of a request. */
 export const inBody = ({ project, target, environment }: Level) =>
@@ -46,7 +46,7 @@ export async function readDocument (level: Level, isClient: boolean): Promise<Le
   const { data: { data } } = await callLevel('readSecrets', level, isClient ? {} : { query: { decrypt: true } })
   const found = data.attributes.levels?.[kindOf(level)]
   if (found === undefined) return { text: '', etag: null, id: undefined, version: null }
-  const text = isClient ? await openBlob(useKey(projectKey(level)), found.content) : found.content
+  const text = isClient ? await openBlob(heldKey(projectPath(level)), found.content) : found.content
   return { text, etag: found.etag, id: found.id, version: found.version }
 }
 
@@ -62,7 +62,7 @@ export async function storeDocument (
   level: Level, text: string, etag: string | null | undefined, isClient: boolean,
   { unchecked = false, dry_run = false }: { unchecked?: boolean, dry_run?: boolean } = {}
 ) {
-  const key = isClient ? useKey(projectKey(level)) : undefined
+  const key = isClient ? heldKey(projectPath(level)) : undefined
   return call('storeSecrets', {
     path: { organization: level.organization },
     etag,
@@ -77,8 +77,8 @@ export async function storeDocument (
 
 /** What the service needs to restore a version of a client-managed project. */
 export async function restoreBody (level: Level, version: string, isClient: boolean): Promise<Schemas['RestoreBody']> {
-  if (!isClient || !isOpen(projectKey(level))) return {}
-  const key = useKey(projectKey(level))
+  if (!isClient || !isOpen(projectPath(level))) return {}
+  const key = heldKey(projectPath(level))
   const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
   const key_proof = key.proof
   if (data.key.is_active) return { key_proof }
@@ -130,8 +130,30 @@ export async function changesBetween (
   if (!isClient) return (await callLevel('compareSecrets', level, { query: { from, to } })).data.data.attributes
   const read = async (version: string) => {
     const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
-    return readValues(format, await openBlob(useKey(projectKey(level)), data.content))
+    return readValues(format, await openBlob(heldKey(projectPath(level)), data.content))
   }
   const [before, after] = [await read(from), await read(to)]
   return before && after ? compareValues(before, after) : null
 }
+
+/** The levels of a project, as columns of the matrix. */
+export async function * columnsOf ({ organization, project }: Level): AsyncGenerator<Column> {
+  for (let after: string | null | undefined; after !== null;) {
+    const { data: { data, meta } }: Reply<'readProjectMatrix'> = await call('readProjectMatrix', {
+      path: { organization, project }, query: { decrypt: false, ...(after !== undefined && { levels_after: after }) }
+    })
+    yield * data.attributes.levels
+    after = meta.next_levels
+  }
+}
+
+/** The matrix of a project: its levels as columns, its names as rows. */
+export type Matrix = Schemas['MatrixAttributes']
+export type Column = Matrix['levels'][number]
+export type Row = NonNullable<Matrix['names']>[number]
+export type Cell = Row['cells'][number]
+export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', string>, { target, environment }: Column): Level =>
+  ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
+
+/** The words of a level of the matrix. */
+export const titleOfColumn = ({ target, environment }: Column): string => environment ?? target ?? 'project'

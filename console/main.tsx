@@ -18,13 +18,13 @@ import { TokensPage } from './pages/tokens.tsx'
 
 const VIEWS = {
   start: StartPage,
+  tokens: TokensPage,
+  people: PeoplePage,
+  audit: AuditPage,
   matrix: MatrixPage,
   level: LevelPage,
   history: HistoryPage,
-  keys: KeysPage,
-  tokens: TokensPage,
-  people: PeoplePage,
-  audit: AuditPage
+  keys: KeysPage
 } as const satisfies Record<PageName, unknown>
 
 type State = { is: 'starting' } | { is: 'ready' } | { is: 'signed in' | 'signed out' } | { is: 'failed', message: string }

@@ -1,27 +1,27 @@
 import { effect, signal } from '@preact/signals'
 import type { ComponentChildren } from 'preact'
-import { useState } from 'preact/hooks'
-import { call, type Reply } from './api.ts'
-import { deriveKey, forgetKey, holdKey, isOpen, openBlob, useKey } from './crypto.ts'
-import { callLevel, inBody, keyOf, projectKey, type Kind, type Level } from './levels.ts'
+import { useContext, useState } from 'preact/hooks'
+import { call } from './api.ts'
+import { deriveKey, forgetKey, heldKey, holdKey, isOpen, newKeyString, openBlob } from './crypto.ts'
+import { callLevel, columnsOf, inBody, levelOf, projectPath, type Kind, type Level } from './levels.ts'
 import { place } from './router.ts'
-import { Act, Field, Form, Help, SHOWN_MS } from './ui.tsx'
-import { escapeValue, needsEscapes, readValues, unescapeValue, type Format, type Values } from './values.ts'
+import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS } from './ui.tsx'
+import { escapeValue, needsEscapes, present, readValues, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
 
-/** The revealed values, by place and name. */
+/** The revealed values, by source and name. */
 const shown = signal<ReadonlyMap<string, string>>(new Map())
 document.addEventListener('visibilitychange', () => { if (document.hidden) shown.value = new Map() })
 effect(() => { if (place.value !== undefined) shown.value = new Map() })
 
-const idOf = (place: string, name: string) => JSON.stringify([place, name])
+const idOf = (source: string, name: string) => JSON.stringify([source, name])
 
-/** Shows values for 30 seconds. `place` says where they are, such as a level or a version. */
-export function reveal (place: string, values: Iterable<readonly [name: string, value: string]>) {
+/** Shows values for 30 seconds. `source` says where they are, such as a level or a version. */
+export function reveal (source: string, values: Iterable<readonly [name: string, value: string]>) {
   if (document.hidden) return
-  const entries = [...values].map(([name, value]) => [idOf(place, name), value] as const)
+  const entries = [...values].map(([name, value]) => [idOf(source, name), value] as const)
   shown.value = new Map([...shown.peek(), ...entries])
   setTimeout(() => conceal(entries.map(([id]) => id)), SHOWN_MS)
 }
@@ -43,9 +43,7 @@ export async function projectOf (organization: string, slug: string): Promise<Pr
 
 /** Reads the value of one name at a level, with what it inherits. This is a decrypting read. */
 export async function readOne (level: Level, name: string, project: Project): Promise<string> {
-  const value = (await readInherited(level, project, { names: [name] })).get(name)
-  if (value === undefined) throw new Error('This name is not there any more. Load the page again.')
-  return value
+  return present((await readInherited(level, project, { names: [name] })).get(name))
 }
 
 /** Reads the values of a level, with those that it inherits. The filter saves the service work. */
@@ -63,7 +61,7 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
   for (const kind of ['project', 'target', 'environment'] as const) {
     const found = data.attributes.levels?.[kind]
     if (found === undefined) continue
-    const values = readValues(format, await openBlob(useKey(projectKey(level)), found.content))
+    const values = readValues(format, await openBlob(heldKey(projectPath(level)), found.content))
     if (values === undefined) throw new Error('The browser cannot read the names of this document. Edit it as a whole.')
     all.set(kind, values)
   }
@@ -71,8 +69,8 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
 }
 
 /** A value with its buttons. `read` is called when the person asks for the value. */
-export function Secret ({ place, name, read }: { place: string, name: string, read: () => Promise<string> }) {
-  const id = idOf(place, name)
+export function Secret ({ source, name, read }: { source: string, name: string, read: () => Promise<string> }) {
+  const id = idOf(source, name)
   const value = shown.value.get(id)
   const isEscaped = value !== undefined && needsEscapes(value)
   return (
@@ -82,16 +80,11 @@ export function Secret ({ place, name, read }: { place: string, name: string, re
         : <code class='value'>{isEscaped ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>}
       {isEscaped && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
       {value === undefined
-        ? <Act name='reveal' description={name} run={async () => reveal(place, [[name, await read()]])} />
+        ? <Act name='reveal' description={name} run={async () => reveal(source, [[name, await read()]])} />
         : <Act name='hide' description={name} run={() => conceal([id])} />}
       <Act name='copy' description={name} run={async () => navigator.clipboard.writeText(await read())} />
     </span>
   )
-}
-
-/** The value of a name at a level, with its buttons. */
-export function LevelSecret ({ level, name, project }: { level: Level, name: string, project: Project }) {
-  return <Secret place={keyOf(level)} name={name} read={() => readOne(level, name, project)} />
 }
 
 /**
@@ -104,6 +97,8 @@ export function ValueField ({ label, value, change, rows = 3 }: {
   const [isEscaped, setEscaped] = useState(needsEscapes(value))
   const [text, setText] = useState(() => isEscaped ? escapeValue(value) : value)
   const [problem, setProblem] = useState('')
+  const refusal = useContext(FormProblem)
+  const isRefused = concernsText(refusal)
   const read = (text: string, isEscaped: boolean) => {
     setText(text)
     try {
@@ -143,10 +138,11 @@ export function ValueField ({ label, value, change, rows = 3 }: {
         <span>{label}</span>
         <textarea
           ref={(element) => element?.setCustomValidity(problem)} rows={rows} spellcheck={false} autocomplete='off' autocapitalize='off' value={text}
-          aria-invalid={problem !== ''} onPaste={paste} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
+          aria-invalid={problem !== '' || isRefused} onPaste={paste} onInput={(event) => read((event.target as HTMLTextAreaElement).value, isEscaped)}
         />
       </label>
       {problem !== '' && <p class='problem' role='alert'>{problem}</p>}
+      {isRefused && <Problem error={refusal} />}
       <label class='check'>
         <input type='checkbox' checked={isEscaped} onChange={(event) => toggle((event.target as HTMLInputElement).checked)} />
         <span>Write escapes: {'\\t \\r \\n \\\\ \\u{feff}'}</span>
@@ -160,7 +156,7 @@ export function ValueField ({ label, value, change, rows = 3 }: {
  * 15 minutes without use.
  */
 export function KeyGate ({ level, children }: { level: Level, children?: ComponentChildren }) {
-  const id = projectKey(level)
+  const id = projectPath(level)
   if (isOpen(id)) {
     return (
       <>
@@ -181,21 +177,28 @@ export function KeyGate ({ level, children }: { level: Level, children?: Compone
   )
 }
 
+/** The field for the key string of a new key. It proposes a random one. */
+export function NewKeyString ({ label }: { label: string }) {
+  const [keyString, setKeyString] = useState(newKeyString)
+  return (
+    <>
+      <Field label={label} name='key_string' value={keyString} onInput={setKeyString} required hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
+      <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
+    </>
+  )
+}
+
 /** All documents of a project, as the service stores them, each with its level. */
 export async function * storedDocuments ({ organization, project }: Level) {
-  for (let after: string | null | undefined; after !== null;) {
-    const { data: { data, meta } }: Reply<'readProjectMatrix'> = await call('readProjectMatrix', {
-      path: { organization, project }, query: { decrypt: false, ...(after !== undefined && { levels_after: after }) }
-    })
-    for (const { level: kind, target, environment, etag } of data.attributes.levels) {
-      if (etag === null) continue
-      const at = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
-      const found = (await callLevel('readSecrets', at)).data.data.attributes.levels?.[kind]
-      if (found !== undefined) yield found
-    }
-    after = meta.next_levels
+  for await (const column of columnsOf({ organization, project })) {
+    if (column.etag === null) continue
+    const level = levelOf({ organization, slug: project }, column)
+    const found = (await callLevel('readSecrets', level)).data.data.attributes.levels?.[column.level]
+    if (found !== undefined) yield found
   }
 }
+
+const WRONG_KEY_STRING = 'This is not the key string of the project: it does not decrypt its documents. Look for missing or added characters. After a rotation, only the new key string works.'
 
 /** Derives the key of a project and checks it with a document of any level. */
 async function openProject (level: Level, keyString: string) {
@@ -203,6 +206,6 @@ async function openProject (level: Level, keyString: string) {
   const { key_check_salt: salt, key_check_iterations: iterations } = attributes
   const key = await deriveKey(keyString, { salt, iterations })
   const { value: document } = await storedDocuments(level).next()
-  if (document) await openBlob(key, document.content)
-  holdKey(projectKey(level), key)
+  if (document) await openBlob(key, document.content).catch(() => { throw new Error(WRONG_KEY_STRING) })
+  holdKey(projectPath(level), key)
 }

@@ -1,5 +1,5 @@
-import { computed, signal } from '@preact/signals'
-import { call, type Schemas } from './api.ts'
+import { computed, effect, signal } from '@preact/signals'
+import { call, refusals, type Schemas } from './api.ts'
 import { actFor } from './auth.ts'
 import { place } from './router.ts'
 
@@ -21,6 +21,9 @@ export async function loadPerson () {
   person.value = { id: data.id, name, email }
   memberships.value = included.map(({ attributes }) => attributes)
 }
+
+// A person whose role has changed sees the new one.
+effect(() => { if (refusals.value > 0) loadPerson().catch(() => {}) })
 
 /** The roles, in words. */
 export const ROLES: Record<Schemas['Role'], string> = {

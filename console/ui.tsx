@@ -10,8 +10,7 @@ import { go, pathOf, type Place } from './router.ts'
 // The parts from which pages are made.
 
 /** The message of the last change, with its undo. */
-interface Notice { text: string, undo: (() => Promise<void>) | undefined }
-export const notice = signal<Notice | null>(null)
+export const notice = signal<{ text: string, undo: (() => Promise<void>) | undefined } | null>(null)
 window.addEventListener('popstate', () => { notice.value = null })
 
 /** Says what happened, and offers to undo it. */
@@ -35,9 +34,7 @@ export function Problem ({ error }: { error: unknown }) {
   return <p class='problem' role='alert'>{messageOf(error)}</p>
 }
 
-export function Help ({ of }: { of: keyof typeof HELP }) {
-  return <p class='help'>{HELP[of]}</p>
-}
+export const Help = ({ of }: { of: keyof typeof HELP }) => <p class='help'>{HELP[of]}</p>
 
 /** Shown only if the work takes longer than a second (by the style sheet). */
 export function Progress ({ text = 'Loading…' }: { text?: string }) {
@@ -79,13 +76,16 @@ export function Act ({ name, run, label, description, kind = '' }: {
 }
 
 /** The error of the form around a field. */
-const FormProblem = createContext<unknown>(undefined)
+export const FormProblem = createContext<unknown>(undefined)
 
 /** Says whether an error of the API concerns a field: `restrictions.0.target` concerns `target`. */
 const concerns = (path: string, field: string): boolean => path.split('.').includes(field)
 
 const errorsOf = (error: unknown): [path: string, messages: string[]][] =>
   error instanceof ApiError ? Object.entries(error.errors) : []
+
+/** Says whether an error concerns a line of the text of a form. */
+export const concernsText = (error: unknown): boolean => error instanceof ApiError && error.details.line !== undefined
 
 export type Fields = Record<string, string>
 
@@ -94,19 +94,22 @@ export type Fields = Record<string, string>
  * that the API gives them. `keep`: they stay as they are after the action.
  */
 export function Form ({ name, run, label, children, kind = 'main', keep = false }: {
-  name: Action, run: (fields: Fields) => unknown, label?: string, children?: ComponentChildren, kind?: 'main' | 'danger', keep?: boolean
+  name: Action, run: (fields: Fields) => unknown, label?: string, children?: ComponentChildren, kind?: '' | 'main' | 'danger', keep?: boolean
 }) {
   const form = useRef<HTMLFormElement>(null)
+  // A new key empties all fields.
+  const [count, setCount] = useState(0)
   const { busy, error, start } = useRun(async () => {
     await run(Object.fromEntries(new FormData(form.current!)) as Fields)
-    if (!keep) form.current?.reset()
+    if (!keep) setCount(count + 1)
   })
   const fields = [...form.current?.querySelectorAll<HTMLInputElement>('.field [name]') ?? []].map(({ name }) => name)
   const paths = errorsOf(error)
-  const isElsewhere = paths.length > 0 && paths.every(([path]) => fields.some((field) => concerns(path, field)))
+  const isElsewhere = (paths.length > 0 && paths.every(([path]) => fields.some((field) => concerns(path, field)))) ||
+    (concernsText(error) && form.current?.querySelector('textarea') !== null)
   return (
     <form ref={form} data-action={name} onSubmit={(event) => { event.preventDefault(); start() }} noValidate={false}>
-      <FormProblem.Provider value={error}>{children}</FormProblem.Provider>
+      <FormProblem.Provider key={count} value={error}>{children}</FormProblem.Provider>
       {!isElsewhere && <Problem error={error} />}
       <button type='submit' class={kind} data-action={name} aria-disabled={busy}>{label ?? ACTIONS[name]}</button>
       {busy && <Progress text='Working…' />}
@@ -114,20 +117,19 @@ export function Form ({ name, run, label, children, kind = 'main', keep = false 
   )
 }
 
-interface FieldOptions {
-  label: string
-  name: string
-  hint?: string
-  value?: string | undefined
-  type?: 'text' | 'password' | 'email' | 'search' | 'datetime-local'
-  required?: boolean
-  options?: readonly (readonly [value: string, label: string])[]
-  maxLength?: number
-  onInput?: (value: string) => void
-}
+export type Option = readonly [value: string, label: string]
 
 /** A labelled field with its hint and its errors. */
-export function Field ({ label, name, hint, value, type = 'text', required = false, options, maxLength, onInput }: FieldOptions) {
+export function Field ({ label, name, hint, value, type = 'text', required = false, options, onInput }: {
+  label: string,
+  name: string,
+  hint?: string,
+  value?: string | undefined,
+  required?: boolean,
+  options?: readonly Option[],
+  type?: 'text' | 'password' | 'email' | 'search' | 'datetime-local',
+  onInput?: (value: string) => void
+}) {
   const id = useId()
   const set = (one: HTMLOptionElement | null) => { if (one) one.defaultSelected = one.value === value }
   const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
@@ -142,7 +144,7 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
     <div class='field'>
       <label for={id}>{label}</label>
       {options === undefined
-        ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} maxLength={maxLength} autocomplete='off' />
+        ? <input {...attributes} type={type as 'text'} step='any' defaultValue={value} autocomplete='off' />
         : (
           <select {...attributes}>
             {options.map(([of, text]) => <option key={of} value={of} ref={set} selected={of === value}>{text}</option>)}
@@ -241,9 +243,9 @@ export function useForgetting (isShown: boolean, forget: () => void) {
 export const SHOWN_MS = 30_000
 
 /** What a page loads when it opens. While other dependencies load, what is shown stays, and so does the focus. */
-export interface Loaded<T> { value?: T, error: unknown, reload: () => Promise<void>, set: (value: T) => void }
+export interface LoadState<T> { value?: T, error: unknown, reload: () => Promise<void>, set: (value: T) => void }
 
-export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unknown[]): Loaded<T> {
+export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unknown[]): LoadState<T> {
   const [state, setState] = useState<{ value?: T, error?: unknown }>({})
   const latest = useRef(0)
   const reload = async () => {
@@ -270,7 +272,7 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
 
 /** Shows what was loaded, its progress or its error; `empty` says what to do if a list is empty. */
 export function Show<T> ({ of: { value, error }, children, empty }: {
-  of: Loaded<T>, children: (value: T) => ComponentChildren, empty?: string
+  of: LoadState<T>, children: (value: T) => ComponentChildren, empty?: string
 }) {
   if (error !== undefined) return <Problem error={error} />
   if (value === undefined) return <Progress />
@@ -282,15 +284,25 @@ export function Show<T> ({ of: { value, error }, children, empty }: {
 export const Section = ({ title, children }: { title: string, children: ComponentChildren }) =>
   <section><h2>{title}</h2>{children}</section>
 
-/** A table in a region that scrolls, so that nothing is cut on a phone. */
-export function Table ({ label, head, children }: {
-  label: string, head: readonly string[], children: ComponentChildren
+type Cells = readonly [key: string, ...cells: ComponentChildren[]]
+
+/**
+ * A table in a region that scrolls, so that nothing is cut on a phone. A row has a key and its cells. The cell with the
+ * index `heading` names the row for a screen reader. Without rows, `empty` says what to do.
+ */
+export function Table ({ label, head, rows, heading = 0, empty = '' }: {
+  label: string, head: readonly string[], rows: readonly Cells[], heading?: number, empty?: string
 }) {
+  if (rows.length === 0) return <Empty>{empty}</Empty>
   return (
     <div class='scroll' role='region' aria-label={label} tabIndex={0}>
       <table>
         <thead><tr>{head.map((text) => <th key={text} scope='col'>{text}</th>)}</tr></thead>
-        <tbody>{children}</tbody>
+        <tbody>
+          {rows.map(([key, ...cells]) => (
+            <tr key={key}>{cells.map((cell, i) => i === heading ? <th key={i} scope='row'>{cell}</th> : <td key={i}>{cell}</td>)}</tr>
+          ))}
+        </tbody>
       </table>
     </div>
   )
@@ -310,9 +322,7 @@ export function Pages ({ meta: { current_page, last_page }, set }: {
   )
 }
 
-export function Empty ({ children }: { children: ComponentChildren }) {
-  return <p class='empty'>{children}</p>
-}
+export const Empty = ({ children }: { children: ComponentChildren }) => <p class='empty'>{children}</p>
 
 export function Time ({ at }: { at: string | null | undefined }) {
   if (at === null || at === undefined) return <>never</>

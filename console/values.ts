@@ -2,10 +2,9 @@
 // client-managed projects, whose names only the browser can read.
 
 /** Characters that a text field changes or does not show: a value with one of them is edited in its escaped form. */
-// eslint-disable-next-line no-control-regex
-const HIDDEN = /^\n|[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u2028\u2029\ufff9-\uffff\p{Cf}\p{Cs}\p{Co}\p{Cn}]/u
-// eslint-disable-next-line no-control-regex
-const TO_ESCAPE = /[\u0000-\u0009\u000b-\u001f\\\u007f-\u009f\u2028\u2029\ufff9-\uffff\p{Cf}\p{Cs}\p{Co}\p{Cn}]/gu
+const INVISIBLE = '\\u0000-\\u0009\\u000b-\\u001f\\u007f-\\u009f\\u2028\\u2029\\ufff9-\\uffff\\p{Cf}\\p{Cs}\\p{Co}\\p{Cn}'
+const HIDDEN = new RegExp(`^\\n|[${INVISIBLE}]`, 'u')
+const TO_ESCAPE = new RegExp(`[${INVISIBLE}\\\\]`, 'gu')
 const SHORT: Record<string, string> = { '\\': '\\\\', '\r': '\\r', '\t': '\\t' }
 
 export const needsEscapes = (value: string): boolean => HIDDEN.test(value)
@@ -28,13 +27,25 @@ export function unescapeValue (text: string): string {
 export type Format = 'env' | 'json' | 'yaml' | 'text'
 export type Values = Map<string, string>
 
+/** A value that was there when the page was loaded. Throws an error with a sentence for people if it is gone. */
+export function present (value: string | undefined): string {
+  if (value === undefined) throw new Error('This value is not there any more. Load the page again.')
+  return value
+}
+
 /** The names and values of a document; undefined if the browser cannot read the format or the text. */
 export function readValues (format: Format, text: string): Values | undefined {
   const source = text.replace(/^\ufeff/, '')
   if (source.trim() === '') return new Map()
   if (format === 'json') return readJson(source)
   const found = format === 'env' ? assignments(source) : undefined
-  return found && new Map(found.map(({ name, value }) => [name, value]))
+  return Array.isArray(found) ? new Map(found.map(({ name, value }) => [name, value])) : undefined
+}
+
+/** Says which line of an `.env` text is none; empty for other texts. */
+export function problemIn (format: Format, text: string): string {
+  const found = format === 'env' ? assignments(text.replace(/^\ufeff/, '')) : []
+  return Array.isArray(found) ? '' : `Line ${found.line} is no assignment such as NAME=value.`
 }
 
 function readJson (text: string): Values | undefined {
@@ -53,19 +64,20 @@ const NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 const ASSIGNMENT =
   /[^\S\n]*(?:export\s+)?([\w.-]+)(?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$\n?/my
 
-/** The assignments of an `.env` text with line feeds; undefined if a line is none. */
-function assignments (text: string): Assignment[] | undefined {
+/** The assignments of an `.env` text, or the first line that is none. */
+function assignments (text: string): Assignment[] | { line: number } {
   const source = text.replace(/\r\n?/g, '\n')
   const found: Assignment[] = []
+  const lineAt = (at: number) => source.slice(0, at).split('\n').length
   for (let at = 0; at < source.length;) {
     NOTHING.lastIndex = at
     if (NOTHING.test(source)) { at = NOTHING.lastIndex; continue }
     ASSIGNMENT.lastIndex = at
     const match = ASSIGNMENT.exec(source)
-    if (match === null) return undefined
+    if (match === null) return { line: lineAt(at) }
     const written = (match[2] ?? '').trim()
     const quote = written[0] ?? ''
-    if ('"\'`'.includes(quote) && quote !== '' && written.indexOf(quote, 1) === -1) return undefined
+    if ('"\'`'.includes(quote) && quote !== '' && written.indexOf(quote, 1) === -1) return { line: lineAt(at) }
     const inner = written.replace(/^(['"`])([\s\S]*)\1$/gm, '$2')
     const value = quote === '"' ? inner.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : inner
     found.push({ name: match[1]!, value, from: at, to: ASSIGNMENT.lastIndex })
@@ -90,7 +102,8 @@ export function changeValue (format: Format, text: string, name: string, value: 
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   if (format === 'json') return changeJson(text, name, value)
   const source = text.replace(/\r\n?/g, '\n')
-  const found = (assignments(source.replace(/^\ufeff/, '')) ?? []).filter((one) => one.name === name)
+  const all = assignments(source.replace(/^\ufeff/, ''))
+  const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
   const shift = source.startsWith('\ufeff') ? 1 : 0
   const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
   for (const form of value === undefined ? [() => ''] : FORMS) {

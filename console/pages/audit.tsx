@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
-import { Act, download, Empty, Field, Form, Help, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, download, Field, Form, Help, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type AuditEvent = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
@@ -75,25 +75,19 @@ function Events ({ organization, filter }: { organization: string, filter: Filte
         {(days) => <Chart title='Events per day' days={days.map(({ attributes: { date, count, is_capped } }) => ({ date, count, more: is_capped }))} />}
       </Show>
       <Show of={events}>
-        {(first) => first.length === 0
-          ? <Empty>No event matches the filter.</Empty>
-          : (
-            <>
-              <Table label='Events' head={['When', 'Who', 'What', 'On what', 'From', 'Details']}>
-                {[...first, ...more].map(({ id, attributes: event }) => (
-                  <tr key={id}>
-                    <td><Time at={event.occurred_at} /></td>
-                    <td>{event.actor_name ?? event.actor.type.replace('_', ' ')}{event.actor.id !== null && ` (${event.actor.id})`}</td>
-                    <th scope='row'>{event.action}</th>
-                    <td>{event.resource.type}{event.resource.id !== null && ` ${event.resource.id}`}</td>
-                    <td>{event.ip}</td>
-                    <td>{Object.entries(event.details ?? {}).map(([name, value]) => `${name}: ${String(value)}`).join(', ')}</td>
-                  </tr>
-                ))}
-              </Table>
-              {first.length === PER_PAGE && !isEnd && <Act name='audit.more' run={showMore} />}
-            </>
-            )}
+        {(first) => (
+          <>
+            <Table
+              label='Events' head={['When', 'Who', 'What', 'On what', 'From', 'Details']} heading={2} empty='No event matches the filter.'
+              rows={[...first, ...more].map(({ id, attributes: event }) => [
+                id, <Time at={event.occurred_at} />, `${event.actor_name ?? event.actor.type.replace('_', ' ')}${event.actor.id === null ? '' : ` (${event.actor.id})`}`,
+                event.action, [event.resource.type, event.resource.id].filter((part) => part !== null).join(' '), event.ip,
+                Object.entries(event.details ?? {}).map(([name, value]) => `${name}: ${String(value)}`).join(', ')
+              ])}
+            />
+            {first.length === PER_PAGE && !isEnd && <Act name='audit.more' run={showMore} />}
+          </>
+        )}
       </Show>
       <Form name='audit.export' keep run={save}>
         <Field label='Format of the export' name='format' options={[['csv', 'CSV, for spreadsheets'], ['ndjson', 'JSON, an event in each line']]} />
@@ -120,9 +114,7 @@ function Chart ({ title, days }: { title: string, days: readonly Day[] }) {
       </svg>
       <details>
         <summary>{title} as a table</summary>
-        <Table label={title} head={['Day', 'Number']}>
-          {days.map(({ date, count, more }) => <tr key={date}><th scope='row'>{date}</th><td>{more === true ? `more than ${count}` : count}</td></tr>)}
-        </Table>
+        <Table label={title} head={['Day', 'Number']} rows={days.map(({ date, count, more }) => [date, date, more === true ? `more than ${count}` : count])} />
       </details>
     </figure>
   )
@@ -161,15 +153,11 @@ function Usage ({ organization }: { organization: string }) {
             {typeof subscription === 'string'
               ? <p>{subscription}</p>
               : <p>{money(subscription.amount, subscription.currency)} a {subscription.interval}.</p>}
-            {invoices.length === 0
-              ? <Empty>There are no invoices.</Empty>
-              : (
-                <Table label='Invoices' head={['Number', 'Issued', 'Total', 'Status']}>
-                  {invoices.map(({ id, attributes: { number, issued_at, total, currency, status } }) => (
-                    <tr key={id}><th scope='row'>{number}</th><td><Time at={issued_at} /></td><td>{money(total, currency)}</td><td>{status}</td></tr>
-                  ))}
-                </Table>
-                )}
+            <Table
+              label='Invoices' head={['Number', 'Issued', 'Total', 'Status']} empty='There are no invoices.'
+              rows={invoices.map(({ id, attributes: { number, issued_at, total, currency, status } }) =>
+                [id, number, <Time at={issued_at} />, money(total, currency), status])}
+            />
           </>
         )}
       </Show>

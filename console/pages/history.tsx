@@ -1,17 +1,14 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { sayChanged } from '../cell.tsx'
-import { callLevel, changesBetween, inHistory, kindOf, restoreBody, stateOf, titleOf, type Level } from '../levels.ts'
+import { callLevel, changesBetween, inHistory, kindOf, restoreBody, titleOf, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, reveal, Secret, type Project } from '../secrets.tsx'
-import {
-  Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Show, sizeOf, Table, Time, useLoad,
-  type Fields
-} from '../ui.tsx'
-import type { Comparison } from '../values.ts'
+import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { present, type Comparison } from '../values.ts'
 
 type Version = Schemas['Version']
-type Plan = { names: Comparison | null, etag: string | null, isNothing: boolean }
+interface RestorePlan { names: Comparison | null, etag: string | null, isNothing: boolean }
 const PER_PAGE = 25
 
 /** What was changed at a level, by whom and when, and restores of it. */
@@ -27,8 +24,9 @@ export function HistoryPage ({ organization, project: slug, target, environment 
           <>
             {project.isClient && <KeyGate level={level} />}
             <Versions level={level} project={project} />
-            {!project.isClient && project.format !== 'text' && <NameHistory level={level} />}
-            {!project.isClient && project.format !== 'text' && <Moment level={level} />}
+            {!project.isClient && project.format !== 'text'
+              ? <><NameHistory level={level} /><Moment level={level} /></>
+              : <p class='hint'>The history of a name and the names at a time are not available, because {project.isClient ? 'the server cannot read the documents of this project' : 'documents of the format text have no names'}.</p>}
             <RestoreProject level={level} />
             <Purge level={level} />
           </>
@@ -60,40 +58,38 @@ function Versions ({ level, project }: { level: Level, project: Project }) {
   const choose = (id: string, isChosen: boolean) =>
     setChosen(isChosen ? [...chosen, id].slice(-2) : chosen.filter((one) => one !== id))
   return (
-    <section>
-      <h2>Versions</h2>
+    <Section title='Versions'>
       <Help of='retention' />
       <Show of={versions}>
-        {({ found, total }) => found.length === 0
-          ? <Empty>This level has no versions yet. The first change records one.</Empty>
-          : (
-            <>
-              <ol class='timeline'>
-                {found.map((version) => (
-                  <VersionItem
-                    key={version.id} version={version} level={level} project={project}
-                    isChosen={chosen.includes(version.id)} choose={(isChosen) => choose(version.id, isChosen)}
-                  />
-                ))}
-              </ol>
-              {found.length < total && <Act name='history.more' run={() => setPages(pages + 1)} />}
-              <Compare level={level} project={project} chosen={chosen} />
-            </>
-            )}
+        {({ found, total }) => (
+          <>
+            {total === 0 && <Empty>This level has no versions yet. The first change records one.</Empty>}
+            <ol class='timeline'>
+              {found.map((version) => (
+                <VersionItem
+                  key={version.id} version={version} level={level} project={project}
+                  isChosen={chosen.includes(version.id)} choose={(isChosen) => choose(version.id, isChosen)}
+                />
+              ))}
+            </ol>
+            {found.length < total && <Act name='history.more' run={() => setPages(pages + 1)} />}
+            {total > 1 && <Compare level={level} project={project} chosen={chosen} />}
+          </>
+        )}
       </Show>
-    </section>
+    </Section>
   )
 }
 
 function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: {
   version: Version, level: Level, project: Project, isChosen: boolean, choose: (isChosen: boolean) => void
 }) {
-  const [plan, setPlan] = useState<Plan>()
+  const [plan, setPlan] = useState<RestorePlan>()
   const path = { organization: level.organization, version: id }
   const restore = async () => {
     const body = await restoreBody(level, id, project.isClient)
-    await call('restoreVersion', { path, body, etag: plan!.etag })
-    sayChanged(`Restored version ${id} of ${titleOf(level)}.`, level, (await stateOf(level)).etag ?? undefined, project.isClient)
+    const { etag } = await call('restoreVersion', { path, body, etag: plan!.etag })
+    sayChanged(`Restored version ${id} of ${titleOf(level)}.`, level, etag, project.isClient)
   }
   return (
     <li class={version.locked ? 'locked' : ''}>
@@ -106,7 +102,7 @@ function VersionItem ({ version: { id, attributes: version }, level, project, is
         : (
           <div class='actions'>
             <Check name='version' value={id} label={`Choose version ${id}`} checked={isChosen} onChange={choose} />
-            <Act name='version.preview' description={id} run={async () => setPlan(await planOf(level, project, id))} />
+            <Act name='version.preview' description={id} run={async () => setPlan(await planRestore(level, project, id))} />
           </div>
           )}
       {plan !== undefined && (
@@ -121,7 +117,7 @@ function VersionItem ({ version: { id, attributes: version }, level, project, is
 }
 
 /** What a restore would change: the service tells, or the browser if only clients have the key. */
-async function planOf (level: Level, project: Project, version: string): Promise<Plan> {
+async function planRestore (level: Level, project: Project, version: string): Promise<RestorePlan> {
   const body = await restoreBody(level, version, project.isClient)
   const { data } = await call('restoreVersion', { path: { organization: level.organization, version }, body, query: { dry_run: true } })
   const found = data.dry_run!.levels[0]!
@@ -144,11 +140,13 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
     if (from === undefined || to === undefined) throw new Error('Choose two versions first.')
     setResult({ from, to, names: await changesBetween(level, from, to, project.isClient, project.format) })
   }
-  const place = (side: string) => `${level.organization} ${side}`
+  const source = (side: string) => `${level.organization} ${side}`
+  const readSide = (side: 'from' | 'to', name: string) => async () =>
+    present((await valuesOf(level, result!)).find((one) => one.name === name)?.[side])
   const showValues = async () => {
     const values = await valuesOf(level, result!)
     for (const side of ['from', 'to'] as const) {
-      reveal(place(result![side]), values.filter((one) => one[side] !== undefined).map((one) => [one.name, one[side]!]))
+      reveal(source(result![side]), values.flatMap((one) => one[side] === undefined ? [] : [[one.name, one[side]]]))
     }
   }
   return (
@@ -161,16 +159,12 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
           {!project.isClient && result.names !== null && (
             <>
               <Act name='history.reveal' run={showValues} />
-              <Table label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}>
-                {[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => (
-                  <tr key={name}>
-                    <th scope='row'>{name}</th>
-                    {(['from', 'to'] as const).map((side) => (
-                      <td key={side}>{result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret place={place(result[side])} name={name} read={() => readSide(level, result, side, name)} />}</td>
-                    ))}
-                  </tr>
-                ))}
-              </Table>
+              <Table
+                label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}
+                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, name, ...(['from', 'to'] as const).map((side) =>
+                  result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret source={source(result[side])} name={name} read={readSide(side, name)} />
+                )])}
+              />
             </>
           )}
         </div>
@@ -181,12 +175,6 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
 
 const valuesOf = async (level: Level, { from, to }: { from: string, to: string }) =>
   (await callLevel('compareSecrets', level, { query: { from, to, values: true } })).data.data.attributes.values ?? []
-
-async function readSide (level: Level, sides: { from: string, to: string }, side: 'from' | 'to', name: string): Promise<string> {
-  const value = (await valuesOf(level, sides)).find((one) => one.name === name)?.[side]
-  if (value === undefined) throw new Error('This version is not there any more.')
-  return value
-}
 
 /** The changes of one name. */
 function NameHistory ({ level }: { level: Level }) {
@@ -201,31 +189,25 @@ function NameHistory ({ level }: { level: Level }) {
   }
   const value = (id: string) => async () => {
     const { data } = await callLevel('readNameHistory', level, { query: { name: name!, values: true, after: String(Number(id) + 1) } })
-    return data.data.find((one) => one.id === id)?.attributes.value ?? ''
+    return present(data.data.find((one) => one.id === id)?.attributes.value ?? undefined)
   }
   return (
-    <section>
-      <h2>History of a name</h2>
+    <Section title='History of a name'>
       <Form name='history.name' run={({ name = '' }) => show(name)}><Field label='Name' name='name' required /></Form>
       {rows !== undefined && (
         <>
-          {rows.list.length === 0
-            ? <Empty>No version that can be read has changed {name}.</Empty>
-            : (
-              <Table label={`Changes of ${name}`} head={['Version', 'Change', 'When', 'By', 'Value after it']}>
-                {rows.list.map(({ id, attributes: { change, created_at, created_by } }) => (
-                  <tr key={id}>
-                    <th scope='row'>{id}</th><td>{change}</td><td><Time at={created_at} /></td><td>{created_by?.name ?? 'the operator'}</td>
-                    <td>{change === 'removed' ? 'removed' : <Secret place={`history ${id}`} name={name!} read={value(id)} />}</td>
-                  </tr>
-                ))}
-              </Table>
-              )}
+          <Table
+            label={`Changes of ${name}`} head={['Version', 'Change', 'When', 'By', 'Value after it']} empty={`No version that can be read has changed ${name}.`}
+            rows={rows.list.map(({ id, attributes: { change, created_at, created_by } }) => [
+              id, id, change, <Time at={created_at} />, created_by?.name ?? 'the operator',
+              change === 'removed' ? 'removed' : <Secret source={`history ${id}`} name={name!} read={value(id)} />
+            ])}
+          />
           {rows.meta !== '' && <p class='hint'>{rows.meta}.</p>}
           {rows.next !== null && <Act name='history.more' run={() => show(name!, rows.next!)} />}
         </>
       )}
-    </section>
+    </Section>
   )
 }
 
@@ -251,32 +233,24 @@ function Moment ({ level }: { level: Level }) {
   }
   const read = (at: string, name: string) => async () => {
     const { data: { data } } = await callLevel('readSecrets', level, { query: { decrypt: true, merge: 'true', at } })
-    const value = data.attributes.merged?.[name]
-    if (value === undefined) throw new Error('This name was not there then.')
-    return value
+    return present(data.attributes.merged?.[name])
   }
   return (
-    <section>
-      <h2>As it was</h2>
+    <Section title='As it was'>
       <Help of='moment' />
       <Form name='history.moment' run={show}><Field label='Time' name='at' type='datetime-local' required /></Form>
       {found !== undefined && (
         <>
           <h3>Names at <Time at={found.at} /></h3>
-          {found.names.length === 0
-            ? <Empty>There were no names then.</Empty>
-            : (
-              <Table label='Names at that time' head={['Name', 'Value then']}>
-                {found.names.map((name) => (
-                  <tr key={name}><th scope='row'>{name}</th><td><Secret place={`at ${found.at}`} name={name} read={read(found.at, name)} /></td></tr>
-                ))}
-              </Table>
-              )}
+          <Table
+            label='Names at that time' head={['Name', 'Value then']} empty='There were no names then.'
+            rows={found.names.map((name) => [name, name, <Secret source={`at ${found.at}`} name={name} read={read(found.at, name)} />])}
+          />
           <p>Since then:</p>
           <Changes of={found.difference} />
         </>
       )}
-    </section>
+    </Section>
   )
 }
 
@@ -305,17 +279,16 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
     setPlan(undefined)
     // A restore to the millisecond before this one undoes it.
     const { target, environment } = first!
-    const place = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
+    const firstLevel = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
     const action = first!.change === 'delete' ? 'delete' : 'restore'
-    const own = (await versionsOf(place)).find(({ attributes }) => attributes.action === action)
+    const own = (await versionsOf(firstLevel)).find(({ attributes }) => attributes.action === action)
     const undo = own && await planTo(new Date(Date.parse(own.attributes.created_at) - 1).toISOString())
     // Without an undo if somebody else has changed other levels already, or if the plan does not have all levels.
     const isOwn = more === 0 && undo?.more === 0 && levelsOf(undo) === levelsOf(plan!)
     changed(message, isOwn ? async () => { await restoreTo(undo!); changed('Undone: the project is as it was before.') } : undefined)
   }
   return (
-    <section>
-      <h2>Restore the whole project</h2>
+    <Section title='Restore the whole project'>
       <p>Brings the documents of all levels of {project} back to a time. You see first what changes.</p>
       <Form name='restore-to.preview' run={async ({ at = '' }) => setPlan(await planTo(instantOf(at)))}><Field label='Time of the project' name='at' type='datetime-local' required /></Form>
       {plan !== undefined && (
@@ -331,7 +304,7 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
           {plan.levels.length > 0 && <Act name='restore-to.restore' kind='danger' run={restore} />}
         </div>
       )}
-    </section>
+    </Section>
   )
 }
 
@@ -343,11 +316,10 @@ function Purge ({ level }: { level: Level }) {
     changed(data.message)
   }
   return (
-    <section>
-      <h2>Purge</h2>
+    <Section title='Purge'>
       <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>
         <p>All versions of this {kindOf(level)} are deleted. The present document stays. It cannot be undone.</p>
       </Danger>
-    </section>
+    </Section>
   )
 }

@@ -1,9 +1,9 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt, openBlob, sealBlob, useKey, type ClientKey } from '../crypto.ts'
-import { projectKey, type Level } from '../levels.ts'
+import { checkOf, deriveKey, holdKey, ITERATIONS, newSalt, openBlob, sealBlob, heldKey, type ClientKey } from '../crypto.ts'
+import { projectPath, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, Secret, storedDocuments } from '../secrets.tsx'
+import { KeyGate, NewKeyString, projectOf, Secret, storedDocuments } from '../secrets.tsx'
 import { Act, changed, Check, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
@@ -41,14 +41,13 @@ function KeyList ({ level }: { level: Level }) {
     <Show of={keys}>
       {({ data, re_encryption }) => (
         <Section title='Versions of the key'>
-          <Table label='Versions of the key' head={['Version', 'Held by', 'In use', 'Made', 'Replaced']}>
-            {data.map(({ version, managed, is_active, created_at, rotated_at }) => (
-              <tr key={version}>
-                <th scope='row'>{version}</th><td>{managed === 'client' ? 'your people' : 'the server'}</td>
-                <td>{is_active ? 'yes' : 'no'}</td><td><Time at={created_at} /></td><td>{rotated_at === null ? '' : <Time at={rotated_at} />}</td>
-              </tr>
-            ))}
-          </Table>
+          <Table
+            label='Versions of the key' head={['Version', 'Held by', 'In use', 'Made', 'Replaced']}
+            rows={data.map(({ version, managed, is_active, created_at, rotated_at }) => [
+              String(version), version, managed === 'client' ? 'your people' : 'the server', is_active ? 'yes' : 'no',
+              <Time at={created_at} />, rotated_at === null ? '' : <Time at={rotated_at} />
+            ])}
+          />
           {re_encryption !== null && (
             <>
               <p>
@@ -71,7 +70,7 @@ function KeyString ({ level }: { level: Level }) {
   return (
     <Section title='Key string'>
       <p>Whoever has it can decrypt every document of the project without the server. Each look is in the audit log.</p>
-      <Secret place={`key of ${projectKey(level)}`} name='key string' read={read} />
+      <Secret source={`key of ${projectPath(level)}`} name='key string' read={read} />
     </Section>
   )
 }
@@ -100,14 +99,12 @@ function RotateServer ({ level }: { level: Level }) {
 
 /** Encrypts all documents with a new key, and the history too if the person wants that. */
 function RotateClient ({ level }: { level: Level }) {
-  const [proposed, setProposed] = useState(newKeyString)
-  const [keyString, setKeyString] = useState(proposed)
   const [progress, setProgress] = useState('')
-  const rotate = async ({ history_policy }: Fields) => {
-    const old = useKey(projectKey(level))
+  const rotate = async ({ history_policy, key_string = '' }: Fields) => {
+    const old = heldKey(projectPath(level))
     const salt = newSalt()
     setProgress('Deriving the new key…')
-    const key = await deriveKey(keyString, { salt, iterations: ITERATIONS })
+    const key = await deriveKey(key_string, { salt, iterations: ITERATIONS })
     const secrets = []
     for await (const { id, content, etag } of storedDocuments(level)) {
       secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
@@ -118,21 +115,17 @@ function RotateClient ({ level }: { level: Level }) {
       body: { secrets, ...checkOf(key), key_proof: old.proof, history_policy: history_policy as Policy },
       dangerous: ['key:rotate']
     })
-    holdKey(projectKey(level), key)
+    holdKey(projectPath(level), key)
     if (history_policy === 're_encrypt') await reEncrypt(level, old, key, setProgress)
     setProgress('')
-    const next = newKeyString()
-    setProposed(next)
-    setKeyString(next)
     changed(data.message)
   }
   return (
     <Section title='Rotate the key'>
       <Help of='rotation' />
       <Form name='key.rotate' kind='danger' run={rotate}>
-        <Field key={proposed} label='New key string' name='key_string' value={proposed} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
-        <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
-        <PolicyField /><Check key={`kept ${proposed}`} name='kept' label='I have kept the key string' required />
+        <NewKeyString label='New key string' />
+        <PolicyField /><Check name='kept' label='I have kept the key string' required />
       </Form>
       {progress !== '' && <p role='status'>{progress}</p>}
     </Section>
@@ -187,7 +180,7 @@ function ToClient ({ level }: { level: Level }) {
       body: { storage_mode: 'client', ...checkOf(derived), key_proof: derived.proof },
       dangerous: ['key:rotate']
     })
-    holdKey(projectKey(level), derived)
+    holdKey(projectPath(level), derived)
     changed('Only your people hold the key now. Rotate it to a key that the server has never seen.')
   }
   return (

@@ -3,14 +3,12 @@ import { call } from '../api.ts'
 import { sayChanged, SetName, useChange } from '../cell.tsx'
 import { Import } from '../import.tsx'
 import {
-  callLevel, inBody, keyOf, kindOf, readDocument, stateOf, storeDocument, titleOf,
-  type Kind, type Level, type LevelDocument
+  callLevel, inBody, kindOf, levelPath, readDocument, stateOf, storeDocument, titleOf, type Kind, type Level,
+  type LevelDocument
 } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, LevelSecret, projectOf, readInherited, readPath, reveal, ValueField, type Project } from '../secrets.tsx'
-import {
-  Act, Check, Danger, Dialog, download, Empty, Field, Help, Show, Table, To, useForgetting, useLoad
-} from '../ui.tsx'
+import { KeyGate, projectOf, readInherited, readOne, readPath, reveal, Secret, ValueField, type Project } from '../secrets.tsx'
+import { Act, Check, Danger, Dialog, download, Field, Form, Help, Section, Show, Table, To, useForgetting, useLoad } from '../ui.tsx'
 import { changeOf } from '../values.ts'
 
 interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
@@ -40,8 +38,7 @@ function Content ({ level, project }: { level: Level, project: Project }) {
   return (
     <>
       {hasNames ? <Names level={level} project={project} /> : <p>Edit this document as a whole.</p>}
-      <section>
-        <h2>Document</h2>
+      <Section title='Document'>
         <Help of='version' />
         <DocumentEditor level={level} project={project} />
         <details>
@@ -55,7 +52,7 @@ function Content ({ level, project }: { level: Level, project: Project }) {
           </Danger>
         </div>
         <p><To to={{ page: 'history', ...level }}>History of this level</To></p>
-      </section>
+      </Section>
     </>
   )
 }
@@ -79,10 +76,9 @@ function Names ({ level, project }: { level: Level, project: Project }) {
   const names = useLoad(() => namesOf(level, project), [])
   const kind = kindOf(level)
   const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
-  const revealAll = async () => reveal(keyOf(level), await readInherited(level, project))
+  const revealAll = async () => reveal(levelPath(level), await readInherited(level, project))
   return (
-    <section>
-      <h2>Names</h2>
+    <Section title='Names'>
       <Help of='name' />
       <div class='actions'>
         <Act name='name.edit' kind='main' label='Add a name…' run={() => edit(undefined)} />
@@ -91,27 +87,25 @@ function Names ({ level, project }: { level: Level, project: Project }) {
       <Show of={names}>
         {(rows) => {
           const found = rows.filter(({ name }) => name.toLowerCase().includes(filter.toLowerCase()))
-          return rows.length === 0
-            ? <Empty>This level has no names yet. Add one, or import an .env file below.</Empty>
-            : (
-              <>
-                {rows.length > 10 && <Field label='Only names that contain' name='filter' type='search' onInput={setFilter} />}
-                <Table label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}>
-                  {found.slice(0, MAX_ROWS).map((row) => (
-                    <tr key={row.name}>
-                      <th scope='row'>{row.name}</th>
-                      <td>{row.from === kind ? row.overrides.length === 0 ? 'set here' : `overrides ${row.overrides.at(-1)!}` : `from ${row.from}`}</td>
-                      <td><LevelSecret level={level} name={row.name} project={project} /></td>
-                      <td>
-                        <Act name='name.edit' description={row.name} run={() => edit(row.name)} />
-                        {row.from === kind && <RemoveName level={level} project={project} name={row.name} />}
-                      </td>
-                    </tr>
-                  ))}
-                </Table>
-                {found.length > MAX_ROWS && <p class='hint'>These are the first {MAX_ROWS} of {found.length} names.</p>}
-              </>
-              )
+          return (
+            <>
+              {rows.length > 10 && <Field label='Only names that contain' name='filter' type='search' onInput={setFilter} />}
+              <Table
+                label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}
+                empty={rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file below.' : 'No name contains this text.'}
+                rows={found.slice(0, MAX_ROWS).map(({ name, from, overrides }) => [
+                  name, name, from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
+                  <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />, (
+                    <>
+                      <Act name='name.edit' description={name} run={() => edit(name)} />
+                      {from === kind && <RemoveName level={level} project={project} name={name} />}
+                    </>
+                  )
+                ])}
+              />
+              {found.length > MAX_ROWS && <p class='hint'>These are the first {MAX_ROWS} of {found.length} names.</p>}
+            </>
+          )
         }}
       </Show>
       {edited !== undefined && (
@@ -119,7 +113,7 @@ function Names ({ level, project }: { level: Level, project: Project }) {
           <SetName level={level} project={project} {...edited} known={names.value} done={() => setEdited(undefined)} />
         </Dialog>
       )}
-    </section>
+    </Section>
   )
 }
 
@@ -148,9 +142,10 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   if (document === undefined) return <Act name='document.edit' run={async () => show(await readDocument(level, isClient))} />
   return (
     <>
-      <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />
-      {!isClient && format !== 'text' && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
-      <Act name='document.store' kind='main' run={store} />
+      <Form name='document.store' keep run={store}>
+        <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />
+        {!isClient && format !== 'text' && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
+      </Form>
       {view}
       <button type='button' onClick={() => { close(); forget() }}>Cancel</button>
     </>

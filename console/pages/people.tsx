@@ -1,8 +1,10 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
+import { chosenPart, PartPicker } from '../part-picker.tsx'
+import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
-import { person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Empty, Field, Form, Help, Pages, Section, Show, Table, Time, useLoad, type Fields, type Loaded } from '../ui.tsx'
+import { loadPerson, person, ROLES, roleName } from '../session.ts'
+import { Act, changed, Danger, Field, Form, Help, Pages, Section, Show, Table, Time, useLoad, type Fields, type LoadState } from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
@@ -71,10 +73,12 @@ function MemberItem ({ organization, member: { id, attributes: { name, email, ro
   const path = { organization, member: id }
   const change = async ({ role = '' }: Fields) => {
     await call('updateMember', { path, body: { role: role as Role }, dangerous: scopesOfRoles('member:update', before, role) })
+    if (id === person.value?.id) await loadPerson()
     changed(`${name} is ${roleName(role)} now.`)
   }
   const remove = async () => {
     await call('removeMember', { path, dangerous: scopesOfRoles('member:delete', before) })
+    if (id === person.value?.id) { await loadPerson(); return go({}) }
     changed(`${name} is no member any more.`)
   }
   return (
@@ -113,22 +117,20 @@ function Access ({ organization, member, name }: { organization: string, member:
       <h3>What {name} can see</h3>
       <p>In every project, as {roleName(access.role)}: {wordsOfScopes(access.scopes)}.</p>
       {access.projects.length > 0 && (
-        <Table label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}>
-          {access.projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => (
-            <tr key={`${project.id} ${i}`}>
-              <th scope='row'>{project.name}</th>
-              <td>{project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; ')}</td>
-              <td>{wordsOfScopes(scopes)}</td><td>{placesOf(restrictions)}</td>
-            </tr>
-          )))}
-        </Table>
+        <Table
+          label={`Projects of ${name}`} head={['Project', 'Through the team', 'May', 'Where']}
+          rows={access.projects.flatMap((project) => project.rights.map(({ scopes, restrictions }, i) => [
+            `${project.id} ${i}`, project.name, project.teams.map((team) => `${team.name}, as ${roleName(team.role)}`).join('; '),
+            wordsOfScopes(scopes), placesOf(restrictions)
+          ] as const))}
+        />
       )}
       {page > 0 && <Act name='member.access' label='Show more projects' run={show} />}
     </div>
   )
 }
 
-function Invitations ({ organization, invitations }: { organization: string, invitations: Loaded<Schemas['Invitation'][]> }) {
+function Invitations ({ organization, invitations }: { organization: string, invitations: LoadState<Schemas['Invitation'][]> }) {
   const invite = async ({ email = '', role = '' }: Fields) => {
     const { data } = await call('inviteMember', { path: { organization }, body: { email, role: role as Role }, dangerous: scopesOfRoles('member:create', role) })
     changed(data.message)
@@ -145,17 +147,16 @@ function Invitations ({ organization, invitations }: { organization: string, inv
     <Section title='Invitations'>
       <Show of={invitations} empty='No invitation is open.'>
         {(found) => (
-            <Table label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}>
-              {found.map(({ id, attributes: { email, role, expires_at } }) => (
-                <tr key={id}>
-                  <th scope='row'>{email}</th><td>{roleName(role)}</td><td><Time at={expires_at} /></td>
-                  <td>
-                    <Act name='invitation.send' description={email} run={send(id, role)} />
-                    <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />
-                  </td>
-                </tr>
-              ))}
-            </Table>
+          <Table
+            label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
+            rows={found.map(({ id, attributes: { email, role, expires_at } }) => [
+              id, email, roleName(role), <Time at={expires_at} />, (
+              <>
+                <Act name='invitation.send' description={email} run={send(id, role)} />
+                <Act name='invitation.withdraw' description={email} run={withdraw(id, email)} />
+              </>
+              )])}
+          />
         )}
       </Show>
       <Form name='member.invite' run={invite}>
@@ -175,16 +176,27 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
   const path = { organization, team: id }
   const show = async () => setTeam((await call('getTeam', { path })).data.data.attributes)
   const after = async (text: string) => { await show(); changed(text) }
-  const setProject = async ({ project = '', role = '', target = '', environment = '', except_status = '' }: Fields) => {
-    const restriction = {
-      ...(target !== '' && { target }), ...(environment !== '' && { environment }), ...(except_status !== '' && { except_status: 'production' as const })
-    }
+  const setProject = async ({ project = '', role = '', except_status = '', ...fields }: Fields) => {
+    if (project === '') throw new Error('Choose a project first.')
+    const restriction = { ...chosenPart(fields), ...(except_status !== '' && { except_status: 'production' as const }) }
     await call('setTeamProject', {
       path: { ...path, project },
       dangerous: CHANGE,
       body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     })
     await after(`${name} has a role in ${project} now.`)
+  }
+  const addMember = async ({ member = '' }: Fields) => {
+    await call('addTeamMember', { path: { ...path, member }, body: {}, dangerous: CHANGE })
+    await after('Added to the team.')
+  }
+  const removeMember = (member: string, name: string) => async () => {
+    await call('removeTeamMember', { path: { ...path, member }, dangerous: CHANGE })
+    await after(`${name} left the team.`)
+  }
+  const removeProject = (project: string, name: string) => async () => {
+    await call('removeTeamProject', { path: { ...path, project }, dangerous: CHANGE })
+    await after(`The team has no role in ${name} any more.`)
   }
   const remove = async () => {
     await call('deleteTeam', { path })
@@ -198,37 +210,23 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
         : (
           <div class='preview'>
             <h3>Members of {name}</h3>
-            {team.members.length === 0 && <Empty>Nobody yet.</Empty>}
-            <ul class='list'>
-              {team.members.map((member) => (
-                <li key={member.id}>
-                  {member.name}, {member.email} <Act
-                    name='team-member.remove' description={member.name}
-                    run={async () => { await call('removeTeamMember', { path: { ...path, member: member.id }, dangerous: CHANGE }); await after(`${member.name} left the team.`) }}
-                  />
-                </li>
-              ))}
-            </ul>
-            <Form name='team-member.add' run={async ({ member = '' }) => { await call('addTeamMember', { path: { ...path, member }, body: {}, dangerous: CHANGE }); await after('Added to the team.') }}>
+            <Table
+              label={`Members of ${name}`} head={['Name', 'Address', 'Change']} empty='Nobody yet.'
+              rows={team.members.map(({ id, name, email }) => [id, name, email, <Act name='team-member.remove' description={name} run={removeMember(id, name)} />])}
+            />
+            <Form name='team-member.add' run={addMember}>
               <Field label={`Member to add to ${name}`} name='member' options={members.map(({ id, attributes }) => [id, `${attributes.name}, ${attributes.email}`])} />
             </Form>
             <h3>Projects of {name}</h3>
-            {team.projects.length === 0 && <Empty>No project yet.</Empty>}
-            <ul class='list'>
-              {team.projects.map(({ id, slug, name: project, role, restrictions }) => (
-                <li key={id}>
-                  {project}: {roleName(role)} in {placesOf(restrictions)} <Act
-                    name='team-project.remove' description={project}
-                    run={async () => { await call('removeTeamProject', { path: { ...path, project: slug }, dangerous: CHANGE }); await after(`The team has no role in ${project} any more.`) }}
-                  />
-                </li>
-              ))}
-            </ul>
+            <Table
+              label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
+              rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
+                id, name, roleName(role), placesOf(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+              ])}
+            />
             <Form name='team-project.set' run={setProject}>
-              <Field label='Project' name='project' required hint='The name in the address, such as shop.' />
+              <PartPicker organization={organization} none='Choose one' />
               <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
-              <Field label='Only in the target' name='target' hint='Empty: in all targets.' />
-              <Field label='Only in the environment' name='environment' />
               <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
             </Form>
             <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>

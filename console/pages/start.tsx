@@ -1,8 +1,9 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, deriveKey, holdKey, ITERATIONS, newKeyString, newSalt } from '../crypto.ts'
+import { checkOf, deriveKey, holdKey, ITERATIONS, newSalt } from '../crypto.ts'
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
+import { NewKeyString } from '../secrets.tsx'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
 import { Act, Check, Danger, Empty, Field, Form, Help, messageOf, Pages, Section, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
 import { FileField } from '../import.tsx'
@@ -61,15 +62,12 @@ function Organizations () {
   return (
     <Section title='Your organizations'>
       <Help of='organization' />
-      {memberships.value.length === 0
-        ? <Empty>You belong to no organization yet. Create one, or ask for an invitation.</Empty>
-        : (
-          <ul class='list'>
-            {memberships.value.map(({ slug, name, role }) => (
-              <li key={slug}><To to={{ organization: slug }} current={slug === membership.value?.slug}>{name}</To>, {roleName(role ?? '')}</li>
-            ))}
-          </ul>
-          )}
+      {memberships.value.length === 0 && <Empty>No organization yet. Create one, or ask for an invitation.</Empty>}
+      <ul class='list'>
+        {memberships.value.map(({ slug, name, role }) => (
+          <li key={slug}><To to={{ organization: slug }} current={slug === membership.value?.slug}>{name}</To>, {roleName(role ?? '')}</li>
+        ))}
+      </ul>
       <details>
         <summary>Create an organization</summary>
         <Form name='organization.create' run={create}><Field label='Name' name='name' required /></Form>
@@ -89,19 +87,13 @@ function Projects ({ organization }: { organization: string }) {
       <Show of={projects}>
         {({ data, meta }) => (
           <>
-            {data.length === 0
-              ? <Empty>There is no project yet. Create one below: with an .env file you see its names at once.</Empty>
-              : (
-                <Table label='Projects' head={['Project', 'Key held by', 'Last change']}>
-                  {data.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => (
-                    <tr key={id}>
-                      <th scope='row'><To to={{ page: 'matrix', organization, project: slug }}>{name}</To></th>
-                      <td>{encryption_type === 'client' ? 'your people' : 'the server'}</td>
-                      <td>{last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>}</td>
-                    </tr>
-                  ))}
-                </Table>
-                )}
+            <Table
+              label='Projects' head={['Project', 'Key held by', 'Last change']} empty='There is no project yet. Create one below: with an .env file you see its names at once.'
+              rows={data.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => [
+                id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>, encryption_type === 'client' ? 'your people' : 'the server',
+                last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>
+              ])}
+            />
             <Pages meta={meta} set={setPage} />
           </>
         )}
@@ -117,12 +109,11 @@ function Projects ({ organization }: { organization: string }) {
 /** Creates a project, with targets and environments, and with an imported document if the person gives one. */
 function CreateProject ({ organization }: { organization: string }) {
   const [isClient, setClient] = useState(false)
-  const [keyString, setKeyString] = useState('')
   const [document, setDocument] = useState<string | undefined>('')
-  const create = async ({ name = '', secret_format = 'env', targets = '', environments = '' }: Fields) => {
+  const create = async ({ name = '', secret_format = 'env', targets = '', environments = '', key_string = '' }: Fields) => {
     if (document === undefined) throw new Error('Correct the escapes of the imported text first.')
     const salt = newSalt()
-    const key = isClient ? await deriveKey(keyString, { salt, iterations: ITERATIONS }) : undefined
+    const key = isClient ? await deriveKey(key_string, { salt, iterations: ITERATIONS }) : undefined
     const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
       path: { organization },
       body: { name, secret_format: secret_format as Format, ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) }) }
@@ -160,13 +151,8 @@ function CreateProject ({ organization }: { organization: string }) {
       <fieldset>
         <legend>Who holds the key?</legend>
         <Check type='radio' name='custody' value='server' label='The server: it decrypts for people with permission' checked={!isClient} onChange={() => setClient(false)} />
-        <Check type='radio' name='custody' value='client' label='Only your people: the server can never read the secrets' checked={isClient} onChange={() => { setClient(true); setKeyString(newKeyString()) }} />
-        {isClient && (
-          <>
-            <Field label='Key string' name='key_string' value={keyString} onInput={setKeyString} hint='Keep it in a safe place now. Without it nobody can read the secrets.' />
-            <Act name='copy' label='Copy key string' run={() => navigator.clipboard.writeText(keyString)} />
-          </>
-        )}
+        <Check type='radio' name='custody' value='client' label='Only your people: the server can never read the secrets' checked={isClient} onChange={() => setClient(true)} />
+        {isClient && <NewKeyString label='Key string' />}
       </fieldset>
     </Form>
   )
@@ -175,9 +161,8 @@ function CreateProject ({ organization }: { organization: string }) {
 const wordsOf = (text: string) => [...new Set(text.split(',').map((word) => word.trim()).filter((word) => word !== ''))]
 
 function Settings ({ organization, name }: { organization: string, name: string }) {
-  const path = { organization }
   const remove = async () => {
-    await call('deleteOrganization', { path, body: { confirmed: true }, dangerous: ['organization:delete'] })
+    await call('deleteOrganization', { path: { organization }, body: { confirmed: true }, dangerous: ['organization:delete'] })
     await loadPerson()
     go({})
     changed(`Deleted the organization ${name}.`)

@@ -1,6 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
+import { chosenPart, PartPicker } from '../part-picker.tsx'
 import { ALL_SCOPES, wordsOfScopes } from '../scopes.ts'
 import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Pages, Section, Show, Time, useLoad, type Fields } from '../ui.tsx'
 
@@ -30,20 +31,17 @@ export function TokensPage ({ organization }: { organization: string }) {
       </Section>
       <Section title='Tokens'>
         <Show of={tokens}>
-          {({ data, meta }) => data.length === 0
-            ? <Empty>There is no token yet. A build or a service needs one: create it above.</Empty>
-            : (
-              <>
-                <ul class='list'>
-                  {data.map((token) => <TokenItem key={token.id} {...{ organization, token }} show={setShown} />)}
-                </ul>
-                <Pages meta={meta} set={setPage} />
-              </>
-              )}
+          {({ data, meta }) => (
+            <>
+              {data.length === 0 && <Empty>There is no token. A build or a service needs one: create it above.</Empty>}
+              <ul class='list'>{data.map((token) => <TokenItem key={token.id} {...{ organization, token }} show={setShown} />)}</ul>
+              <Pages meta={meta} set={setPage} />
+            </>
+          )}
         </Show>
       </Section>
       <Section title='Applications'>
-        <p>Applications that act for you, such as the command line tool, are on <a href={`${BASE.pathname}account`}>your account page</a>. There you end their access.</p>
+        <p>Applications act for a person, such as the command line tool, not for an organization. So each person sees the own ones on <a href={`${BASE.pathname}account`}>the account page</a>, with their permissions, and ends their access there.</p>
       </Section>
     </>
   )
@@ -68,8 +66,7 @@ curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organizat
 
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
-  const create = async ({ name = '', expires_at = '', project = '', target = '', environment = '' }: Fields) => {
-    if (project === '' && target + environment !== '') throw new Error('Enter the project of the target and the environment.')
+  const create = async ({ name = '', expires_at = '', project = '', ...fields }: Fields) => {
     const days = Number(expires_at)
     const { data } = await call('createApiToken', {
       path: { organization },
@@ -77,7 +74,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
         name,
         abilities: [...abilities],
         ...(days > 0 && { expires_at: new Date(Date.now() + days * 86_400_000).toISOString() }),
-        ...(project !== '' && { restrictions: [{ project, ...(target !== '' && { target }), ...(environment !== '' && { environment }) }] })
+        ...(project !== '' && { restrictions: [{ project, ...chosenPart(fields) }] })
       },
       dangerous: ['api-token:create', ...scopesOf(abilities)]
     })
@@ -109,10 +106,8 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
         </details>
       </fieldset>
       <fieldset>
-        <legend>Where? Empty: in the whole organization</legend>
-        <Field label='Project' name='project' hint='The name in the address, such as shop.' />
-        <Field label='Target' name='target' />
-        <Field label='Environment' name='environment' />
+        <legend>Where? If you choose nothing: in the whole organization</legend>
+        <PartPicker organization={organization} none='All projects' />
       </fieldset>
       <Field label='Expires after' name='expires_at' options={[['', '90 days: the longest time'], ['30', '30 days'], ['7', '7 days'], ['1', 'a day']]} />
     </Form>

@@ -31,7 +31,7 @@ export {
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
 export { TlsError, tlsOf } from './postgres/tls.ts'
-export { transaction, type Answering, type Asking } from './changes/transaction.ts'
+export { savepoint, transaction, type Answering, type Asking } from './changes/transaction.ts'
 
 export interface Database {
   /** For writes, transactions and slow statements. */
@@ -50,7 +50,7 @@ export interface Database {
   /** For messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
   pools: Readonly<Record<string, Pool>>
-  /** The kind of database; known after `migrate` or `authenticate`. */
+  /** `citus` if the database has the Citus extension; known after `migrate` or `authenticate`. */
   readonly engine: Engine
   /** Sets the authority that computes and verifies row MACs, for all handles. */
   authenticate (authority: RowAuthority): Promise<void>
@@ -58,13 +58,14 @@ export interface Database {
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /**
    * Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. On Citus,
-   * each node has a snapshot, taken while no transaction of several nodes commits.
+   * each node has its own snapshot. No transaction changes a reference table until all nodes have their snapshots.
    */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /**
    * Migrates the schema to this build's version, and on Citus places new tables and sets the settings of the nodes.
-   * With `isThorough`, checks these settings on the coordinator also if no table is new. Throws the reason of `signal`
-   * if the signal ends a wait, and CitusError. Returns undefined without Citus.
+   * With `isThorough` and a connection to the coordinator, also checks and sets the settings of all nodes if no table
+   * is new. Throws the reason of `signal` if the signal ends a wait; throws CitusError if a node is missing or has a
+   * wrong setting, or if the schema must change and this node is not the coordinator. Returns undefined without Citus.
    */
   migrate (
     signal?: AbortSignal, options?: { isThorough?: boolean, steps?: MigrationSteps }
@@ -277,7 +278,7 @@ const withoutDeadline = (
     const migrated = await migrateSchema(client, { onWait, signal, steps })
     const db = handle(client)
     if (!await hasCitus(db)) return undefined
-    // Also for an existing schema, to which the extension was added later.
+    // Places tables also if no migration ran: the extension may have been added to an existing database.
     const placed = mergePlaced(migrated, await db.transaction(async tx => await placeTables(tx)))
     const isChecked = isThorough && await isCoordinator(db)
     const nodes = isChecked ? await setDefaults(db) : []

@@ -139,7 +139,7 @@ export const versions: Domain = async (app) => {
       body: RestoreBody,
       response: { 200: RestoreAnswer }
     },
-    handler: async (request) => {
+    handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
@@ -167,6 +167,7 @@ export const versions: Domain = async (app) => {
           return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
         }
       })
+      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
       const { version: restored_from } = request.params
       return {
         data: { type: 'secrets' as const, secret_id: secret.id, restored_from },

@@ -109,8 +109,9 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
 }
 
 /**
- * The parts of the organization in which the caller has a scope: null for the whole organization, by the own role.
- * Otherwise the union over the team roles that include the scope; other than elsewhere, an empty list includes nothing.
+ * The parts of the organization in which the caller has a scope: null for the whole organization, if the caller's
+ * organization role gives the scope. Otherwise the parts of all team roles that include the scope. An empty list means
+ * no part here; in other functions, an empty list means no restriction.
  */
 export const partsWith = (powers: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] | null =>
   holds(powers, scope) ? null : partsByTeams(powers, teams, scope)
@@ -123,8 +124,8 @@ export const meets = (powers: Powers, teams: readonly RoleOfTeam[], need: AnyOf)
   need.some((scope) => holdsBy(powers, teams, scope))
 
 /**
- * The parts of the organization in which these team roles give the caller a scope of each need. Other than elsewhere,
- * an empty list includes nothing.
+ * The parts of the organization in which these team roles meet every need, each by one of its scopes. An empty list
+ * means no part here; in other functions, an empty list means no restriction.
  */
 export function slicesBy (powers: Powers, teams: readonly TeamRole[], needs: readonly AnyOf[]): Slice[] {
   const [first = [], ...others] = needs.map((need) => need.flatMap((scope) => partsByTeams(powers, teams, scope)))
@@ -142,7 +143,10 @@ const slicesOfRole = ({ project_id, slices }: TeamRole): readonly Slice[] =>
 /** Scopes that a person has in the same parts of a project; null for the whole project. */
 export interface Right { scopes: Scope[], slices: readonly Slice[] | null }
 
-/** What a person can do in a project with the own role and these team roles: each scope of projects at most once. */
+/**
+ * The scopes of projects that a person has by the organization role and these team roles, grouped by the parts in which
+ * the person has them. Each scope is in at most one group.
+ */
 export function rightsIn (powers: Powers, teams: readonly TeamRole[]): Right[] {
   const rights = new Map<string, Right>()
   for (const scope of SCOPE_NAMES.filter(isScopeOfProject)) {

@@ -16,12 +16,13 @@ const CLIENTS = 4
 const REST = 40
 
 /** Tries a step again up to three times if it waited too long for a lock. */
-async function insist<T> (work: () => Promise<T>): Promise<T> {
+async function insist<T> (work: () => Promise<T>, clean: () => Promise<void>): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await work()
     } catch (error) {
       if (attempt === 4 || !String(error).includes('lock timeout')) throw error
+      await clean()
     }
   }
 }
@@ -57,7 +58,8 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
     })
   }))
   await pause(500)
-  // Former shards, also those of a failed move, are dropped when no transaction uses them any more. A move needs that.
+  // Former shards, and shards of a move that failed, are dropped when no transaction uses them any more; the next move
+  // needs that.
   const clean = async () => {
     for (;;) {
       await admin`CALL citus_cleanup_orphaned_resources()`
@@ -69,10 +71,7 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
   const step = async <T>(name: string, work: () => Promise<T>) => {
     const began = performance.now()
     // Like the operator, tries a move again that waited too long for a lock.
-    const result = await insist(async () => {
-      await clean()
-      return await work()
-    }).catch((error: unknown) => {
+    const result = await insist(work, clean).catch((error: unknown) => {
       over.abort()
       throw error
     })
@@ -95,10 +94,12 @@ t.test('an organization moves to another worker, and shards are rebalanced, unde
     await step('move', () => admin`SELECT citus_move_shard_placement(
       ${isolated!.shard}, '127.0.0.1', ${from}, '127.0.0.1', ${to}, 'force_logical')`)
     t.equal(await portOf(), to, 'the organization moved')
+    await step('clean', clean)
   }
   // Moves all shards away from a worker, and back.
   const [first] = workers
   await step('drain', () => admin`SELECT citus_drain_node('127.0.0.1', ${first!.port}, 'block_writes')`)
+  await step('clean', clean)
   await admin`SELECT citus_set_node_property('127.0.0.1', ${first!.port}, 'shouldhaveshards', true)`
   await step('rebalance', () =>
     admin`SELECT rebalance_table_shards('organization_counters', shard_transfer_mode => 'force_logical')`)

@@ -1,13 +1,15 @@
 // duration: 60 s
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
+import { CONSOLE_CLIENT, DAILY_SCOPES } from '../../schemas/console.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { makeLevel, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { callWith, makeLevel, startApp, type Caller, type TestApp } from '../helpers/app.ts'
 import { urlOf, useOwnCitus } from '../helpers/citus.ts'
 import { OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
-import { issuePair, makePerson } from '../helpers/people.ts'
+import { authorizationUrl, issuePair, makePerson, pkce, post, type Person } from '../helpers/people.ts'
 import type { TestPostgres } from '../helpers/postgres.ts'
 import { failedInside } from '../helpers/traffic.ts'
+import { formIn, visitor } from '../helpers/visitor.ts'
 
 t.setTimeout(300_000)
 
@@ -29,9 +31,21 @@ async function makeStored (service: TestApp): Promise<{ caller: Caller, path: st
   return { caller, path: `/${caller.organization}/${project}/backend/live/secrets` }
 }
 
+/** The URL of the first worker, for the database of a URL. */
+const throughWorker = async (url: string) => urlOf(workers[0]!.url, new URL(url).pathname.slice(1))
+
+/** An organization on each worker: `there` on the worker that the tests stop. */
+async function makeOnEachWorker (service: TestApp) {
+  const found = new Map<number, Awaited<ReturnType<typeof makeStored>>>()
+  while (found.size < workers.length) {
+    const made = await makeStored(service)
+    found.set(await workerOf(service, made.caller.organization), made)
+  }
+  return { here: found.get(0)!, there: found.get(1)! }
+}
+
 t.test('every operation works through a worker', async (t) => {
-  const service = await startApp(t, {}, undefined, async (url) =>
-    urlOf(workers[0]!.url, new URL(url).pathname.slice(1)))
+  const service = await startApp(t, {}, undefined, throughWorker)
   const { caller, ids, person } = await settle(service, 'worker')
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
@@ -59,12 +73,7 @@ const FAULTS: Record<string, Fault> = {
 for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
   t.test(`while a worker ${fault}, its organizations and changes of all nodes get 503, the others continue`, async (t) => {
     const service = await startApp(t)
-    const found = new Map<number, Awaited<ReturnType<typeof makeStored>>>()
-    while (found.size < workers.length) {
-      const made = await makeStored(service)
-      found.set(await workerOf(service, made.caller.organization), made)
-    }
-    const [here, there] = [found.get(0)!, found.get(1)!]
+    const { here, there } = await makeOnEachWorker(service)
     const person = await makePerson(service, { [here.caller.organization]: 'owner' })
     const { access } = await issuePair(service, person, SCOPE_NAMES)
 
@@ -130,6 +139,71 @@ for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
     }
     t.strictSame(statuses, [200, 200, 201], 'afterwards')
     t.equal(await statusOf('write', write(here)), 200, 'afterwards')
+  })
+}
+
+for (const [node, through] of Object.entries({ 'the coordinator': undefined, 'a worker': throughWorker })) {
+  t.test(`through ${node}, people sign in and use their tokens while the worker of another organization is down`, async (t) => {
+    const service = await startApp(t, {}, undefined, through)
+    service.app.lateEvents.start()
+    const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
+    const { here, there } = await makeOnEachWorker(service)
+    const roles = { [here.caller.organization]: 'owner', [there.caller.organization]: 'member' } as const
+    const person = await makePerson(service, roles)
+    const colleague = await makePerson(service, { [there.caller.organization]: 'member' })
+    const { refresh } = await issuePair(service, person, SCOPE_NAMES)
+    const ofConsole = { client_id: CONSOLE_CLIENT, redirect_uri: `${address}/console/` }
+    const signIn = async ({ email }: Person, password: string) => {
+      const browser = visitor(address)
+      const { verifier, challenge } = pkce()
+      const asked = authorizationUrl(challenge, { ...ofConsole, scope: DAILY_SCOPES.join(' ') })
+      const { status } = await browser.send(formIn(await browser.open(asked)), { email, password })
+      if (!browser.jar.has('session')) return { status }
+      const back = new URL((await browser.open(asked)).headers.get('location') ?? 'none:')
+      const tokens = await post(address, '/api/oauth/token', {
+        grant_type: 'authorization_code', code: back.searchParams.get('code')!, code_verifier: verifier, ...ofConsole
+      })
+      return { status, console: tokens.status }
+    }
+    const actionsIn = async ({ caller: { organization } }: typeof here) =>
+      (await service.sql(`SELECT action FROM audit_events WHERE organization_id = '${organization}'
+        AND resource_type = 'user' AND action LIKE 'session.%' ORDER BY occurred_at, seq`)).map(({ action }) => action)
+
+    for (const one of [person, colleague]) {
+      t.strictSame(await signIn(one, one.password), { status: 303, console: 200 }, 'before')
+    }
+    await workers[1]!.stop('immediate')
+    try {
+      t.strictSame(await signIn(person, 'wrong password'), { status: 422 })
+      t.strictSame(await signIn(person, person.password), { status: 303, console: 200 })
+      t.strictSame(await signIn(colleague, colleague.password), { status: 303, console: 200 })
+      const { status, body } = await post(address, '/api/oauth/token', {
+        grant_type: 'refresh_token', refresh_token: refresh, client_id: 'dotenv-cli'
+      })
+      t.equal(status, 200)
+      const call = callWith(service, body.access_token)
+      t.equal((await call('GET', `${here.path}?decrypt=true`)).status, 200)
+      t.equal((await call('POST', `/${here.caller.organization}/secrets/store`, {
+        ...levelOf(here.path), plaintext: 'A=1'
+      })).status, 200)
+      t.equal((await call('GET', there.path)).status, 503)
+      t.equal((await call('GET', '//api/v1/user')).status, 503, 'the list of organizations needs all workers')
+    } finally {
+      await workers[1]!.start()
+    }
+    const until = performance.now() + 2 * BOUND_MS
+    const [{ n }] = await service.sql('SELECT count(*)::int AS n FROM late_events') as [{ n: number }]
+    t.equal(n, 3, 'events of people wait')
+    let left = n
+    while (left > 0 && performance.now() < until) {
+      service.app.lateEvents.wake()
+      await pause(100)
+      left = ((await service.sql('SELECT count(*)::int AS n FROM late_events')) as [{ n: number }])[0].n
+    }
+    t.equal(left, 0, 'each organization has its events')
+    const ofPerson = ['session.create', 'session.refuse', 'session.create']
+    t.strictSame(await actionsIn(here), ofPerson)
+    t.strictSame((await actionsIn(there)).sort(), [...ofPerson, 'session.create', 'session.create'].sort())
   })
 }
 

@@ -10,7 +10,7 @@ import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
 import { lines } from '../../src/commands/common/progress.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
-import { startApp, type TestApp } from '../helpers/app.ts'
+import { ACTIVITY, startApp, type TestApp } from '../helpers/app.ts'
 import { CLI, cli, command, emptyPlace, scratchDirectory } from '../helpers/process.ts'
 import { ON_POSTGRES } from '../helpers/traffic.ts'
 
@@ -258,7 +258,7 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
   }
 
   const waitsForLock = async (run: ReturnType<typeof inTerminal>) => {
-    while (run.isRunning() && (await service.sql(`SELECT FROM pg_stat_activity
+    while (run.isRunning() && (await service.sql(`SELECT FROM ${ACTIVITY}
       WHERE datname = current_database() AND wait_event_type = 'Lock'`)).length === 0) await pause(20)
   }
 
@@ -277,8 +277,9 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     const { text: newest } = generateMasterKey()
     const place = { ...env, MASTER_KEY: newest, MASTER_KEYS_PREVIOUS: env.MASTER_KEY! }
     const session = sessionOf(t, env.DATABASE_URL!)
-    for (const table of ['service_keys', 'organizations', 'encryption_keys']) {
-      await session.unsafe(`BEGIN; LOCK TABLE ${table} IN EXCLUSIVE MODE`)
+    const tables = { service_keys: '', organizations: '', encryption_keys: `WHERE organization_id = '${o}'` }
+    for (const [table, locked] of Object.entries(tables)) {
+      await session.unsafe(`BEGIN; SELECT FROM ${table} ${locked} FOR UPDATE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
       await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)
       await waitsForLock(rewrap)

@@ -218,7 +218,12 @@ t.test('a restore depends on the ETag of the level that it writes', async (t) =>
   for (const headers of [{ 'if-match': etagOf(first) }, { 'if-none-match': '*' }]) {
     t.match(await restore(headers), { status: 412, body: { error: 'precondition_failed' } })
   }
-  t.equal((await restore({ 'if-match': etagOf(second) })).status, 200)
+  const restored = await restore({ 'if-match': etagOf(second) })
+  t.equal(restored.status, 200)
+  t.equal(
+    etagOf(restored), (await call('GET', `/${o}/${level.project}/secrets`)).body.data.attributes.levels.project.etag,
+    'the answer has the ETag of the level'
+  )
   t.equal((await restore({ 'if-match': etagOf(second) })).status, 412, 'it has moved on')
 })
 

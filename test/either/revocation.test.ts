@@ -149,8 +149,8 @@ const TEAM_ENDINGS: typeof ENDINGS = {
   'a member whose team gets another role': inTeam((team) =>
     `UPDATE team_projects SET role = 'auditor' WHERE organization_id = '${o}' AND team_id = '${team}'`),
   'a member whose team is restricted to other levels': inTeam((team) =>
-    `UPDATE team_projects SET slices = jsonb_build_array(jsonb_build_object('project_id', project_id,
-      'target_id', project_id, 'environment_id', NULL)) WHERE organization_id = '${o}' AND team_id = '${team}'`),
+    `UPDATE team_projects SET slices = ('[{"project_id": "' || project_id || '", "target_id": "' || project_id ||
+      '", "environment_id": null}]')::jsonb WHERE organization_id = '${o}' AND team_id = '${team}'`),
   'a member whose team is deleted': inTeam((team) =>
     `DELETE FROM teams WHERE organization_id = '${o}' AND id = '${team}'`),
   'somebody who is removed, with a team': inTeam((_team, id) =>

@@ -1,5 +1,5 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { mock } from 'node:test'
 import { brotliCompressSync } from 'node:zlib'
 import t from 'tap'
@@ -29,18 +29,18 @@ t.test('the console has at most 4,000 lines, a file for each page, and 120 KB', 
 })
 
 t.test('a key is forgotten after 15 minutes without use', async (t) => {
-  const { holdKey, isOpen, useKey } = await load('crypto.ts')
+  const { holdKey, isOpen, heldKey } = await load('crypto.ts')
   mock.timers.enable({ apis: ['setTimeout'] })
   t.teardown(() => mock.timers.reset())
   const minutes = (count: number) => mock.timers.tick(count * 60_000)
   holdKey('nimbus/shop', {})
   minutes(14)
-  useKey('nimbus/shop')
+  heldKey('nimbus/shop')
   minutes(14)
   t.ok(isOpen('nimbus/shop'), 'a use starts the time again')
   minutes(1)
   t.notOk(isOpen('nimbus/shop'))
-  t.throws(() => useKey('nimbus/shop'), /Enter the key string/)
+  t.throws(() => heldKey('nimbus/shop'), /Enter the key string/)
 })
 
 t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
@@ -54,6 +54,17 @@ t.test('no package but Preact and its signals, and nothing that makes markup of 
   }
   const built = readdirSync('dist/console').find((name) => name.endsWith('.js'))!
   t.notMatch(readFileSync(join('dist/console', built), 'utf8'), /localStorage|sessionStorage|document\.cookie/)
+})
+
+t.test('the files of the console import each other without a cycle', async (t) => {
+  const imports = new Map(sources.map((name) => [name, [...readFileSync(join('console', name), 'utf8')
+    .matchAll(/^import (?!type )[^;]*?from '(\.[^']+)'/gm)].map(([, from]) => join(dirname(name), from!))]))
+  const visit = (name: string, path: readonly string[]) => {
+    if (path.includes(name)) t.fail([...path, name].join(' → '))
+    else for (const next of imports.get(name) ?? []) visit(next, [...path, name])
+  }
+  for (const name of sources) visit(name, [])
+  t.ok(imports.get('main.tsx')!.includes('ui.tsx'))
 })
 
 t.test('the operations of the console are those of openapi.yaml', async (t) => {

@@ -113,7 +113,7 @@ t.test('an operator manages a running service with the embedded database, as a s
     const words = args(before)
     const { code, stdout, stderr } = await run(...words)
     t.equal(code, 0, words.join(' '))
-    t.match(stderr, /^(?:The mail to user \d+ was not sent: SMTP_URL is not set\n)?$/)
+    t.equal(stderr, '')
     if (/^(token add|user (add|password))/.test(words.join(' '))) secrets.push(stdout.trim())
     before = stdout
   }

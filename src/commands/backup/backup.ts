@@ -258,7 +258,8 @@ export async function restoreInto (
   throw new Error('a backup has an end')
 }
 
-// Keeps the schema of a new embedded database if it equals the schema of the backup.
+// Gives the database the schema of the backup. A new embedded database may have this schema already. Otherwise drops
+// the tables, and creates them with the migrations of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
   if (areUnreleased(migrations)) refuse('This backup was made by an unreleased build of Strongroom and cannot be restored.')

@@ -89,6 +89,10 @@ async function printLink (
     await write(json
       ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
       : `User ${id} (${email})\nLink ${link}\n`)
+    if (config.smtp === undefined) {
+      if (!json) await write('Mail is not configured (SMTP_URL): give the link to the person yourself.\n')
+      return
+    }
     const isMailed = await mailLink(config, made, warn)
     if (isMailed && !json) await write('The link was sent by e-mail.\n')
   })

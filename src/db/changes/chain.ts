@@ -102,8 +102,10 @@ export async function lockCounters (
   if (!is(db, PgTransaction)) throw new Error('a counter can only be locked in a transaction')
   const sentAt = performance.now()
   const parts = byOrganization(db, [...new Set(ids)].sort().map((organization_id) => ({ organization_id })))
-  // Sends the statement also without ids, so that a refused sign-in takes as long without an account.
-  const rows = (await Promise.all((parts.length === 0 ? [[{ organization_id: '' }]] : parts).map((part) => LOCK[which](db, {
+  // Sends the statement also without ids, so that a refused sign-in takes as long without an account. On Citus a
+  // refused sign-in never locks counters.
+  const withoutIds = engineOf(db) === 'citus' ? [] : [[{ organization_id: '' }]]
+  const rows = (await Promise.all((parts.length === 0 ? withoutIds : parts).map((part) => LOCK[which](db, {
     organization_id: part[0]!.organization_id,
     ids: JSON.stringify(part.map(({ organization_id }) => organization_id)),
     synchronous_commit
@@ -234,7 +236,7 @@ export async function appendEvents (
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
   })
   // Sends the statements also without events, for the same reason as `lockCounters`.
-  const parts = engineOf(db) === 'citus' && ends.length > 0
+  const parts = engineOf(db) === 'citus'
     ? ends.map((end) =>
       ({ ends: [end], events: events.filter(({ organization_id }) => organization_id === end.organization_id) }))
     : [{ ends, events }]
@@ -260,13 +262,19 @@ const insertLate = preparedSql<object, { late: string }>('late_events', ($) => s
   INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
   SELECT organization_id, id, occurred_at, event, decode(mac, 'hex')
   FROM jsonb_to_recordset(${$('late')}::jsonb) AS late
-    (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)`)
+    (organization_id char(26), id bigint, occurred_at timestamptz, event jsonb, mac text)
+  ON CONFLICT DO NOTHING`)
 
-/** Stores events with their times, until `recordLate` appends them to the chain. Each row has its own MAC. */
-export async function keepLateEvents (db: Db, events: readonly (EventRow & { occurred_at: string })[]): Promise<void> {
-  const late = events.map((event) => {
+/**
+ * Stores events with their times, until `recordLate` appends them to the chain. Each row has its own MAC. An event with
+ * `late_id` keeps this id; if the organization has a row with this id, the event is not stored again.
+ */
+export async function keepLateEvents (
+  db: Db, events: readonly (EventRow & { occurred_at: string, late_id?: number })[]
+): Promise<void> {
+  const late = events.map(({ late_id: id = makeId(), ...event }) => {
     const { organization_id } = event
-    const row = { organization_id, id: makeId(), occurred_at: new Date(event.occurred_at), event }
+    const row = { organization_id, id, occurred_at: new Date(event.occurred_at), event }
     return { ...row, mac: macOf(db, 'late_events', row).toString('hex') }
   })
   await insertLate(db, { late: JSON.stringify(late) })

@@ -71,12 +71,19 @@ export async function transaction<T> (db: Db, fn: (db: Db) => Promise<T>, asking
   }
 }
 
+/**
+ * Runs `fn` in a savepoint of the caller's transaction, which can continue after an error of `fn`. Without a
+ * transaction, runs `fn` in a transaction of its own.
+ */
+export const savepoint = async <T>(db: Db, fn: (db: Db) => Promise<T>): Promise<T> =>
+  db.transaction(async (nested) => {
+    setAuthority(nested, findAuthority(db))
+    return fn(nested)
+  })
+
 /** Runs a transaction once, without the queue. `spent` milliseconds of the deadline have already passed. */
 export const transactionOnce = async <T>(db: Db, fn: (db: Db) => Promise<T>, spent: number): Promise<T> =>
-  spending(spent, () => db.transaction(async (tx) => {
-    setAuthority(tx, findAuthority(db))
-    return fn(tx)
-  }))
+  spending(spent, () => savepoint(db, fn))
 
 /** Waits 20 ms before a retry. Throws DatabaseUnavailable if the deadline would pass. */
 export async function pauseUntil (until: number): Promise<void> {

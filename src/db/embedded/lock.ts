@@ -79,7 +79,7 @@ export const listen = (server: net.Server, socketPath: string): Promise<void> =>
 
 /**
  * Removes the directories with this name prefix whose owners have ended. Skips a directory with other files than
- * `content` and lock files: it can be a user's copy, including the lock files. The next call retries failures.
+ * `content` and lock files: a user may have copied the directory with its lock files. The next call retries failures.
  */
 export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {

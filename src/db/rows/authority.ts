@@ -107,7 +107,8 @@ export async function readClock (db: Db): Promise<void> {
   authorityOf(db).chain.recordClockSample(row!.clock, sentAt)
 }
 
-// Attempts if another transaction changes the row between the read and the update, which compares the old MAC.
+// Maximum attempts. The UPDATE compares the old MAC, so an attempt fails if another transaction has changed the row
+// since it was read.
 const ATTEMPTS = 3
 
 /**

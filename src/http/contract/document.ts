@@ -177,7 +177,7 @@ const HEADERS = {
   'WWW-Authenticate': { description: 'The challenge of RFC 6750', schema: TEXT },
   ETag: {
     description: 'The ETag of the response, for If-None-Match and If-Match. For If-Match on a document, send the ' +
-      '`etag` of its level or the ETag of the store response',
+      '`etag` of its level or the ETag of the response to a store or a restore',
     schema: TEXT
   },
   Link: { description: 'The address of the next part, with `rel="next"` (RFC 8288); missing with the last part', schema: TEXT }
@@ -185,7 +185,7 @@ const HEADERS = {
 // The component name of a header: `Remaining`, `Request-Id`.
 const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
 const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
-const WITH_ETAG = /^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
+const WITH_ETAG = /^restoreVersion$|^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
 
 const isGood = (status: string) => Number(status) < 400
 

@@ -2,8 +2,8 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Db } from '../../db/database.ts'
 import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
-import { recordOfPerson, type Actor } from '../../repositories/audit/audit.ts'
-import { listOrganizationsOf } from '../../repositories/people/members.ts'
+import { recordOfPerson, UNLISTED_ORGANIZATIONS, type Actor } from '../../repositories/audit/audit.ts'
+import { listOrganizationsIfAvailable, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createPersonalEvent, type PersonalEvent } from '../../repositories/people/personal-events.ts'
 import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
@@ -18,8 +18,8 @@ export interface Person { id: number, name: string }
 
 /**
  * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
- * organization cannot record the event now, it is recorded later. `ended`: API tokens that the event has ended; each
- * organization sees only its own tokens.
+ * organization cannot record the event now, or a node of Citus does not answer, the event is recorded later. `ended`:
+ * API tokens that the event has ended; each organization sees only its own tokens.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},
@@ -27,7 +27,9 @@ export async function recordForUser (
 ): Promise<void> {
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
-  if (await recordOfPerson(db, await actorsOf(db, request, user), (organizationId) => ({
+  // The end of API tokens changes all nodes, so without one of them the whole transaction fails.
+  const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
+  if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
     action,
     resource_type: 'user',
     resource_id: String(user.id),
@@ -36,9 +38,9 @@ export async function recordForUser (
 }
 
 // The user as the actor in each of their organizations.
-async function actorsOf (db: Db, request: FastifyRequest, user: Person): Promise<Actor[]> {
-  return (await listOrganizationsOf(db, user.id)).map((id) => withoutOrigin(personOf(request, id, user)))
-}
+const actorsOf = (
+  request: FastifyRequest, user: Person, organizations: string[] | undefined
+): Actor[] => (organizations ?? [UNLISTED_ORGANIZATIONS]).map((id) => withoutOrigin(personOf(request, id, user)))
 
 /** Records an event only for its user, not in organizations. */
 export async function recordForPersonAlone (
@@ -80,5 +82,6 @@ export async function recordRefusal (
   const person = user ?? { id: 0, name: '' }
   const own = personalEvent(request, person.id, action, details)
   const event = { action, resource_type: 'user', resource_id: String(person.id), details } as const
-  if (await app.recordRefused(own, await actorsOf(app.db, request, person), event)) request.hasLateEvents = true
+  const organizations = await listOrganizationsIfAvailable(app.db, person.id)
+  if (await app.recordRefused(own, actorsOf(request, person, organizations), event)) request.hasLateEvents = true
 }

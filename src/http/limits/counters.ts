@@ -44,7 +44,10 @@ export function measureAlone (
   }
 }
 
-/** Milliseconds. Smaller clock differences are ignored, so that all requests of a window get exactly the same end. */
+/**
+ * Milliseconds. `redis.ts` keeps its clock offset until the offset is wrong by more than this, so that all requests of
+ * a window get the same end.
+ */
 export const CLOCK_TOLERANCE = 1_000
 
 interface Window { count: number, end: number, length: number, limit: number }
@@ -95,7 +98,10 @@ export function createCounters (): OwnCounters {
   }
 }
 
-/** A message of a member: requests to count (`of`), or a request to remove (`back`). The result repeats `counting`. */
+/**
+ * A message of a member: requests to count (`of`), or a request to remove (`back`). `counting` is the number of the
+ * query, which the result repeats as `counted`.
+ */
 export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
 export interface Result { counted: number, are: Counted[] }
@@ -205,7 +211,7 @@ export function joinCommonCounters (
     return taken
   }
 
-  // A late result does not end counting alone. Otherwise each request would wait for the timeout again.
+  // Ignores a late result, so the member continues to count alone. Otherwise each request would wait for the timeout.
   function settle (number: number, are: Counted[]) {
     const taken = take(number)
     if (taken === undefined) return
@@ -226,7 +232,8 @@ export function joinCommonCounters (
     taken.done()
   }
 
-  // `own` may count in another process, which does not know the keys that exceeded their shared limit.
+  // Checks the keys that exceeded their shared limit first: `own` may count in another process, which does not know
+  // them.
   function countAlone ({ counting, done }: Pending) {
     const [group, key, , limit] = counting
     const end = own.pastUntil(group, key)

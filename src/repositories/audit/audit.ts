@@ -10,6 +10,7 @@ import {
 } from '../../db/database.ts'
 import { eventRow, type EventRow } from '../../db/events.ts'
 import { andOwn, engineOf } from '../../db/postgres/engine.ts'
+import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
@@ -97,12 +98,18 @@ interface OfPersonOptions {
 }
 
 /**
+ * Stands for all organizations of a person in `late_events`, if the service could not list them because a node of Citus
+ * did not answer. `findLateOrganizations` replaces such a row.
+ */
+export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
+
+/**
  * Records an event of a person, such as a refused sign-in, in each of the person's organizations. Call this at the end
  * of the transaction, because it locks the counters. If the counter of an organization is locked or its chain key is
- * missing, or on Citus if the event is a refusal or the person is in more than 50 organizations, stores the event in
- * `late_events`, from which `recordLate` appends it to the chain. Returns whether any event was stored there. For an
- * unknown account, `actors` is empty: the same statements run, so that the duration of a refused sign-in does not
- * reveal whether the account exists.
+ * missing, or on Citus if the event is a refusal, the person is in more than 50 organizations or these are not listed,
+ * stores the event in `late_events`, from which `recordLate` appends it to the chain. Returns whether any event was
+ * stored there. For an unknown account, `actors` is empty: the same statements run, so that the duration of a refused
+ * sign-in does not reveal whether the account exists.
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
@@ -115,13 +122,46 @@ export async function recordOfPerson (
     return { ...eventRow(actor, its), occurred_at }
   })
   const ids = rows.map(({ organization_id }) => organization_id)
-  const areLate = engineOf(db) === 'citus' && (isRefusal || ids.length > MAX_AT_ONCE_ON_CITUS)
+  const areLate = engineOf(db) === 'citus' &&
+    (isRefusal || ids.length > MAX_AT_ONCE_ON_CITUS || ids.includes(UNLISTED_ORGANIZATIONS))
   const locked = await lockCounters(db, areLate ? [] : ids, 'free', synchronousCommit)
   const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
   const late = rows.filter((row) => !isFree(row))
   await keepLateEvents(db, late)
   await appendEvents(db, locked, rows.filter(isFree))
   return late.length > 0
+}
+
+// The organizations of each person are one query of all nodes, and a transaction has four seconds.
+const UNLISTED_AT_ONCE = 20
+
+/**
+ * Replaces the late events of `UNLISTED_ORGANIZATIONS` by a late event for each organization in which the person is a
+ * member now. The new row has the id of the old row, so that a copy of the old row that is put back later is detected
+ * as a replay, too (`findNumbered`). `listOrganizations` returns the organizations of a user.
+ */
+export async function findLateOrganizations (
+  handle: Db, listOrganizations: (db: Db, userId: number) => Promise<string[]>
+): Promise<void> {
+  for (let found = UNLISTED_AT_ONCE; found === UNLISTED_AT_ONCE;) {
+    found = await transaction(handle, async (db) => {
+      const { id } = late_events
+      const its = matching(late_events, { organization_id: UNLISTED_ORGANIZATIONS })
+      const earliest = db.select({ id }).from(late_events).where(its).orderBy(asc(id)).limit(UNLISTED_AT_ONCE)
+      const rows = await db.delete(late_events).where(and(its, inArray(id, earliest)))
+        .returning(authenticatedColumns('late_events'))
+      const events = []
+      for (const row of rows.filter((row) => isAuthentic(db, 'late_events', row))) {
+        for (const organization of await listOrganizations(db, row.event.actor_id!)) {
+          events.push({
+            ...row.event, organization_id: organization, occurred_at: row.occurred_at.toISOString(), late_id: row.id
+          })
+        }
+      }
+      if (events.length > 0) await keepLateEvents(db, events)
+      return rows.length
+    })
+  }
 }
 
 /** A page of organizations with late events. */

@@ -99,7 +99,7 @@ const bookedRefunds = sql<BookedRefund[]>`coalesce((
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
     ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
-/** A page of the invoices of all organizations, including deleted ones. */
+/** A page of all invoices, also of those of deleted organizations. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
@@ -215,8 +215,8 @@ export async function claimRefund (
   return { refund, charge: charge! }
 }
 
-// Waits `pause` milliseconds between attempts; for older charges and refunds longer, up to an hour. Selects by the
-// stored provider, even if another provider is configured now.
+// Waits `pause` milliseconds between attempts; for older charges and refunds longer, up to an hour. Selects only rows
+// of `provider`: rows of a former provider wait until it is configured again.
 function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Order, provider: string, pause: number) {
   const wait = sql`greatest(
     make_interval(secs => ${pause / 1000}::float8), least(${asked_at} - ${created_at}, interval '1 hour')
@@ -224,8 +224,8 @@ function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Or
   return and(isNull(submitted_at), eq(stored, provider), or(isNull(asked_at), sql`${asked_at} < now() - ${wait}`))!
 }
 
-// Claims the first waiting row that is not locked. On Citus, lists the waiting rows and tries each, because a statement
-// locks rows of one organization.
+// Claims the first waiting row that is not locked. On Citus, a statement can lock rows of only one organization, so the
+// waiting rows are listed, and claimed one after the other until a claim succeeds.
 async function claimNext<T> (
   db: Db, table: Order, isWaiting: SQL, claim: (next: SQL) => PromiseLike<T[]>
 ): Promise<T | undefined> {
@@ -244,8 +244,9 @@ async function claimNext<T> (
 }
 
 /**
- * A page of the refunds for the operator to review: pending refunds, and unchecked refunds that were sent to a provider
- * and have an operator's note, or a provider status that differs from the effective status.
+ * A page of the refunds for the operator to review. These are all pending refunds. They are also the unchecked refunds
+ * that were sent to another provider than `operator`, if the operator noted a status, or if the status at the provider
+ * differs from the effective status.
  */
 export async function listUndoneRefunds (
   db: Db, operator: string, after: string
@@ -260,7 +261,10 @@ export async function listUndoneRefunds (
     .where(and(isUndone, gt(id, after))).orderBy(asc(id)).limit(200)
 }
 
-/** Marks a refund as checked by the operator. A different status from the provider removes the mark. */
+/**
+ * Marks a refund as checked by the operator. If the provider later reports another status, `updateReported`
+ * removes the mark.
+ */
 export async function updateChecked (db: Db, refund: Id): Promise<void> {
   await db.update(refunds).set({ checked_at: sql`now()` }).where(oneOrder('refund', refund))
 }

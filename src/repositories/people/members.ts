@@ -4,8 +4,9 @@ import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import {
-  isAuthentic, isOneOfOrganization, tampered, updateAuthentic, type Authenticated, type Db
+  isAuthentic, isAway, isOneOfOrganization, savepoint, tampered, updateAuthentic, type Authenticated, type Db
 } from '../../db/database.ts'
+import { engineOf } from '../../db/postgres/engine.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { deleteTokensOfMember, type EndingTokens } from '../../db/callers/grants.ts'
@@ -140,5 +141,19 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
     all.push(...rows.filter((row) => isAuthentic(db, 'members', row)).map(({ organization_id }) => organization_id))
     if (rows.length < PIECE) return all
     after = rows.at(-1)!.organization_id
+  }
+}
+
+/**
+ * Like `listOrganizationsOf`; undefined if a node of Citus does not answer, because memberships are on all workers. In
+ * a transaction, uses a savepoint, so that the transaction can continue.
+ */
+export async function listOrganizationsIfAvailable (db: Db, userId: number): Promise<string[] | undefined> {
+  if (engineOf(db) !== 'citus') return listOrganizationsOf(db, userId)
+  try {
+    return await savepoint(db, (db) => listOrganizationsOf(db, userId))
+  } catch (error) {
+    if (isAway(error)) return undefined
+    throw error
   }
 }

@@ -49,9 +49,9 @@ const madeBy = (maker: NewToken['made_by']) => ({
 
 /**
  * If a limit of live API tokens is reached, for the organization or for the person: returns this limit. Undefined if a
- * token can be created, renewed or transferred. Deletes the oldest expired tokens beyond the organization's limit.
- * `held` is an existing token that gets a new owner or expiry: it counts as new for the person, and for the
- * organization only if it had expired. The caller has locked the organization, which serializes requests.
+ * token can be created, renewed or transferred. Deletes old expired tokens if the organization has as many expired
+ * tokens as its limit. `held` is an existing token that gets a new owner or expiry: it counts as new for the person,
+ * and for the organization only if it had expired. The caller has locked the organization, which serializes requests.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -110,8 +110,8 @@ export async function listTokens (
 }
 
 // `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it has
-// restrictions, and for each of them its environment, target or project is among the caller's restrictions. These are a
-// subquery, so that PostgreSQL builds one hash table. Malformed restrictions do not match.
+// restrictions, and for each of them its environment, target or project is among the caller's restrictions. The
+// caller's restrictions are a subquery, which PostgreSQL hashes once for all rows. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
   const paths = JSON.stringify(slices.map(pathOf))
   const isCovered = (...ids: (keyof Slice)[]) => sql`${
@@ -172,9 +172,10 @@ const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, 
 
 /**
  * Replaces the value of a token, and with it the shown prefix and suffix. The former value stays valid for
- * `overlapSeconds`; an even older value becomes invalid. If the former value authenticates the rotation and the request
- * has an `Idempotency-Key` (`isKeyed`), the rotation is a retry after a lost response: the former value keeps its
- * expiry, and the lost value becomes invalid. Without the key, the value in between may be in use.
+ * `overlapSeconds`; an even older value becomes invalid. A rotation is a retry after a lost response if the caller
+ * authenticates with the former value and sends an `Idempotency-Key` (`isKeyed`). A retry does not change the expiry of
+ * the former value, and invalidates the value of the lost response. Without the key, a client may already use the
+ * present value, so this value stays valid for `overlapSeconds`, and the former one becomes invalid.
  *
  * The token then belongs to the person who rotates it, so that it ends with the person who knows its value. The caller
  * has locked the token (`lockToken`).
@@ -288,9 +289,9 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 }
 
 /**
- * Locks tokens, `limit` at most, whose restrictions all name deleted levels, and returns their ids for deletion:
- * without restrictions they would be valid for the whole organization. Does not verify MACs, so that a manipulated row
- * does not block a deletion.
+ * Locks up to `limit` tokens whose restrictions all name deleted levels, and returns their ids. The caller deletes
+ * these tokens, because a token without restrictions is valid for the whole organization. Does not verify MACs, so that
+ * a manipulated row does not block a deletion.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
   const rows = await queryRows<{ id: string }>(db, sql`
@@ -310,8 +311,8 @@ export async function findTokenNames (
 }
 
 /**
- * Resolves the slugs of a restriction to ids. Returns the first level that does not exist, if one does not. Locks the
- * project, because a concurrent deletion would not see the token that is about to be created.
+ * Resolves the slugs of a restriction to ids. If a slug names no level, returns the kind of the first missing level.
+ * Locks the project, because a concurrent deletion would not see the token that is about to be created.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
@@ -345,9 +346,9 @@ export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inf
 /** A locked token; `is_live`: it has not expired by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
 
-// Restrictions are stored by id and shown by slug. Restrictions to deleted levels are left out; a token ends with its
-// last restriction. Throws TamperedRow if the MAC of a level does not verify: without the restriction, the token would
-// look like a token of the whole organization.
+// Restrictions are stored by id and shown by slug. Restrictions to deleted levels are left out; a token without any
+// other restriction is deleted. Throws TamperedRow if the MAC of a level does not verify: without the restriction, the
+// token would look like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>

@@ -1,5 +1,6 @@
 import type { Db } from '../../db/database.ts'
-import { listLate, recordLate } from '../../repositories/audit/audit.ts'
+import { findLateOrganizations, listLate, recordLate } from '../../repositories/audit/audit.ts'
+import { listOrganizationsOf } from '../../repositories/people/members.ts'
 import type { Log } from '../../telemetry/log.ts'
 import type { Background } from '../jobs/background.ts'
 import { createRoundRobin } from '../jobs/round-robin.ts'
@@ -12,7 +13,10 @@ export function createLateEventWorker (
   { db, log, retryDelay }: { db: Db, log: Log, retryDelay?: number }
 ): Background {
   return createRoundRobin<string, true>({
-    list: (after, limit) => listLate(db, after, limit),
+    async list (after, limit) {
+      if (after === undefined) await findLateOrganizations(db, listOrganizationsOf)
+      return listLate(db, after, limit)
+    },
     nameOf: (organization) => organization,
     async step (organization) {
       const events = await recordLate(db, organization)

@@ -16,7 +16,7 @@ import { contentOf, eventOfReading } from './read.ts'
 /** The document of a level before and after a change that was only planned. Null: no document. */
 export interface PlannedChange {
   state: LevelState
-  /** The document, or null to delete it; undefined if the document would stay as it is. */
+  /** The planned change; its `blob` is null if the document would be deleted. Undefined if nothing would change. */
   change: Pick<Change, 'blob' | 'record'> | undefined
   etag: string | null
   /** Undefined if the server cannot read the names. */
@@ -42,7 +42,8 @@ export function planChange (
 }
 
 /**
- * The result of `decide` for a dry run: the change is refused as if it were made, and the read is recorded.
+ * The result of `decide` for a dry run. The write fails with the same errors as the real change, but changes nothing;
+ * it records the read.
  *
  * @param more further details of the event
  */
@@ -61,7 +62,7 @@ const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined
   return own?.is_stored ? own as SecretRow & StoredDocument : undefined
 }
 
-/** The level of a planned change in a response. Yields to the event loop after each document. */
+/** Describes a planned change of a level for the response. Yields to the event loop before it reads each document. */
 export async function plannedLevel (
   { state, change, etag, texts }: PlannedChange, known?: PlannedLevel['names']
 ): Promise<PlannedLevel> {
@@ -90,7 +91,7 @@ async function compareTexts (
   return { added, changed, removed }
 }
 
-/** The part of the response to a dry run of one level that all operations have. */
+/** The fields that every operation sends in its response to a dry run of one level. */
 export function dryRunAnswer (planned: PlannedLevel): { message: string, dry_run: DryRun } {
   return { message: `${DRY_RUN_MESSAGE} ${sentenceOf(planned)}`, dry_run: { levels: [planned], more: 0 } }
 }

@@ -55,8 +55,9 @@ export async function runLongOperation<T> (
 const MAX_REST_MS = 1_000
 
 /**
- * Pauses for the duration of the batch, which began at `began` (`performance.now`), so that other requests get half of
- * the CPU and disk time. Does not pause on the only connection, because all other requests wait for that connection.
+ * After a batch that began at `began` (`performance.now`), pauses for as long as the batch took, at most `MAX_REST_MS`,
+ * so that other requests get half of the CPU and disk time. Does not pause on the only connection, because all other
+ * requests wait for that connection.
  */
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return

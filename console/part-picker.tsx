@@ -1,0 +1,57 @@
+import { useState } from 'preact/hooks'
+import { call } from './api.ts'
+import { columnsOf, kindOf, levelOf, titleOf, type Level } from './levels.ts'
+import { Act, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
+
+// The choice of a part of the hierarchy, for restrictions of tokens and of teams.
+
+const MAX_PAGES = 20
+
+async function projectsOf (organization: string): Promise<Option[]> {
+  const found: Option[] = []
+  for (let page = 1, last = 1; page <= Math.min(last, MAX_PAGES); page++) {
+    const { data } = await call('listProjects', { path: { organization }, query: { page, per_page: 100, sort: 'name' } })
+    found.push(...data.data.map(({ attributes: { slug, name } }): Option => [slug, name]))
+    last = data.meta.last_page
+  }
+  return found
+}
+
+/** Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment. */
+export function PartPicker ({ organization, none }: { organization: string, none: string }) {
+  const [projects, setProjects] = useState<readonly Option[]>()
+  const [project, setProject] = useState('')
+  const open = async () => setProjects(await projectsOf(organization))
+  if (projects === undefined) return <div class='actions'><Act name='part.choose' run={open} /></div>
+  return (
+    <>
+      <Field label='Project' name='project' options={[['', none], ...projects]} onInput={setProject} />
+      {project !== '' && <LevelField key={project} organization={organization} project={project} />}
+    </>
+  )
+}
+
+function LevelField ({ organization, project }: { organization: string, project: string }) {
+  const levels = useLoad(async () => {
+    const found: Level[] = []
+    const names = { organization, slug: project }
+    for await (const column of columnsOf({ organization, project })) found.push(levelOf(names, column))
+    return found
+  }, [])
+  return (
+    <Show of={levels}>
+      {(found) => (
+        <Field
+          label='Part of the project' name='level'
+          options={found.map((level) => [[level.target, level.environment].filter(Boolean).join('/'), kindOf(level) === 'project' ? 'The whole project' : titleOf(level)])}
+        />
+      )}
+    </Show>
+  )
+}
+
+/** The target and the environment that a person has chosen. */
+export function chosenPart ({ level = '' }: Fields): { target?: string, environment?: string } {
+  const [target = '', environment] = level.split('/')
+  return { ...(target !== '' && { target }), ...(environment !== undefined && { environment }) }
+}
