@@ -274,6 +274,19 @@ t.test('yaml: a new name goes to the end, into the mapping and before the end of
   ])
 })
 
+t.test('yaml: rare ways to write a pair or a document keep every other byte', async (t) => {
+  check(t, 'yaml', [
+    ['a: >2-\n   x\n  y\nb: 1\n', { a: 'p\nq' }, [], 'a: |2-\n  p\n  q\nb: 1\n'],
+    ['a: |+\n  x\n\nb: 1\n', {}, ['b'], 'a: |+\n  x\n\n'],
+    ['a:\t1\t# c\nb:\t2\n', { a: 'z', c: 'w' }, [], 'a:\tz\t# c\nb:\t2\nc: w\n', 'tabs around a value stay'],
+    ['a:\n  # c\n  # d\n  x\nb: 2\n', { a: 'z' }, [], 'a:\n  # c\n  # d\n  z\nb: 2\n', 'comments between name and value stay'],
+    ['? |\n  multi\n  key\n: 1\nb: 2\n', { 'multi\nkey\n': 'z' }, [], '? |\n  multi\n  key\n: z\nb: 2\n'],
+    ['--- !!map\na: 1\n', { b: '2' }, ['a'], "--- !!map\nb: '2'\n"],
+    ['\u00A0a: 1\n', { '\u00A0a': 'z' }, [], '\u00A0a: z\n', 'a no-break space is a part of the name'],
+    ['{a: 1,\n b: [1,\n 2], c: 3}', { b: 'z' }, [], '{a: 1,\n b: z, c: 3}']
+  ])
+})
+
 t.test('yaml: a value whose anchor is in use is not changed or removed, unless its aliases go too', async (t) => {
   const text = 'a: &a 1\nb: {x: &b y}\nc: *a\nd: [*b]\n'
   for (const name of ['a', 'b']) {
