@@ -138,6 +138,8 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
   const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
   const compare = async () => {
     if (from === undefined || to === undefined) throw new Error('Choose two versions first.')
+    // Hides the former comparison, so that its values are not revealed by mistake.
+    setResult(undefined)
     setResult({ from, to, names: await changesBetween(level, from, to, project.isClient, project.format) })
   }
   const source = (side: string) => `${level.organization} ${side}`
