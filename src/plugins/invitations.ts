@@ -187,7 +187,7 @@ export const invitations: Domain = async (app) => {
     if (isReserved) {
       return `The person can accept the invitation on ${page} or with the link in the e-mail. An address gets at most one e-mail from an organization in 24 hours. If no e-mail was sent, the invitation is still listed on ${page}; send it again after 24 hours.`
     }
-    const reason = app.outbox.isOpen ? 'The e-mail queue is full, so no e-mail is sent' : 'No mail server is configured, so no e-mail is sent'
+    const reason = app.outbox.isOpen ? 'The e-mail queue is full, so no e-mail is sent' : 'This service sends no e-mail'
     return `${reason}. Tell the person to accept the invitation on ${page}. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS`
   }
 

@@ -574,7 +574,7 @@ t.test('without a mail server the inviter is told how an invitation is accepted,
     texts.push(body.message)
   }
   t.equal(texts[0], texts[1])
-  t.equal(texts[0].replace(/http\S+\/account/, 'PAGE'), 'No mail server is configured, so no e-mail is sent. Tell the person to accept the invitation on PAGE. ' +
+  t.equal(texts[0].replace(/http\S+\/account/, 'PAGE'), 'This service sends no e-mail. Tell the person to accept the invitation on PAGE. ' +
     'If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS')
 })
 
