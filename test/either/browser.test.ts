@@ -65,6 +65,8 @@ async function openAuthorizations (page: Page): Promise<Locator> {
 }
 
 async function tryOut (page: Page, id: string): Promise<{ status: string, text: string }> {
+  // A filter opens the groups.
+  await page.getByRole('searchbox', { name: 'Filter operations' }).fill(id)
   const operation = page.locator(`.opblock[id$="-${id}"]`)
   await operation.locator('.opblock-summary-control').click()
   await operation.getByRole('button', { name: 'Try it out' }).click()
@@ -192,14 +194,15 @@ t.test('Swagger UI: who has just started it explores the first organization with
   t.strictSame(elsewhere(window, url), [])
 })
 
-t.test('the API documentation filters operations by words, folds billing and the deprecated operations, and fills in no filter', { skip }, async (t) => {
+t.test('the API documentation filters operations by words, folds all groups but the first, and fills in no filter', { skip }, async (t) => {
   const { url } = await started()
   const { page, wrongs } = await openWindow(t)
   await page.goto(`${url}/docs`)
   await page.locator('.opblock').first().waitFor()
-  t.equal(await page.locator('.opblock[id^="operations-billing-"], .opblock[id^="operations-deprecated-"]').count(), 0)
+  t.equal(await page.locator('.opblock:not([id^="operations-organizations-"])').count(), 0)
   t.match((await page.locator('.opblock-tag').allInnerTexts()).slice(-2), [/^billing/, /^deprecated/])
 
+  await page.locator('#operations-tag-audit').click()
   await page.locator('#operations-audit-listAuditEvents .opblock-summary-control').click()
   await page.locator('#operations-audit-listAuditEvents').getByRole('button', { name: 'Try it out' }).click()
   const filters = page.locator('#operations-audit-listAuditEvents .parameters tr[data-param-in="query"]')

@@ -44,8 +44,8 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
 const messagesOf = (errors: readonly ErrorCode[]) =>
   errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`).join('\n')
 
-/** The groups that are at the end and folded. */
-export const FOLDED = ['billing', DEPRECATED]
+/** The groups that are at the end. */
+export const LAST = ['billing', DEPRECATED]
 
 interface Immutable<T> {
   get (name: string): any
@@ -56,9 +56,9 @@ interface Immutable<T> {
 type Group = Immutable<any>
 
 /**
- * Swagger UI plugin: folds the last groups, and filters by words in the path, name, summary or group of an operation. A
- * filter also opens the groups. The functions are sent to the browser as source text, so they cannot use variables of
- * this module.
+ * Swagger UI plugin: folds all groups but the first, because drawing them all delays the first view, and filters by
+ * words in the path, name, summary or group of an operation. A filter also opens the groups. The functions are sent to
+ * the browser as source text, so they cannot use variables of this module.
  */
 export const EXPLORER = {
   fn: {
@@ -94,7 +94,7 @@ export const EXPLORER = {
       wrapSelectors: {
         isShown: (original: (thing: string[], byDefault: boolean) => boolean) =>
           (state: Immutable<any>, thing: string[], byDefault: boolean) => {
-            const isFolded = ['operations-tag billing', 'operations-tag deprecated'].includes(thing.join(' '))
+            const isFolded = thing[0] === 'operations-tag' && thing[1] !== 'organizations'
             // The filter is `true` before the first input.
             const isFiltered = !['', true].includes(state.get('filter'))
             return original(thing, byDefault && (isFiltered || !isFolded))

@@ -7,7 +7,7 @@ import { fail } from '../../rules/errors.ts'
 import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, type Document } from './document.ts'
-import { explainer, EXPLORER, FOLDED } from './explorer.ts'
+import { explainer, EXPLORER, LAST } from './explorer.ts'
 import { keepPages } from './page-cache.ts'
 import { acceptsHtml } from '../pages/pages.ts'
 import { ICON, LOOK } from '../pages/style.ts'
@@ -41,7 +41,7 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
       },
       servers: [{ url: base === '' ? '/' : base, description: 'This service' }],
       tags: Object.entries({ ...tagsOfDomains, ...OTHER_TAGS }).map(([name, description]) => ({ name, description }))
-        .sort((one, other) => FOLDED.indexOf(one.name) - FOLDED.indexOf(other.name)),
+        .sort((one, other) => LAST.indexOf(one.name) - LAST.indexOf(other.name)),
       components: {
         securitySchemes: {
           bearerToken: {
