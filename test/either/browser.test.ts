@@ -216,7 +216,7 @@ t.test('the API documentation filters operations by words, folds all groups but 
   t.strictSame(await page.locator('.opblock').evaluateAll((all) =>
     all.map(({ id }: { id: string }) => id).filter((id) => !/coupon/i.test(id))), [])
   await page.getByRole('searchbox', { name: 'Filter operations' }).fill('')
-  await page.locator('.opblock[id$="-getUser"]').waitFor()
+  await page.locator('.opblock[id$="-getOrganization"]').waitFor()
   t.strictSame(wrongs, [])
 })
 
