@@ -1,7 +1,7 @@
-// `npm run licences`: writes docs/licences.md, the licences of all packages that the service ships. Reads them from
-// package-lock.json, which also has the packages for other platforms. `-- --check` writes nothing, and fails if the
-// page is not up to date.
+// `npm run licences`: writes docs/licences.md, the licences of all packages that the service ships, as
+// package-lock.json states them. `-- --check` writes nothing, and fails if the page is not up to date.
 import { readFileSync, writeFileSync } from 'node:fs'
+import { productionPackages } from './shipped-packages.mjs'
 
 const PAGE = 'docs/licences.md'
 // Permissive licences. A package with another licence needs a decision before it is used.
@@ -9,19 +9,16 @@ const ACCEPTED = [
   '0BSD', 'Apache-2.0', 'BlueOak-1.0.0', 'BSD-2-Clause', 'BSD-3-Clause', 'ISC', 'MIT', 'MIT-0', 'Unlicense'
 ]
 
-const lock = JSON.parse(readFileSync('package-lock.json', 'utf8')).packages
-const nameOf = (path) => path.slice(path.lastIndexOf('node_modules/') + 'node_modules/'.length)
-
-const production = Object.keys(lock).filter((path) => path !== '' && !lock[path].dev)
-const refused = production.filter((path) => !ACCEPTED.includes(lock[path].license))
+const production = productionPackages(JSON.parse(readFileSync('package-lock.json', 'utf8')).packages)
+const refused = production.filter(({ license }) => !ACCEPTED.includes(license))
 if (refused.length > 0) {
-  console.error(refused.map((path) => `${path}: the licence ${lock[path].license} is not one of ${ACCEPTED.join(', ')}`).join('\n'))
+  console.error(refused.map(({ path, license }) => `${path}: the licence ${license} is not one of ${ACCEPTED.join(', ')}`).join('\n'))
   process.exit(1)
 }
 
-const counts = ACCEPTED.map((licence) => [licence, production.filter((path) => lock[path].license === licence).length])
+const counts = ACCEPTED.map((licence) => [licence, production.filter(({ license }) => license === licence).length])
 // A package can be installed at several places in the same version.
-const packages = new Set(production.map((path) => [nameOf(path), lock[path].version, lock[path].license].join(' | ')))
+const packages = new Set(production.map(({ name, version, license }) => [name, version, license].join(' | ')))
 const rowsOf = (rows) => rows.map((row) => `| ${row} |`).join('\n')
 
 const page = `# Licences of packages

@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { gunzipSync } from 'node:zlib'
 import { parse } from 'yaml'
+import { productionPackages } from './shipped-packages.mjs'
 
 const SBOM = 'dist/sbom.cdx.json'
 
@@ -54,7 +55,8 @@ const CHECKS = {
   },
   sbom () {
     const components = readSbom()
-    const missing = productionPackages().filter((id) => !components.includes(id))
+    const missing = productionPackages(readJson('package-lock.json').packages)
+      .map(({ name, version }) => `${name}@${version}`).filter((id) => !components.includes(id))
     return missing.length === 0 ? '' : `${SBOM} lacks ${missing.join(', ')}`
   }
 }
@@ -90,12 +92,6 @@ function run (program, ...args) {
   if (error !== undefined) throw error
   if (status !== 0) throw new Error(`${[program, ...args].join(' ')} ended with ${status}:\n${`${stdout}${stderr}`.trim()}`)
   return stdout
-}
-
-/** The production packages of package-lock.json, as `name@version`. */
-function productionPackages () {
-  return Object.entries(readJson('package-lock.json').packages).filter(([path, { dev }]) => path !== '' && !dev)
-    .map(([path, { version }]) => `${path.slice(path.lastIndexOf('node_modules/') + 'node_modules/'.length)}@${version}`)
 }
 
 /**

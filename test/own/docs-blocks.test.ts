@@ -8,7 +8,7 @@ import { UnreleasedDatabase } from '../../src/db/migrate.ts'
 import { PAGES, readDoc } from '../helpers/docs.ts'
 import { CLI, run, scratchDirectory, startServer } from '../helpers/process.ts'
 
-// The code blocks of the pages: each is run by a test, or it is said why it is not.
+// The code blocks of the pages: each is run by a test, or has a reason why no test runs it.
 
 const HERE = 'own/docs-blocks'
 const DOCKER = 'needs Docker; `either/deployment` checks the files'
@@ -47,7 +47,7 @@ const BLOCKS: Record<string, readonly string[]> = {
   'test/README.md': ['the commands that run tests, which this test is a part of']
 }
 
-t.test('each block is run by a test that names its page, or it is said why not', async (t) => {
+t.test('each block is run by a test that names its page, or has a reason why no test runs it', async (t) => {
   const found = PAGES.map((path) => [path, readDoc(path).allBlocks.length] as const).filter(([, count]) => count > 0)
   t.same(Object.fromEntries(found), Object.fromEntries(Object.entries(BLOCKS).map(([path, all]) => [path, all.length])))
   for (const [path, all] of Object.entries(BLOCKS)) {

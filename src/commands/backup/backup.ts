@@ -158,8 +158,8 @@ async function * readAll (
 }
 
 /**
- * Restores a backup into an empty database in one transaction, then migrates the schema. A file is
- * verified completely before the restore begins, and standard input (`-`) while it is restored.
+ * Restores a backup into an empty database in one transaction, then migrates the schema. A file is verified completely
+ * before the restore begins, and standard input (`-`) while it is restored.
  */
 export async function restore (config: Config, source: Source, progress = NO_PROGRESS): Promise<Summary> {
   if (config.databaseUrl === undefined) await refuseWithoutRoom(source, config.dataDir)

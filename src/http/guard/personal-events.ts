@@ -28,7 +28,7 @@ export async function recordForUser (
 ): Promise<void> {
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
-  // The end of API tokens changes all nodes, so without one of them the whole transaction fails.
+  // Ending API tokens changes rows on all nodes, so the transaction fails anyway if a node does not answer.
   const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
   if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
     action,

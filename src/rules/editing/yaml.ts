@@ -125,8 +125,8 @@ const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] ==
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
 
 /**
- * The lines below a removed pair. The first comment is outdented, so ends the block scalar above the pair. The blank
- * lines above the comment are removed, if `isTight`.
+ * The lines below a removed pair. Outdents the first comment, which then ends the block scalar above the pair. If
+ * `isTight`, removes the blank lines above the comment.
  */
 function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
