@@ -2,7 +2,7 @@
 import { setTimeout as pause } from 'node:timers/promises'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { buildApp } from '../src/app.ts'
-import { open } from '../src/commands/common/open.ts'
+import { open, type Opened } from '../src/commands/common/open.ts'
 import { loadConfig } from '../src/config.ts'
 import type { Bench } from './keys.ts'
 import type { Request } from './load.ts'
@@ -12,15 +12,15 @@ const UNLIMITED = {
   RATE_LIMIT_API: '0', RATE_LIMIT_OAUTH: '0', RATE_LIMIT_KEY_ROTATION: '0', RATE_LIMIT_LONG_OPERATIONS: '0', LOG_LEVEL: 'error'
 }
 
-/** Runs the service in this process until `work`, which gets its URL, has ended. */
+/** Runs the service in this process until `work`, which gets its URL and its database, has ended. */
 export async function withServiceHere (
-  env: Record<string, string>, work: (url: string) => Promise<void>
+  env: Record<string, string>, work: (url: string, opened: Opened) => Promise<void>
 ): Promise<void> {
   const config = loadConfig({ ...env, ...UNLIMITED })
   const opened = await open(config, { creates: true })
   const app = await buildApp({ ...opened, config, logStream: { write: () => {} } })
   try {
-    await work(await app.listen({ port: 0, host: '127.0.0.1' }))
+    await work(await app.listen({ port: 0, host: '127.0.0.1' }), opened)
   } finally {
     await app.close()
     await opened.database.close()

@@ -103,6 +103,8 @@ export async function startApp (
     if (('retry-after' in response.headers) !== (response.statusCode === 429)) {
       throw new Error(`Retry-After goes with 429: ${response.statusCode} ${options.method} ${String(options.url)}`)
     }
+    // scripts/test.mjs prints this if a test of the process fails: the reason of a 503 is only in the log.
+    if (response.statusCode === 503) console.error(`503 ${String(options.url)}`, logs.findLast((line) => line.includes('"err"')))
     const json = /^application\/(?:[\w.]+\+)?json/.test(String(response.headers['content-type'] ?? ''))
     return {
       status: response.statusCode,

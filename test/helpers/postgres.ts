@@ -7,6 +7,9 @@ import path from 'node:path'
 import postgres from 'postgres'
 
 const PROGRAMS = '/usr/lib/postgresql'
+const UNDURABLE = [
+  'fsync=off', 'full_page_writes=off', 'autovacuum=off', 'deadlock_timeout=50ms', 'strongroom.idle_timeout=3000'
+]
 
 /** A PostgreSQL server that only one test uses. */
 export interface TestPostgres {
@@ -30,7 +33,8 @@ export interface TestPostgres {
  * Creates a temporary cluster and starts its server on the loopback interface.
  *
  * @param options.durable false: without fsync, for tests without crashes; also without autovacuum, so that query plans
- *   do not depend on the time, and with an early search for deadlocks, so that the concurrency tests find all of them
+ *   do not depend on the time; with an early search for deadlocks, so that the concurrency tests find all of them; and
+ *   with a longer limit of idle transactions, because a busy machine can suspend a process for a second
  * @param options.within the parent directory of the cluster
  * @param options.settings further settings of the server, such as `wal_level=logical`
  */
@@ -57,7 +61,7 @@ export async function startPostgres (
   async function start () {
     const args = [
       '-D', data, '-p', String(port), '-h', '127.0.0.1', '-k', '', '-c', 'max_connections=200',
-      ...durable ? [] : ['-c', 'fsync=off', '-c', 'full_page_writes=off', '-c', 'autovacuum=off', '-c', 'deadlock_timeout=50ms'],
+      ...durable ? [] : UNDURABLE.flatMap(setting => ['-c', setting]),
       ...settings.flatMap(setting => ['-c', setting])
     ]
     server = spawn(`${bin}/postgres`, args, { ...run, stdio: ['ignore', 'ignore', fs.openSync(log, 'a')] })
