@@ -52,7 +52,7 @@ t.test('a name that would be code in a shell, and a value that no variable can h
 })
 
 t.test('a special variable of a shell is refused, because the shell could run its value or lose it', async (t) => {
-  for (const name of ['RANDOM', 'OPTIND', 'SRANDOM', 'HISTCMD', 'UID', 'PPID', 'BASH_ENV', 'PS4', '_', 'SECONDS']) {
+  for (const name of ['RANDOM', 'OPTIND', 'PIPESTATUS', 'SRANDOM', 'HISTCMD', 'UID', 'PPID', 'BASH_ENV', 'PS4', '_', 'SECONDS']) {
     t.strictSame(shellText({ [name]: 'a[$(exit 1)]' }), { names: [name] }, name)
   }
   // Each other variable that a shell has at its start takes any value.

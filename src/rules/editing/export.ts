@@ -6,7 +6,7 @@ const SHELL_NAME = /^[A-Za-z_]\w*$/
 // fails, ends the script, or has no effect; prompts run code when they are shown.
 const SPECIAL_NAME = new RegExp(`^(?:BASH\\w*|PS\\d|${[
   'COMP_WORDBREAKS', 'DIRSTACK', 'EPOCHREALTIME', 'EPOCHSECONDS', 'EUID', 'FUNCNAME', 'GROUPS', 'HISTCMD', 'LINENO',
-  'OPTIND', 'PPID', 'PROMPT_COMMAND', 'RANDOM', 'SECONDS', 'SHELLOPTS', 'SRANDOM', 'UID', '_'
+  'OPTIND', 'PIPESTATUS', 'PPID', 'PROMPT_COMMAND', 'RANDOM', 'SECONDS', 'SHELLOPTS', 'SRANDOM', 'UID', '_'
 ].join('|')})$`)
 // An environment variable ends at a NUL, and UTF-8 has no lone surrogates.
 const NOT_IN_SHELL = /\0|\p{Surrogate}/u
