@@ -88,18 +88,18 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
   await transaction(handle, (db) => recordEvent(db, actor, event), actor)
 }
 
-// On Citus, each organization needs its own statements. More organizations could exceed the transaction timeout.
+// On Citus, each organization needs its own statements. With more, a transaction could exceed its timeout.
 const MAX_AT_ONCE_ON_CITUS = 50
 
 interface OfPersonOptions {
-  /** A refused sign-in. On Citus stored as a late event, so that the duration does not depend on organizations. */
+  /** The event is a refused sign-in. On Citus always a late event: the duration must not reveal organizations. */
   isRefusal?: boolean
   synchronousCommit?: SynchronousCommit
 }
 
 /**
- * The organization id of an event in `late_events` if a Citus node did not respond, so that the service could not list
- * the person's organizations. `findLateOrganizations` replaces such a row by a row for each organization.
+ * The `organization_id` in `late_events` of a person whose organizations could not be listed, because a Citus node did
+ * not respond. `findLateOrganizations` replaces such a row by a row for each organization.
  */
 export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
 
@@ -132,7 +132,8 @@ export async function recordOfPerson (
   return late.length > 0
 }
 
-// Each person needs a query of all nodes, and a transaction must end within four seconds.
+// Maximum number of late events in a transaction. Each person needs a query of all Citus nodes, and a transaction must
+// end within four seconds.
 const UNLISTED_AT_ONCE = 20
 
 /**

@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// Before a call of a function that changes rows of an organization, lock the organization with `lockPlan`.
+// Lock the organization with `lockPlan` before a call of a function that changes rows of an organization.
 
 export type Account = typeof billing_accounts.$inferSelect
 
@@ -69,7 +69,7 @@ const itsMethods = (organizationId: string) => eq(payment_methods.organization_i
 const itsMethod = (organizationId: string, id: string) => and(itsMethods(organizationId), eq(payment_methods.id, id))
 const itsDefault = (organizationId: string) => and(itsMethods(organizationId), eq(payment_methods.is_default, true))
 
-/** Payment methods, the default one first. */
+/** The payment methods of an organization, the default method first. */
 export async function listPaymentMethods (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: PaymentMethodRow[], total: number }> {
@@ -116,7 +116,7 @@ async function clearDefault (db: Db, organizationId: string): Promise<void> {
   await db.update(payment_methods).set({ is_default: false }).where(itsDefault(organizationId))
 }
 
-/** Deletes a payment method. If it was the default, the newest remaining method becomes the default. */
+/** Deletes a payment method. If this was the default method, the newest remaining method becomes the default. */
 export async function deletePaymentMethod (db: Db, organizationId: string, id: string): Promise<void> {
   const [gone] = await db.delete(payment_methods).where(itsMethod(organizationId, id))
     .returning({ is_default: payment_methods.is_default })
@@ -175,7 +175,7 @@ export async function redeemCoupon (db: Db, organizationId: string, code: string
   return row
 }
 
-/** Sets the coupon for future invoices of an organization; null removes it. */
+/** Sets the coupon for future invoices of an organization; null removes the coupon. */
 export async function updateCoupon (db: Db, organizationId: string, code: string | null): Promise<void> {
   await db.update(billing_accounts).set({ coupon: code, updated_at: sql`now()` }).where(itsAccount(organizationId))
 }

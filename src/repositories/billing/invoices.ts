@@ -156,8 +156,8 @@ export async function endUntoldCharges (db: Db, organizationId: string): Promise
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
-// The `submitted_at` of a settled charge or refund. The worker sends only orders without `submitted_at`. If the order
-// was never sent to the provider, the value becomes the current time, so that the worker does not send the order.
+// The `submitted_at` of a settled order (charge or refund). The worker sends only orders without `submitted_at`. If the
+// order was never sent to the provider, the value becomes the current time, so that the worker does not send the order.
 // Otherwise the value stays, so that the worker repeats the request until the provider reports the outcome.
 const submittedWhenSettled = (table: Order): SQL => withNow((now) =>
   sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, ${now}) ELSE ${table.submitted_at} END`)
@@ -207,7 +207,7 @@ export async function claimCharge (db: Db, provider: string, pause: number): Pro
     db.update(charges).set({ asked_at: sql`now()` }).where(next).returning())
 }
 
-/** Claims the next refund to send to the provider, like `claimCharge`, and returns it with its charge. */
+/** Claims the next refund to send to the provider, like `claimCharge`. Returns the refund with its charge. */
 export async function claimRefund (
   db: Db, provider: string, pause: number
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -219,9 +219,9 @@ export async function claimRefund (
   return { refund, charge: charge! }
 }
 
-// A condition for charges or refunds to send now. The time between two attempts is at least `pause` milliseconds, and
-// grows with the age of the order up to an hour. Selects only orders of `provider`: orders of a former provider stay
-// unsent until that provider is configured again.
+// A condition for orders (charges or refunds) to send now. The time between two attempts is at least `pause`
+// milliseconds, and grows with the age of the order up to an hour. Selects only orders of `provider`: orders of a
+// former provider stay unsent until that provider is configured again.
 function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Order, provider: string, pause: number) {
   const wait = sql`greatest(
     make_interval(secs => ${pause / 1000}::float8), least(${asked_at} - ${created_at}, interval '1 hour')

@@ -35,9 +35,9 @@ export async function deleteSubscription (db: Db, organizationId: string): Promi
 const AT_ONCE = 100
 
 /**
- * A page of the organizations, of all, whose subscription period has ended: active and cancelled organizations, and
- * those whose subscription ends with the period. Suspended and locked organizations get a new period when they are
- * active again (`restartPeriods`).
+ * A page of all organizations with an ended subscription period that must be closed: active and cancelled
+ * organizations, and those whose subscription ends with the period. Suspended and locked organizations get a new period
+ * when they are active again (`restartPeriods`).
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions

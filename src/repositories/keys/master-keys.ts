@@ -9,7 +9,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
-/** The canaries (known values, wrapped) of all master keys that may wrap values; empty if the table does not exist. */
+/** The canary of each master key: a known value that the key has wrapped. Empty if the table does not exist. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
   return rowsIfThere(() =>
     db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
@@ -37,7 +37,7 @@ export async function createCanary (db: Db, key_id: string, canary: Buffer): Pro
   await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
 }
 
-/** Locks a canary until the end of the transaction, so that its deletion waits. Creates the canary if it is missing. */
+/** Locks a canary until the end of the transaction: deletions wait. Creates the canary if it is missing. */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
     const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries)

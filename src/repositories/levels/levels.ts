@@ -42,7 +42,7 @@ export interface LevelState {
   secrets: SecretRow[]
 }
 
-/** A name in `FLAGS`: whether a query loads document rows, their content, and the active key with a level. */
+/** What to load with a level: a name in `FLAGS`, which says whether to load documents, content and the active key. */
 export type Include = keyof typeof FLAGS
 
 const FLAGS = {
@@ -54,7 +54,7 @@ const FLAGS = {
   storable: { documents: true, content: false, key: true }
 }
 
-/** A statement returns a row for each document, or one row without documents. The ids of missing rows are null. */
+/** A statement returns a row for each document, or one row if there is none. The ids of missing rows are null. */
 type Row = Pick<Authenticated<'projects'>,
   'organization_id' | 'secret_format' | 'encryption_type' | 'history_policy' | 'key_version'> &
   Pick<KeyRow, 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> &

@@ -166,9 +166,9 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
 }
 
 /**
- * Locks an organization and its memberships until the end of the transaction. The order of the locks is the same as in
- * other changes, so changes by members commit before the lock. Changes by API tokens commit before the caller locks the
- * counter row: to record the event, or in `deleteOrganization`. Returns the numbers of members and tokens.
+ * Locks an organization and its memberships until the end of the transaction. Waits for open changes by members, which
+ * lock the same rows in the same order. Open changes by API tokens lock the counter row, so the caller waits for them
+ * later: when it records the event, or in `deleteOrganization`. Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations)

@@ -295,7 +295,7 @@ export async function updateProject (
  * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
  * changes of the project. `share` excludes long operations on the project. A long operation locks the project before
  * the counter row of the organization. So a transaction that has already locked the counter row does not wait for the
- * project, to avoid a deadlock (`waitUnlessCounter`).
+ * project but is retried, to avoid a deadlock (`waitUnlessCounter`).
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'

@@ -84,7 +84,7 @@ const SETTINGS = [
   'enable_bitmapscan = off'
 ]
 
-/** Disables the timeouts of a transaction for the whole database. SET does not take the transaction's snapshot. */
+/** Disables the timeouts of a transaction that handles the whole database. SET does not take its snapshot. */
 export async function disableTimeouts (db: Db): Promise<void> {
   for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
 }

@@ -81,7 +81,7 @@ export async function isMemberAddress (db: Db, organizationId: string, email: st
   return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/** Locks a membership: changes by this member commit before, or fail. The caller has locked the organization. */
+/** Locks a membership, so that concurrent changes by the member commit first or fail. The organization is locked. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {
@@ -96,8 +96,9 @@ export async function countOtherOwners (db: Db, organizationId: string, userId: 
 }
 
 /**
- * Like `countOtherOwners`, but also locks the accounts, so that they cannot be closed. Does not wait for an account
- * that is being closed (`waitUnlessCounter`). The caller has locked the organization's counter row.
+ * Like `countOtherOwners`, but also locks the accounts, so that they cannot be closed. If an account is being closed,
+ * the transaction is retried instead of waiting (`waitUnlessCounter`). The caller has locked the organization's counter
+ * row.
  */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', {

@@ -127,13 +127,13 @@ const IS_OVER = sql`(${oauth_grants.expires_at} < ${YESTERDAY} OR ${oauth_grants
 
 interface GrantOwner { user_id: number, client_id: string }
 
-/** The ids of revoked grants, and the API tokens that ended with them. */
+/** The ids of revoked grants, and the API tokens that became invalid with them. */
 export interface RevokedGrants { revoked: number[], ended: EndedTokens[] }
 
 /** Revokes a person's oldest grants to a client to leave room for one more. The caller has locked the account. */
 export async function revokeExcessGrants (db: Db, { user_id, client_id }: GrantOwner): Promise<RevokedGrants> {
   const { id } = oauth_grants
-  // A person may have many more grants than the limit, from a time when there was no limit.
+  // Revokes at most one batch: a person may have very many grants from a time when there was no limit.
   const oldest = await db.select({ id }).from(oauth_grants)
     .where(and(matching(oauth_grants, { user_id, client_id }), isActiveGrant))
     .orderBy(desc(id)).offset(MAX_GRANTS - 1).limit(PIECE)
@@ -418,7 +418,7 @@ export async function revokeByToken (
 
 // Calls with an access token
 
-/** The caller of a request with an access token. `membership`: in the organization of the path, if any. */
+/** The caller of a request with an access token. `membership` is for the organization in the path, if any. */
 export interface UserCall {
   /** The id of the access token. */
   id: number
@@ -527,7 +527,7 @@ export async function findUserCall (
   if (found === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant, rows } = found
   // The slug of one organization may equal the id of another. Prefers an organization of which the user is a member. If
-  // the user is a member of two, prefers the one with the id.
+  // the user is a member of two, prefers the organization whose id matches.
   const all = await Promise.all(rows.map(async ({ organization, membership }) => {
     if (organization === null) return []
     const its = engineOf(db) === 'citus'
@@ -553,8 +553,8 @@ export async function findUserCall (
 }
 
 /**
- * Locks an access token and its grant. For a change by a person who is not a member of the organization. If the
- * transaction has locked a counter row, does not wait (`waitUnlessCounter`). Throws CallerEnded.
+ * Locks an access token and its grant. For a change by a person who is not a member of the organization. A transaction
+ * that has locked a counter row is retried instead of waiting (`waitUnlessCounter`). Throws CallerEnded.
  */
 export async function lockAccessToken (db: Db, id: number): Promise<void> {
   const rows = await db.select({ id: oauth_tokens.id }).from(oauth_tokens)

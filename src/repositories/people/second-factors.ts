@@ -103,7 +103,7 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 const MINUTE = 60_000
 const MAX_WRONG_CODES = 5
 
-/** Records for ten minutes that the password was verified. False if the password or the account has changed since. */
+/** Records for ten minutes that the password was verified. False if the password was changed or the account closed. */
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {

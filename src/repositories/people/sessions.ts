@@ -77,7 +77,7 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<{ user: 
 
 /**
  * Locks a session, so that it cannot end before the transaction ends. Returns false if the session has ended or the
- * account was closed. If the transaction has locked a counter row, does not wait (`waitUnlessCounter`).
+ * account was closed. A transaction that has locked a counter row is retried instead of waiting (`waitUnlessCounter`).
  */
 export async function lockSession (db: Db, token_hash: Buffer): Promise<boolean> {
   const rows = await db.select({ user_id: sessions.user_id }).from(sessions)

@@ -86,7 +86,7 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
     .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
 }
 
-/** The projects of a team, sorted by slug, without roles with a wrong MAC. Throws TamperedRow if a project has one. */
+/** The projects of a team, by slug. Omits roles with a wrong MAC. Throws TamperedRow if a project has a wrong MAC. */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
   const { organization_id, project_id } = team_projects
   const rows = await db

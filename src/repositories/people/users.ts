@@ -78,7 +78,7 @@ export async function updatePasswordHash (db: Db, id: number, from: string, pass
 
 /**
  * Locks an account. A transaction that ends sessions, grants or tokens of the account must take this lock first, to
- * prevent deadlocks. If the transaction has locked a counter row, does not wait (`waitUnlessCounter`).
+ * prevent deadlocks. A transaction that has locked a counter row is retried instead of waiting (`waitUnlessCounter`).
  */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(sql`${eq(users.id, id)}${andRowsAlone}`)
@@ -150,8 +150,8 @@ export interface Memberships { joined: number, owned: number }
 
 /**
  * Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. Returns the
- * numbers for the limits. If the transaction has locked a counter row, does not wait for an account that is being
- * closed (`waitUnlessCounter`).
+ * numbers for the limits. If the account is being closed, a transaction that has locked a counter row is retried
+ * instead of waiting (`waitUnlessCounter`).
  */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await lockUser(db, userId)

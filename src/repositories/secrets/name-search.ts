@@ -37,8 +37,8 @@ const restricted = documents('searched_documents_inside', sql`, slices jsonb`, s
 
 /**
  * The first documents of these projects that the restrictions allow, sorted by project id, then by document id.
- * `after`: lists only documents of the project with a higher id. `slices`: the restrictions in the project; empty in
- * all projects, or in none.
+ * `after`: lists only documents of the project with a higher id. `slices`: the restrictions in the project. Either all
+ * projects have restrictions, or none has.
  */
 export async function listSearchedDocuments (
   db: Db, organization_id: string, projects: readonly { project_id: string, after: string, slices: readonly Slice[] }[],

@@ -224,7 +224,7 @@ export async function finishReEncryption (
 /** A project with a running re-encryption. */
 export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
 
-/** A page of server-managed projects with a running re-encryption. A query over all organizations. */
+/** A page of the server-managed projects of all organizations that have a running re-encryption. */
 export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): Promise<Waiting[]> {
   const { organization_id, project_id } = re_encryptions
   return db.select({

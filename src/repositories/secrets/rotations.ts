@@ -51,7 +51,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
   return rows
 }
 
-/** Replaces documents (`sealed` null: deletes). Each gets the next revision and the project's key version. */
+/** Replaces or deletes (`sealed` null) documents. Each gets the next revision and the project's key version. */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {
@@ -89,9 +89,9 @@ export interface NewVersion {
 }
 
 /**
- * Records versions. Each becomes the newest version of its document, and the version with the highest id becomes the
- * newest version of the project. `at` is the time of the lock of the counter row, not the start of the transaction. So
- * times grow with ids, and no version has an earlier time than a write for which the transaction waited.
+ * Records versions. Each version becomes the newest of its document, and the last version becomes the newest of the
+ * project. `at` is the time of the lock of the counter row, not the start of the transaction. So times grow with ids,
+ * and no version has an earlier time than a write for which the transaction waited.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]

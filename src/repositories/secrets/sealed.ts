@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Reads all sealed and wrapped values in pages, sorted by id. `PAGE` limits the rows and the bytes of a page.
+// Reads all encrypted values in pages, sorted by id. `PAGE` limits the rows and the bytes of a page.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 

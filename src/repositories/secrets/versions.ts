@@ -247,7 +247,7 @@ export async function findVersion (db: Db, organizationId: string, id: number): 
   return findVersions(db, { organization_id: organizationId, id })
 }
 
-/** Like `findVersion`, with the sealed content and the key. */
+/** Like `findVersion`, with the encrypted content and the key. */
 export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
   return findFullVersions(db, { organization_id: organizationId, id })
 }
