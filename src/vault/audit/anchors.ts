@@ -11,9 +11,9 @@ interface AnchorLog extends Pick<Log, 'warn'> {
 const CHECK_INTERVAL_MS = 5_000
 
 /**
- * Writes anchors to the log. An anchor is the end of an organization's audit chain. It is written after a thousand
- * events, after ten minutes, and on shutdown. A comparison with archived anchors reveals a truncated chain or a
- * restored older state. Each instance writes anchors for the events that it recorded.
+ * Writes anchors to the log. An anchor is the end of an organization's audit chain. An anchor is written after a
+ * thousand events, after ten minutes, and on shutdown. A comparison with archived anchors reveals a truncated chain or
+ * a restored older state. Each instance writes anchors for the events that it recorded.
  */
 export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
   // Writes anchors at any log level, because they are archived.

@@ -99,7 +99,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   setAuthority(db, authorityFor(keys, keyring, db))
   await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
   // An empty database has only the rows that migrations insert. If there are other rows, the error rolls the
-  // transaction back, so that they get no MAC.
+  // transaction back, so that these rows get no MAC.
   if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
       'The database has rows, but no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
@@ -108,7 +108,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   return keys
 }
 
-// Limits for reports: one report of the same state of a row in this time, and a total number per minute.
+// Limits for reports: one report of the same state of a row within `SAME_ROW_MS`, and a total per minute.
 const SAME_ROW_MS = 10 * 60_000
 const MINUTE = 60_000
 const MAX_PER_MINUTE = 600

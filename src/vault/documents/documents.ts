@@ -14,7 +14,10 @@ export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'k
   sealed: Buffer
 }
 
-/** Decrypts a stored document to its blob. Throws IntegrityError, also if its key is not the active key (S-6.6). */
+/**
+ * Decrypts a stored document with the storage key. Returns the blob, which is still encrypted with the project's key.
+ * Throws IntegrityError, also if the document is not under the active key of the project (S-6.6).
+ */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
 ): string {

@@ -16,7 +16,7 @@ import { contentOf, eventOfReading } from './read.ts'
 /** The document of a level before and after a planned change. */
 export interface PlannedChange {
   state: LevelState
-  /** The planned change; undefined if it has no effect. Its `blob` is null if it deletes the document. */
+  /** The planned change; undefined if nothing changes. A `blob` of null deletes the document. */
   change: Pick<Change, 'blob' | 'record'> | undefined
   etag: string | null
   /** The decrypted documents. Undefined if the server cannot read names, or does not have the new document. */

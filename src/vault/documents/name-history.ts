@@ -11,7 +11,7 @@ import { openVersion } from './documents.ts'
 
 // Maximum bytes that a request decrypts, so that a few requests do not occupy the process.
 const MAX_BYTES = 8 * 1024 * 1024
-/** The page of one statement. It is small, because the driver decodes its rows without a yield to the event loop. */
+/** The maximum page of one statement. The driver decodes all its rows without a yield to the event loop. */
 const PAGE = { versions: 100, bytes: 1024 * 1024 }
 /** Milliseconds of work between two yields to the event loop. */
 const SLICE_MS = 10
@@ -109,7 +109,7 @@ export async function nameHistory (
 
 function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string) {
   const { organization_id, project } = state
-  // A level that has versions has a document row.
+  // A level with versions has a document row, so `ownSecret` is defined.
   const secret = ownSecret(state)!
   const keys = new Map<number, KeyObject>()
   // Caches the last value, because consecutive versions often have the same content, for example after a key rotation.

@@ -21,7 +21,7 @@ export interface Change {
 /** A write that changes nothing and records no version. `read`: the event, if the response reveals the document. */
 export interface NoChange {
   read: AuditEvent | undefined
-  /** In a dry run: the planned change, which is checked against the plan like a real change. */
+  /** In a dry run: the planned change, which is checked against the plan's limits like a real change. */
   planned?: Change
 }
 

@@ -18,9 +18,9 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { planOf, withDocument, type Change, type NoChange, type Planned, type Written } from './plan-write.ts'
 
 /**
- * A write of a document. `decide` is called while the organization's counter row is locked. It gets the level
- * (undefined if the level does not exist) and the version to restore. It returns the change, or throws an error that
- * refuses the write. `decide` is synchronous, so that other changes of the organization do not wait for I/O.
+ * A write of a document. `decide` is called while the organization's counter row is locked. `decide` gets the level
+ * (undefined if the level does not exist) and the version to restore. `decide` returns the change, or throws an error
+ * that refuses the write. `decide` is synchronous, so that other changes of the organization do not wait for I/O.
  */
 export interface Write<C extends Change | NoChange = Change | NoChange> {
   storageKey: KeyObject

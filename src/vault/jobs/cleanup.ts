@@ -99,7 +99,9 @@ export async function removeSome (db: Db, organizationId: string): Promise<void>
 /** Deletes a batch. Returns the cursor for the next batch; undefined after the last batch. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
-/** A kind of cleanup. `list` returns organizations that need the cleanup; `steps` run in each, one after the other. */
+/**
+ * A kind of cleanup. `list` returns organizations that need this cleanup; in each, `steps` run in order, then `end`.
+ */
 interface Kind {
   list (db: Db, after: string, limit: number): Promise<string[]>
   steps: Step[]

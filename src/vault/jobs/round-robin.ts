@@ -2,7 +2,7 @@ import { databaseError } from '../../db/database.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
-/** The result of a step: work is left after a place, another transaction has locked the row, or no work is left. */
+/** The result of a step. `more`: work is left after this place. `locked`: another transaction has locked the row. */
 export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
 export interface JobSource<Job, Place> {

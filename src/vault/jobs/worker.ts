@@ -18,8 +18,8 @@ export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Ke
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
   // After the last batch, ends the re-encryption if no versions are left. If versions are left, another instance may
-  // have locked them. If this pass has re-encrypted any version, starts the next pass at once; if it has only skipped
-  // locked versions, later.
+  // have locked them. If this pass has re-encrypted any version, the next pass starts at once. If this pass has only
+  // skipped locked versions, the next pass starts later.
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one

@@ -42,7 +42,7 @@ export const checkContext = (key: { organization_id: string, project_id: string 
 
 export interface SecretContext { organization_id: string, secret_id: string, level_id: string, key_version: number }
 
-/** The context of a current document. It has the revision, so an older document does not decrypt in a newer row. */
+/** The context of a current document. Contains the revision: an older document does not decrypt in a newer row. */
 export const currentContext = (secret: SecretContext, revision: number) =>
   encodeContext('current', secret.organization_id, secret.secret_id, secret.level_id, revision, secret.key_version)
 

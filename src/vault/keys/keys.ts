@@ -72,7 +72,7 @@ export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string
   }
 }
 
-/** The columns of a client-managed key. They contain its wrapped proof, never the key. */
+/** The columns of a client-managed key: its wrapped proof, never the key itself. */
 export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,

@@ -138,7 +138,7 @@ export function restoredContent (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : accepted
 }
 
-// For each target, the number of added documents minus the number of removed documents. The `target_id` null is for the
+// For each target, the number of added documents minus the number of removed documents. `target_id` is null for the
 // document of the project itself.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()

@@ -51,8 +51,8 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
 
 /**
  * Replaces a project's key and re-encrypts every current document, in one transaction. Records a version of each
- * document with the action `rotate`. A concurrent rotation gets 409. With the policy `re_encrypt`, a background job
- * re-encrypts the versions under former keys.
+ * document with the action `rotate`. A concurrent rotation gets 409. Unless the history policy is `keep`, also starts
+ * the re-encryption of the versions under former keys.
  */
 export async function rotate (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
