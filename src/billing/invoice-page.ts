@@ -4,12 +4,13 @@ import type { Invoice } from '../repositories/billing/invoices.ts'
 import { formatMoney } from '../rules/billing.ts'
 import { Html, html } from '../rules/formats/html.ts'
 
-/** The data that an invoice page shows; `paid_back` is the sum of the completed refunds. */
+/** The data that an invoice page shows. `paid_back` is the sum of the completed refunds. */
 export type PrintedInvoice = { number: string, paid_back: number } & Pick<Invoice,
   'status' | 'currency' | 'lines' | 'subtotal' | 'discount' | 'credit' | 'total' | 'seller' | 'buyer' | 'issued_at' |
   'due_at' | 'paid_at' | 'reference' | 'note'>
 
-// Uses system fonts. The browser prints the title of the page, which contains the invoice number, on each sheet.
+// The style sheet uses system fonts. The browser prints the title of the page on each sheet of paper. The title
+// contains the invoice number.
 const STYLE = `
 @page {
   size: A4;
@@ -51,7 +52,7 @@ export function renderInvoice (invoice: PrintedInvoice, paymentDetails: string):
   const { number, currency, seller, buyer, reference, note } = invoice
   const money = (amount: number) => formatMoney(amount, currency)
   const state = stateOf(invoice)
-  // Repeat the policy in the page, because a saved file has no HTTP headers.
+  // Repeats the content security policy in the page, because a saved file has no HTTP headers.
   return html`<!doctype html>
 <html lang="en">
 <head>
@@ -104,7 +105,7 @@ ${invoice.status !== 'open' || paymentDetails === '' ? '' : paymentBlock(invoice
 
 const day = (moment: Date | string) => new Date(moment).toISOString().slice(0, 10)
 
-// Each line has its own text direction.
+// Makes each line a paragraph, so that each line has its own text direction.
 const paragraphs = (text: string) => text.split('\n').map((line) => html`<p dir="auto">${line}</p>`)
 
 function partyBlock (label: string, { name, address, tax_id }: Party): Html {

@@ -11,7 +11,7 @@ import { findSubscription, type Subscription } from '../repositories/billing/sub
 import { fail } from '../rules/errors.ts'
 
 export interface Invoicing {
-  /** If the name is empty, only invoices whose amount after the discount is 0 can be issued. */
+  /** If the seller's name is empty, only invoices whose amount after the discount is 0 can be issued. */
   seller: Party
   /** Logs that the seller's name is missing. */
   warnOfSeller: () => void
@@ -25,14 +25,14 @@ interface NewInvoice {
   lines: InvoiceLine[]
   discount: number
   usesCredit: boolean
-  /** If omitted, the organization's default method is used. */
+  /** Without a method, the organization's default method is used. */
   method?: PaymentMethodRow | undefined
 }
 
 /**
- * Locks an organization until the end of the transaction, which serializes changes of its billing. Throws 404 if the
- * organization is deleted. Callers lock other rows afterwards, in this order: coupon, invoice, charge, refund
- * (docs/decisions/0029).
+ * Locks an organization until the end of the transaction, so that changes of its billing run one after the other.
+ * Throws 404 if the organization is deleted. Callers lock other rows afterwards, in this order: coupon, invoice,
+ * charge, refund (docs/decisions/0029).
  */
 export async function lockAccount (db: Db, organizationId: string): Promise<{ plan: Plan, account: Account }> {
   const plan = await lockPlan(db, organizationId) ?? fail('not_found')
@@ -49,7 +49,7 @@ export async function lockSubscription (
 
 const DAY = 24 * 60 * 60 * 1000
 
-/** Logs a missing seller name at most once a day, because the worker retries often. */
+/** Returns a function that logs the missing seller name, at most once a day, because the worker retries often. */
 export function createSellerWarning (warn: (line: string) => void): () => void {
   let next = 0
   return () => {

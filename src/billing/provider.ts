@@ -16,13 +16,13 @@ export interface RefundOrder {
   charge: { id: string, reference: string | null }
 }
 
-/** The result of an order; `pending` until the provider knows the result. */
+/** The result of an order. The status is `pending` until the provider knows the result. */
 export interface Outcome { status: PaymentStatus, reference: string | null }
 
 /**
- * A payment provider. Orders are sent outside of transactions, after the charge or refund was committed. An order is
- * repeated until the provider returns a final status, even if the operator has recorded an outcome. `signal` aborts a
- * call at its timeout.
+ * A payment provider. An order (charge or refund) is sent outside of transactions, after its row was committed. The
+ * worker repeats an order until the provider returns a final status, even if the operator has recorded an outcome.
+ * `signal` aborts a call at its timeout.
  */
 export interface Provider {
   name: string
@@ -34,7 +34,7 @@ export interface Provider {
 export const holderOf = ({ provider, provider_status }: { provider: string, provider_status: PaymentStatus | null }) =>
   provider_status === 'succeeded' ? provider : manual.name
 
-/** Whether a charge or refund was sent to a provider that has not reported a final status yet. */
+/** Whether a charge or refund was sent to a provider that has not yet reported a final status. */
 export const isUnanswered = (
   { provider, asked_at, provider_status }:
   { provider: string, asked_at: Date | null, provider_status: PaymentStatus | null }
@@ -42,8 +42,8 @@ export const isUnanswered = (
   provider !== manual.name && (provider_status === 'pending' || (asked_at !== null && provider_status === null))
 
 /**
- * Payment by wire transfer. The operator records received payments and refunds (`invoice paid`, `refund paid`). Stores
- * no card or account data.
+ * Payment by wire transfer. The operator records received payments and sent refunds (`invoice paid`, `refund paid`). No
+ * card or account data is stored.
  */
 export const manual: Provider = {
   name: 'manual',

@@ -11,18 +11,18 @@ import { refundableOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { holderOf, isUnanswered, type Outcome } from './provider.ts'
 
-// Settles invoices, charges and refunds. Each transaction first locks the organization (`lockPlan`), if it exists, and
-// then the rows in the order that `lockAccount` describes.
+// Sets the final status of invoices, charges and refunds. Each transaction first locks the organization (`lockPlan`),
+// if the organization exists, and then the rows in the order that `lockAccount` describes.
 
 /** The result after the operator has recorded an outcome. */
 export interface Note {
-  /** A provider that got the order but has not reported a final status, so the money may move twice. Else null. */
+  /** A provider that got the order and has not reported a final status, so the money may move twice. Otherwise null. */
   unanswered: string | null
 }
 
 const noteOn = (orders: (Charge | Refund)[]): Note => ({ unanswered: orders.find(isUnanswered)?.provider ?? null })
 
-/** Records an invoice as paid or void; undefined if it is not open. */
+/** Marks an invoice as paid or void for the operator; undefined if the invoice is not open. */
 export async function closeInvoiceByOperator (
   db: Db, actor: Actor, id: string, status: 'paid' | 'void'
 ): Promise<Note | undefined> {
@@ -35,8 +35,9 @@ export async function closeInvoiceByOperator (
 }
 
 /**
- * Closes an open invoice and its charges. If the invoice is paid, the unused part of its period becomes credit. If the
- * invoice is void, the credit that it used is returned. A deleted organization gets no credit.
+ * Closes an open invoice and its charges. If the invoice is paid, the stored unused part of its period (`unused`)
+ * becomes credit. If the invoice is void, the organization gets back the credit that the invoice used. A deleted
+ * organization gets no credit.
  */
 async function closeInvoice (
   db: Db, organizationId: string, isThere: boolean, id: string, status: 'paid' | 'void'
@@ -53,7 +54,7 @@ const outcomeOf = (status: 'paid' | 'void') => status === 'paid' ? 'succeeded' :
 
 /**
  * Creates a refund of a successful charge, by default of the whole refundable amount. The caller has locked the
- * organization, unless it is deleted, and records the event.
+ * organization (unless the organization is deleted), and records the returned event.
  */
 export async function giveBack (
   db: Db, organizationId: string, chargeId: string, { amount, reason }: { amount?: number, reason?: string }
@@ -80,7 +81,7 @@ export async function addRefund (
   return given.refund
 }
 
-/** Records the outcome of a refund; undefined if there is no such pending refund. */
+/** Records the outcome that the operator reports for a refund; undefined if there is no such pending refund. */
 export async function settleRefundByOperator (
   db: Db, actor: Actor, id: string, status: 'succeeded' | 'failed'
 ): Promise<Note | undefined> {
@@ -94,7 +95,7 @@ export async function settleRefundByOperator (
   return noteOn([locked.refund])
 }
 
-/** Records that the operator checked a refund; undefined if there is nothing to check (`concernOf`). */
+/** Records that the operator has checked a refund; undefined if the refund needs no check (`concernOf`). */
 export async function checkRefund (db: Db, actor: Actor, id: string): Promise<Note | undefined> {
   await lockPlan(db, actor.organization_id)
   const refund = (await lockRefund(db, actor.organization_id, id))?.refund
@@ -117,22 +118,23 @@ function doubtOf (recorded: Charge['status'], reported: 'succeeded' | 'failed'):
 }
 
 /**
- * The reason why the operator has to check a settled refund: a conflict with the provider's report, or a missing final
- * report. Undefined if there is no reason.
+ * The reason why the operator must check a settled refund: the provider's report contradicts the recorded outcome, or a
+ * final report is missing. Undefined without a reason.
  */
 export function concernOf (refund: Refund): Doubt | 'unanswered' | undefined {
   const { status, noted_status, provider_status } = refund
   if (status === 'pending') return undefined
   if (isUnanswered(refund)) return 'unanswered'
   if (provider_status === null || provider_status === 'pending') return undefined
-  // Without an outcome from the operator, `status` is the provider's first report: compare it with the latest report.
+  // If the operator has noted no outcome, `status` is the provider's first report. Compares it with the latest report.
   if (noted_status === null) return provider_status === status ? undefined : 'contradiction'
   return doubtOf(noted_status, provider_status)
 }
 
 /**
- * Records the provider's report on a charge. A success always settles the charge, even for a void invoice, so that the
- * money can be refunded. A failure does not change a settled charge. Returns a conflict for the operator to check.
+ * Records the provider's report on a charge. A success always settles the charge, even if the invoice is void, so that
+ * the money can be refunded. A failure does not change a settled charge. Returns a conflict that the operator must
+ * check.
  */
 export async function reportCharge (
   db: Db, { organization_id, id, invoice_id }: Charge, outcome: Outcome
@@ -159,8 +161,8 @@ export async function reportCharge (
 }
 
 /**
- * Records the provider's report on a refund, like `reportCharge`. If the provider reports the success of a refund that
- * is recorded as failed, the refund succeeds only if its amount is still refundable.
+ * Records the provider's report on a refund, like `reportCharge`. If the refund is recorded as failed and the provider
+ * reports a success, the refund succeeds only if its amount is still refundable.
  */
 export async function reportRefund (
   db: Db, { organization_id, id }: Refund, outcome: Outcome

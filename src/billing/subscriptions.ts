@@ -14,7 +14,8 @@ import { discountOf, periodEnd, unusedOf } from '../rules/billing.ts'
 import { fail } from '../rules/errors.ts'
 import { issueInvoice, type Invoicing } from './invoicing.ts'
 
-// Changes of subscriptions by handlers and the worker. The lock on the organization (`lockPlan`) serializes them.
+// Changes of subscriptions, by route handlers and by the billing worker. The lock of the organization (`lockPlan`)
+// makes these changes run one after the other.
 
 /** The terms of a subscription. */
 interface Offer { plan: Plan, interval: Interval, currency: string, amount: number }
@@ -31,7 +32,7 @@ async function requireFit (db: Db, organizationId: string, plan: Plan): Promise<
   }
 }
 
-/** Starts a subscription: switches the plan at once and invoices the first period. */
+/** Starts a subscription: changes the plan at once, and issues the invoice of the first period. */
 export async function beginSubscription (
   db: Db, invoicing: Invoicing, account: Account, offer: Offer, now: Date
 ): Promise<Subscription> {
@@ -43,8 +44,8 @@ export async function beginSubscription (
 }
 
 /**
- * Changes the plan or interval of a subscription at once and starts a new period. If the invoice of the old period is
- * paid, the unused part of that period becomes credit, which the new invoice uses first.
+ * Changes the plan or interval of a subscription at once, and starts a new period. If the invoice of the old period is
+ * paid, the unused part of the old period becomes credit, which the new invoice uses first.
  */
 export async function changeSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, offer: Offer, now: Date
@@ -62,8 +63,8 @@ async function beginPeriods (db: Db, invoicing: Invoicing, account: Account, off
   return { plan, interval, currency, amount, anchor: now, periods: 0, ...period }
 }
 
-// Stores the unused part of the period. It becomes credit: at once if the invoice is paid, at payment if it is open,
-// never if it is void.
+// Stores the unused part of the period's amount, which becomes credit: at once if the invoice is paid, at payment if
+// the invoice is open, never if the invoice is void.
 async function cutShort (
   db: Db, { organization_id, invoice_id, period_start, period_end }: Subscription, now: Date
 ): Promise<void> {
@@ -74,9 +75,10 @@ async function cutShort (
 }
 
 /**
- * Closes ended periods of a subscription, each in its own transaction: starts the next period or ends the subscription.
- * The worker and every change of a subscription call this function first, so that no change applies to an ended period.
- * A subscription of an inactive organization is not renewed until the organization is active again.
+ * Closes the ended periods of a subscription, each in its own transaction: starts the next period, or ends the
+ * subscription. The worker calls this function, and every change of a subscription calls it first, so that no change
+ * applies to an ended period. If the organization is not active, the subscription is not renewed until the organization
+ * is active again.
  */
 export async function closePeriods (
   handle: Db, invoicing: Invoicing, defaultPlan: string, organizationId: string, isStopped = () => false
@@ -97,7 +99,7 @@ async function closePeriod (
 ): Promise<AuditEvent | undefined> {
   const counter = await openChange(db, { organization_id: organizationId })
   if (counter === undefined || counter.is_closed) return undefined
-  // Check again under the lock: another instance may have closed the period.
+  // Reads again under the lock, because another instance may have closed the period.
   const due = await findDue(db, organizationId)
   if (due === undefined) return undefined
   const { status } = counter
@@ -113,7 +115,7 @@ async function closePeriod (
   return event
 }
 
-// Starts the next period at the original price of the subscription.
+// Starts the next period at the price at which the subscription began.
 async function renewSubscription (
   db: Db, invoicing: Invoicing, account: Account, subscription: Subscription, now: Date
 ): Promise<void> {
@@ -127,8 +129,8 @@ async function renewSubscription (
 }
 
 /**
- * Ends a subscription: switches the organization to the default plan, unless the operator has set another plan. Data
- * above the limits of the default plan stays.
+ * Ends a subscription: changes the plan to the default plan, unless the operator has set another plan. Data above the
+ * limits of the default plan stays.
  */
 async function endSubscription (
   db: Db, { organization_id, plan }: Subscription, defaultPlan: string

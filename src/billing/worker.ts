@@ -27,8 +27,8 @@ const WARNINGS: Record<Doubt, string> = {
 }
 
 /**
- * Closes ended billing periods and sends open charges and refunds to the provider. These are two separate workers, so a
- * slow provider does not delay the periods.
+ * Closes ended billing periods, and sends open charges and refunds to the provider. Two separate workers do this, so
+ * that a slow provider does not delay the periods.
  */
 export function createBillingWorker (worker: BillingWorker): Background {
   return sideBySide(createPeriodWorker(worker), createOrderWorker(worker))
@@ -53,19 +53,19 @@ function createPeriodWorker ({ db, invoicing, defaultPlan, log }: BillingWorker)
 }
 
 /**
- * Sends charges and refunds to the provider. The rows of charges and refunds are the queue, so the queue survives a
- * crash. Each row names the provider that gets the order. The worker claims a row right before the call, so that it
- * skips settled orders and only one instance sends an order.
+ * Sends charges and refunds to the provider. Their rows in the database are the queue, so the queue survives a crash.
+ * Each row names the provider that gets the order. The worker claims a row right before the call, so that it skips
+ * settled orders and only one instance sends an order.
  */
 function createOrderWorker (
   { db: handle, invoicing: { provider }, log, patience = PROVIDER_TIMEOUT_MS }: BillingWorker
 ): Background {
   const attempt = attemptsIn(log)
   const stopping = new AbortController()
-  // A claim lasts longer than the call, so that no other instance repeats a call in progress.
+  // A claim lasts longer than the call, so that no other instance repeats a call that is still running.
   const claimMs = 3 * patience
 
-  // Rejects at the timeout even if the provider ignores the signal.
+  // Rejects at the timeout, even if the provider ignores the signal.
   async function callProvider (work: (signal: AbortSignal) => Promise<Outcome>): Promise<Outcome> {
     const signal = AbortSignal.any([AbortSignal.timeout(patience), stopping.signal])
     signal.throwIfAborted()
@@ -118,14 +118,14 @@ function createOrderWorker (
     ...background,
     async stop () {
       const stopped = background.stop()
-      // The worker repeats aborted calls, with the same id, after the next start.
+      // After the next start, the worker repeats aborted calls with the same id.
       stopping.abort()
       await stopped
     }
   }
 }
 
-// Logs a failure and continues; the next run retries.
+// Returns a function that runs `work` and logs an error. The next run of the worker retries.
 const attemptsIn = (log: Log) => async (job: string, of: object, work: () => Promise<void>): Promise<void> => {
   try {
     await work()

@@ -9,15 +9,15 @@ import { makeStorageKey } from './keys/keys.ts'
 import { lockCurrentCanary } from './keys/master-keys.ts'
 
 /**
- * Creates an organization with its keys and, if given, its owner. Returns a limit if the owner has reached that limit
- * of memberships; the caller must then roll back.
+ * Creates an organization with its keys. With `owner`, also makes this user the owner. If the user has reached a limit
+ * of memberships, returns this limit; the caller must then roll back.
  */
 export async function foundOrganization (
   db: Db, keyring: Keyring, organization: Omit<NewOrganization, 'storage_key'>, owner?: number
 ): Promise<number | undefined> {
   await lockCurrentCanary(db, keyring)
   await createOrganization(db, { ...organization, storage_key: makeStorageKey(keyring, organization.id) })
-  // If another chain has a key of its own, the first key, which all chains share, may be compromised.
+  // If any audit chain has a new key, the first key, which all chains share at first, may be compromised.
   if (await hasChainKeys(db)) await handOverChain(db, keyring, systemOf(organization.id))
   if (owner === undefined) return undefined
   return (await createMember(db, { organization_id: organization.id, user_id: owner, role: 'owner' }))?.limit

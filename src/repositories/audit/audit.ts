@@ -14,7 +14,7 @@ import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { audit_events, late_events, organization_counters } from '../../db/tables.ts'
 
-/** The caller of a change, and where the request comes from. */
+/** The caller of a change, and the origin of the request. */
 export interface Actor {
   organization_id: string
   type: 'api_token' | 'user' | 'operator' | 'system'
@@ -23,7 +23,7 @@ export interface Actor {
   request_id: string | null
   ip: string | null
   user_agent: string | null
-  /** The credential, which must be valid when the change commits; null for the operator and the service. */
+  /** The credential, which must be valid when the change commits; null for the operator and for background jobs. */
   caller: Caller | null
   /** Stores the response of a request with an `Idempotency-Key`. */
   answering?: Answering | null
@@ -36,30 +36,30 @@ export interface Actor {
 const withoutRequest = (organization_id: string, type: 'operator' | 'system'): Actor =>
   ({ organization_id, type, id: null, name: type, request_id: null, ip: null, user_agent: null, caller: null })
 
-/** The operator at the command line. */
+/** The actor for commands that the operator runs. */
 export const operatorOf = (organizationId: string): Actor => withoutRequest(organizationId, 'operator')
 
-/** The service in a background job. */
+/** The actor for background jobs of the service. */
 export const systemOf = (organizationId: string): Actor => withoutRequest(organizationId, 'system')
 
 export type AuditEvent = Pick<EventRow, 'action' | 'resource_type' | 'resource_id'> & {
   details?: NonNullable<EventRow['details']>
-  /** Bytes by which the reported change increases the organization's stored bytes; may be negative; default 0. */
+  /** The bytes that the change adds to the organization's stored bytes (default: 0). Negative if data is deleted. */
   growth?: number
 }
 
-/** An event about a resource; the part of the action before the first dot is the resource type. */
+/** An event about a resource. The resource type is the part of the action before the first dot. */
 export const eventOf = (action: EventName, id: string | number, details?: AuditEvent['details']): AuditEvent => ({
   action, resource_type: action.split('.')[0]!, resource_id: String(id), ...(details && { details })
 })
 
-// Maximum wait while another transaction, such as a revocation, locks the caller's rows. Applies only if the counter
-// was not locked before, as in a long operation.
+// Maximum wait while another transaction, such as a revocation, locks the caller's rows. Applies only if this call
+// locks the counter row, as in a long operation; under a locked counter row there is no wait.
 const CALLER_LOCK_TIMEOUT_MS = 1_000
 
 /**
- * Locks the organization's counter and validates the caller. For long operations, which must take all other locks
- * before. Throws CallerEnded, OrganizationInactive or RowLocked.
+ * Locks the organization's counter row and validates the caller. For long operations: call this after all other locks
+ * are taken. Throws CallerEnded, OrganizationInactive or RowLocked.
  */
 export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | undefined> {
   return openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
@@ -67,13 +67,13 @@ export async function lockCounterLast (db: Db, actor: Actor): Promise<Counter | 
 
 /**
  * Records the events of a change, in order. A route must declare its events in its `audit` option. Locks the
- * organization's counter, unless `transaction` was called with the actor and has locked it already. A long operation
- * must take all other locks before. Throws CallerEnded if the caller may no longer make the change,
+ * organization's counter row, unless `transaction` was called with the actor and has already locked the row. A long
+ * operation must take all other locks first. Throws CallerEnded if the caller may no longer make the change,
  * OrganizationInactive or RowLocked.
  */
 export async function recordEvent (db: Db, actor: Actor, ...events: AuditEvent[]): Promise<void> {
   if (actor.answering?.hasBegun === false) throw new Error('the transaction of a change does not store its response')
-  // The counter is missing if the organization was deleted.
+  // The counter row is missing if the organization does not exist.
   const counter = await openChange(db, actor, CALLER_LOCK_TIMEOUT_MS)
   if (counter === undefined) return
   for (const { growth = 0 } of events) counter.stored_bytes += growth
@@ -88,34 +88,34 @@ export async function recordAlone (handle: Db, actor: Actor, event: AuditEvent):
   await transaction(handle, (db) => recordEvent(db, actor, event), actor)
 }
 
-// On Citus, each organization needs its own statements; more would exceed the time of a transaction.
+// On Citus, each organization needs its own statements. With more, a transaction could exceed its timeout.
 const MAX_AT_ONCE_ON_CITUS = 50
 
 interface OfPersonOptions {
-  /** A refused sign-in. On Citus always in `late_events`, so that its duration reveals no organizations. */
+  /** The event is a refused sign-in. On Citus always a late event: the duration must not reveal organizations. */
   isRefusal?: boolean
   synchronousCommit?: SynchronousCommit
 }
 
 /**
- * Stands for all organizations of a person in `late_events`, if the service could not list them because a node of Citus
- * did not answer. `findLateOrganizations` replaces such a row.
+ * The `organization_id` in `late_events` of a person whose organizations could not be listed, because a Citus node did
+ * not respond. `findLateOrganizations` replaces such a row by a row for each organization.
  */
 export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
 
 /**
  * Records an event of a person, such as a refused sign-in, in each of the person's organizations. Call this at the end
- * of the transaction, because it locks the counters. If the counter of an organization is locked or its chain key is
- * missing, or on Citus if the event is a refusal, the person is in more than 50 organizations or these are not listed,
- * stores the event in `late_events`, from which `recordLate` appends it to the chain. Returns whether any event was
- * stored there. For an unknown account, `actors` is empty: the same statements run, so that the duration of a refused
- * sign-in does not reveal whether the account exists.
+ * of the transaction, because it locks the counter rows of the organizations. The event goes to `late_events` if the
+ * counter row is locked or the chain key is missing; on Citus also for a refusal, for a person in more than 50
+ * organizations, and for `UNLISTED_ORGANIZATIONS`. `recordLate` later appends late events to the chain. Returns whether
+ * an event was stored as a late event. For an unknown account, `actors` is empty: the same statements run, so that the
+ * duration of a refused sign-in does not reveal whether the account exists.
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
   { isRefusal = false, synchronousCommit = 'on' }: OfPersonOptions = {}
 ): Promise<boolean> {
-  // Records the same time in all organizations.
+  // The event has the same time in all organizations.
   const occurred_at = chainOf(db).now().toISOString()
   const rows = actors.map((actor) => {
     const its = typeof event === 'function' ? event(actor.organization_id) : event
@@ -132,13 +132,14 @@ export async function recordOfPerson (
   return late.length > 0
 }
 
-// The organizations of each person are one query of all nodes, and a transaction has four seconds.
+// Maximum number of late events in a transaction. Each person needs a query of all Citus nodes, and a transaction must
+// end within four seconds.
 const UNLISTED_AT_ONCE = 20
 
 /**
- * Replaces the late events of `UNLISTED_ORGANIZATIONS` by a late event for each organization in which the person is a
- * member now. The new row has the id of the old row, so that a copy of the old row that is put back later is detected
- * as a replay, too (`findNumbered`). `listOrganizations` returns the organizations of a user.
+ * Replaces each late event of `UNLISTED_ORGANIZATIONS` by a late event for each organization in which the person is a
+ * member now. A new row keeps the id of the old row. So if an attacker puts a copy of the old row back later, the
+ * replay is detected (`findNumbered`). `listOrganizations` returns the organizations of a user.
  */
 export async function findLateOrganizations (
   handle: Db, listOrganizations: (db: Db, userId: number) => Promise<string[]>
@@ -174,16 +175,16 @@ export async function listLate (db: Db, after = '', limit = 100): Promise<string
 }
 
 /**
- * Appends an organization's late events to its chain, oldest first, if the counter is not locked. An event whose MAC
- * does not verify, or that was appended before, is reported and deleted. Returns the number of processed events;
- * undefined if the counter is locked. Throws TamperedRow if the chain key is missing.
+ * Appends an organization's late events to its chain, oldest first. Reports and deletes an event if its MAC is wrong or
+ * if the event is already in the chain. Returns the number of processed events; undefined if another transaction has
+ * locked the counter row. Throws TamperedRow if the chain key is missing.
  */
 export async function recordLate (handle: Db, organizationId: string): Promise<number | undefined> {
   return transaction(handle, async (db) => {
     const locked = await lockCounters(db, [organizationId], 'free')
     if (locked.size === 0) return undefined
-    // Check this before any row is reported. A later error would roll back the deletion of the reported rows, and each
-    // retry would report them again.
+    // Checks the chain key before any row is reported. A later error would roll back the deletion of the reported rows,
+    // so each retry would report the same rows again.
     if (!locked.get(organizationId)!.hasKey) tampered()
     const { organization_id, id } = late_events
     const earliest = db.select({ organization_id, id }).from(late_events).where(eq(organization_id, organizationId))
@@ -205,16 +206,17 @@ export async function recordLate (handle: Db, organizationId: string): Promise<n
   })
 }
 
-// The member of an appended event's `details` with the id of its row in `late_events`. The MAC of the chain covers it.
+// The property of an appended event's `details` that holds the id of the row in `late_events`. The MAC of the chain
+// covers `details`.
 const LATE = 'late'
 
-// Maximum late events in one transaction.
+// Maximum number of late events in one transaction.
 const AT_ONCE = 200
 
 /**
- * Returns the ids of late events that are already in the chain. Detects a replay: a copy of an appended row that is put
- * back into `late_events` still has a valid MAC. The caller has locked the counter, so no other transaction appends
- * events.
+ * Returns the ids of late events that are already in the chain. Detects a replay: if an attacker copies an appended row
+ * back into `late_events`, the copy has a valid MAC. The caller has locked the counter row, so no other transaction
+ * appends events.
  */
 async function findNumbered (
   db: Db, organizationId: string, rows: readonly { id: number, occurred_at: Date }[]

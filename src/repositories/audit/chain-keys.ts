@@ -5,15 +5,15 @@ import { eventRow, HAND_OVER, type ChainKeyRow, type Head } from '../../db/event
 import { chain_keys, organization_counters } from '../../db/tables.ts'
 import type { Actor } from './audit.ts'
 
-/** Whether the key of any chain was ever rotated. */
+/** Whether the chain key of any organization was ever rotated. */
 export async function hasChainKeys (db: Db): Promise<boolean> {
   return (await db.select({ kid: chain_keys.kid }).from(chain_keys).limit(1)).length > 0
 }
 
 /**
- * Rotates the key of a chain as the last step of the transaction: `make` creates the new key for the end of the chain.
- * The counter row contains the id of the current key, because a transaction that waited for the counter sees new values
- * in this row only. Undefined if the organization has no counter.
+ * Rotates the chain key of an organization as the last step of the transaction: `make` creates the new key for the end
+ * of the chain. The id of the current key is in the counter row (`chain_kid`), because a transaction that waits for the
+ * lock of the counter row sees new values only in this row. Undefined if the organization has no counter row.
  */
 export async function handOver (
   db: Db, actor: Actor, make: (head: Head) => { key: ChainKeyRow, proof: Buffer }
@@ -25,7 +25,7 @@ export async function handOver (
   await db.insert(chain_keys).values(key)
   await db.update(organization_counters).set({ chain_kid: key.kid })
     .where(eq(organization_counters.organization_id, organization_id))
-  // Must come before the rotation event, because the event after it already uses the new key.
+  // Opens the new key before the rotation event is recorded, because the next event uses the new key.
   chainOf(db).openKey(key)
   await appendToCounter(db, [eventRow(actor, {
     action: HAND_OVER,

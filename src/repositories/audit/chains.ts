@@ -4,14 +4,15 @@ import { andOwn, byOrganization, perEngine, type OfOrganization } from '../../db
 import { queryRow, queryRows } from '../../db/rows/query.ts'
 import { headOf, type ChainedEvent, type ChainKeyRow, type Head, type HeadRow } from '../../db/events.ts'
 
-// Reads chains for verification and export, without trusting the data.
+// Reads the audit chains for verification and export. The stored data is not trusted.
 
-/** An event as it is stored. */
+/** An audit event as the database stores it. */
 export type ChainRow = Omit<ChainedEvent, 'chain_kid'> & { chain_kid: string | null, mac: Buffer | null }
 
-/** The ids of all organizations, including deleted ones, from their rows, counters and events. */
+/** The ids of all organizations, including deleted ones: from `organizations`, counter rows and audit events. */
 export async function listChains (db: Db): Promise<string[]> {
-  // One PostgreSQL skips from organization to organization. Citus does not execute a recursion over several machines.
+  // On PostgreSQL, the recursion makes one index look-up for each organization. Citus does not execute a recursion over
+  // several machines.
   const recorded = perEngine({
     postgres: sql`
     WITH RECURSIVE recorded AS (
@@ -30,7 +31,7 @@ export async function listChains (db: Db): Promise<string[]> {
   return rows.map(({ id }) => id)
 }
 
-/** The last number of a chain as text: an attacker with write access could store a number above 2^53. */
+/** The last event number of a chain, as text: an attacker with write access could store a number above 2^53. */
 type Last = string
 
 const durableHeads = preparedSql<
@@ -42,9 +43,9 @@ const durableHeads = preparedSql<
   ORDER BY organization_id FOR KEY SHARE`)
 
 /**
- * Returns the ends of chains after making them durable: FOR KEY SHARE writes to the WAL, so its commit also flushes
- * earlier commits with `synchronous_commit` off. The lock does not wait for changes of the counters. On Citus, omits
- * organizations whose node does not respond; throws if none does.
+ * Makes the ends of chains durable and returns them. FOR KEY SHARE writes to the WAL, so its commit also flushes
+ * earlier commits that had `synchronous_commit` off. The lock does not wait for changes of the counter rows. On Citus,
+ * omits organizations whose node does not respond; throws if no node responds.
  */
 export async function findDurableHeads (db: Db, ids: readonly string[]): Promise<Map<string, Head>> {
   const parts = byOrganization(db, ids.map((organization_id) => ({ organization_id })))
@@ -63,7 +64,7 @@ const eventCount = preparedSql<{ events: number }, OfOrganization & { ids: strin
   WHERE ${isKeyOf(
     sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb)`)}${andOwn(sql`organization_id`)}`)
 
-/** The number of events of organizations, as their counters say. */
+/** The total number of events of organizations, computed from their counter rows. */
 export async function countEvents (db: Db, ids: readonly string[]): Promise<number> {
   let events = 0
   for (const part of byOrganization(db, ids.map((organization_id) => ({ organization_id })))) {
@@ -76,7 +77,7 @@ export async function countEvents (db: Db, ids: readonly string[]): Promise<numb
   return events
 }
 
-/** A consistent snapshot of a chain: its counter, its keys and its last number. */
+/** A consistent snapshot of a chain: its end according to the counter row, its keys, and its last event number. */
 export async function findChain (
   db: Db, organizationId: string
 ): Promise<{ head: Head, keys: ChainKeyRow[], last: Last }> {
@@ -92,7 +93,7 @@ export async function findChain (
     ) AS its LEFT JOIN organization_counters ON organization_id = ${organizationId}`)
   const { next_event = null, event_head = null, chain_kid = null, keys, last } = row
   return {
-    // The counter is missing if no event was ever recorded.
+    // The counter row is missing if the organization does not exist. The chain then counts as empty.
     head: headOf({ next_event: next_event ?? '1', event_head, chain_kid }),
     keys: (keys ?? []).map((key) =>
       ({ ...key, organization_id: organizationId, wrapped: Buffer.from(key.wrapped, 'hex') })),
@@ -112,10 +113,10 @@ const page = preparedSql<Raw, { organization_id: string, first: string, last: La
     AND seq <= ${$('last')}::bigint
   ORDER BY seq LIMIT ${$('limit')}::int`)
 
-// The service numbers events from 1. Reads lower numbers as well, which only an attacker could have inserted.
+// The service numbers events from 1. `readChain` also reads lower numbers, which only an attacker can have inserted.
 const LOWEST = String(-(2n ** 63n))
 
-// Small enough that verified rows are garbage-collected early.
+// Rows in a page. A small page lets the garbage collector free verified rows early.
 const PAGE = 500
 
 // Converts the row in place: copying a row would cost as much as computing its MAC.
@@ -127,8 +128,8 @@ function toEvent (row: Raw): ChainRow {
 }
 
 /**
- * Reads the events of a chain in order, from the one after `after` (null: from the first one) up to `last`. Prefetches
- * the next page.
+ * Reads the events of a chain in order, from the event after number `after` (null: from the first event) up to number
+ * `last`. Prefetches the next page.
  */
 export async function * readChain (
   db: Db, organizationId: string, after: number | null, last: Last
@@ -149,7 +150,7 @@ export async function * readChain (
   }
 }
 
-/** The last event before a moment, from which verification of the rest of the chain can start. */
+/** The last event before a moment. Verification of a part of the chain starts from this event. */
 export async function findBefore (
   db: Db, organizationId: string, since: Date
 ): Promise<{ seq: number, mac: Buffer } | undefined> {

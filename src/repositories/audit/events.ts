@@ -13,7 +13,7 @@ export interface EventFilter extends Pick<AuditQuery, 'actor' | 'action' | 'reso
   to?: Date | undefined
 }
 
-/** The filters of a statement, in which the period can be columns. */
+/** The filters in a statement. `from` and `to` can also be SQL columns. */
 type FilterInSql = Omit<EventFilter, 'from' | 'to'> & { from?: Date | SQL | undefined, to?: Date | SQL | undefined }
 
 const {
@@ -29,8 +29,9 @@ const BY = {
 }
 
 /**
- * A page of an organization's events, newest first: sorted by number, or with a filter by time. Without a filter, the
- * page is computed from the numbers, which have no gaps. With a filter, `total` is at most `MAX_COUNTED`.
+ * A page of an organization's events, newest first. Without a filter, events are sorted by number. Event numbers have
+ * no gaps, so the page is computed from the numbers. With a filter, events are sorted by time, and `total` is at most
+ * `MAX_COUNTED`.
  *
  * @param before lists only events that are older than the event with this number
  */
@@ -66,9 +67,9 @@ async function listSome (
 }
 
 /**
- * The next events for an export, oldest first: sorted by number, or with a filter by time.
+ * The next events for an export, oldest first. Events are sorted by number, or with a filter by time.
  *
- * @param after only events after the event with this number, in this order
+ * @param after lists only events that follow the event with this number in this order
  */
 export async function exportEvents (
   db: Db, organizationId: string, filter: EventFilter, after: number | undefined, limit: number
@@ -82,10 +83,10 @@ export async function exportEvents (
     .orderBy(...ORDER.oldest)
 }
 
-/** A day of `countEvents`, and the part of the day that counts. */
+/** A day for `countEvents`. Only events from `from` until before `to` count. */
 export interface CountedDay { date: string, from: Date, to: Date }
 
-/** The number of matching events on each day, in the order of the days; at most `MAX_COUNTED` + 1 on a day. */
+/** The number of matching events on each day, in the order of `days`; at most `MAX_COUNTED` + 1 for each day. */
 export async function countEvents (
   db: Db, organizationId: string, filter: Omit<EventFilter, 'from' | 'to'>, days: readonly CountedDay[]
 ): Promise<number[]> {
@@ -98,13 +99,14 @@ export async function countEvents (
   return rows.map(({ count }) => count)
 }
 
-/** The number of an event, after or before which a list begins. */
+/** The event number after which, or before which, a list begins. */
 interface Bound { before?: number | undefined, after?: number | undefined }
 
 /**
- * Returns a function that builds a query for the numbers of matching events: the first `limit` ones in this order after
- * skipping `offset`, or without `offset` any `limit` ones. Every combination of filters reads one index range, or one
- * for each action, so the query reads only matching events (decision 0057).
+ * Returns a function that builds a query for the numbers of matching events. With `offset`, the query skips `offset`
+ * events in the given order and returns the next `limit` numbers. Without `offset`, the query returns any `limit`
+ * numbers. The query reads one index range, or one range for each action, so every row that it reads matches (decision
+ * 0057).
  */
 function matching (
   organizationId: string, filter: FilterInSql, { before, after }: Bound, order: keyof typeof ORDER = 'newest'

@@ -7,13 +7,13 @@ import {
 } from '../../db/tables.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
-// Before calling a function that changes rows of an organization, lock the organization with `lockPlan`.
+// Lock the organization with `lockPlan` before a call of a function that changes rows of an organization.
 
 export type Account = typeof billing_accounts.$inferSelect
 
 const itsAccount = (organizationId: string) => eq(billing_accounts.organization_id, organizationId)
 
-/** The billing account of an organization; created on first use, with the name of the organization. */
+/** Returns the billing account of an organization. Creates the account on first use, with the organization's name. */
 export async function requireAccount (db: Db, organizationId: string): Promise<Account> {
   const found = await findAccount(db, organizationId)
   if (found !== undefined) return found
@@ -29,7 +29,7 @@ export async function findAccount (db: Db, organizationId: string): Promise<Acco
   return row
 }
 
-/** Changes the billing details on future invoices. An empty name stands for the organization's current name. */
+/** Changes the billing details for future invoices. An empty name is replaced by the organization's current name. */
 export async function updateDetails (db: Db, organizationId: string, details: BillingDetails): Promise<Account> {
   const { name, organization_id } = organization_counters
   const itsName = sql`(SELECT ${name} FROM ${organization_counters} WHERE ${eq(organization_id, organizationId)})`
@@ -69,7 +69,7 @@ const itsMethods = (organizationId: string) => eq(payment_methods.organization_i
 const itsMethod = (organizationId: string, id: string) => and(itsMethods(organizationId), eq(payment_methods.id, id))
 const itsDefault = (organizationId: string) => and(itsMethods(organizationId), eq(payment_methods.is_default, true))
 
-/** Payment methods, the default one first. */
+/** The payment methods of an organization, the default method first. */
 export async function listPaymentMethods (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: PaymentMethodRow[], total: number }> {
@@ -116,7 +116,7 @@ async function clearDefault (db: Db, organizationId: string): Promise<void> {
   await db.update(payment_methods).set({ is_default: false }).where(itsDefault(organizationId))
 }
 
-/** Deletes a payment method. If it was the default, the newest remaining method becomes the default. */
+/** Deletes a payment method. If this was the default method, the newest remaining method becomes the default. */
 export async function deletePaymentMethod (db: Db, organizationId: string, id: string): Promise<void> {
   const [gone] = await db.delete(payment_methods).where(itsMethod(organizationId, id))
     .returning({ is_default: payment_methods.is_default })
@@ -130,7 +130,7 @@ export async function deletePaymentMethod (db: Db, organizationId: string, id: s
 export type Coupon = typeof coupons.$inferSelect
 export type NewCoupon = Omit<Coupon, 'redemptions' | 'created_at'>
 
-/** Creates a coupon; false when the code is taken. */
+/** Creates a coupon; false if another coupon has the code. */
 export async function createCoupon (db: Db, coupon: NewCoupon): Promise<boolean> {
   const made = await db.insert(coupons).values(coupon).onConflictDoNothing().returning({ code: coupons.code })
   return made.length > 0
@@ -146,7 +146,7 @@ export async function listCoupons (db: Db, after: string): Promise<Coupon[]> {
   return db.select().from(coupons).where(gt(coupons.code, after)).orderBy(asc(coupons.code)).limit(200)
 }
 
-/** Ends a coupon, also for organizations that have redeemed it; false if there is no such coupon. */
+/** Ends a coupon now, also for organizations that have redeemed it. Returns false if the coupon does not exist. */
 export async function endCoupon (db: Db, code: string): Promise<boolean> {
   const ended = await db.update(coupons).set({ valid_until: sql`now()` }).where(eq(coupons.code, code))
     .returning({ code: coupons.code })
@@ -160,8 +160,9 @@ export async function hasRedeemed (db: Db, organizationId: string, code: string)
 }
 
 /**
- * Redeems a coupon; undefined if it does not exist, has expired or has reached its limit. The caller has checked that
- * the organization has not redeemed it yet (`hasRedeemed`). Concurrent calls cannot exceed the limit.
+ * Redeems a coupon. Undefined if the coupon does not exist, has expired, or has reached its limit of redemptions. The
+ * caller has checked that the organization has not redeemed the coupon yet (`hasRedeemed`). Concurrent calls cannot
+ * exceed the limit, because the UPDATE locks the coupon's row and checks the limit again.
  */
 export async function redeemCoupon (db: Db, organizationId: string, code: string): Promise<Coupon | undefined> {
   const [row] = await db.update(coupons).set({ redemptions: sql`${coupons.redemptions} + 1` }).where(and(
@@ -174,7 +175,7 @@ export async function redeemCoupon (db: Db, organizationId: string, code: string
   return row
 }
 
-/** Sets the coupon for future invoices of an organization; null removes it. */
+/** Sets the coupon for future invoices of an organization; null removes the coupon. */
 export async function updateCoupon (db: Db, organizationId: string, code: string | null): Promise<void> {
   await db.update(billing_accounts).set({ coupon: code, updated_at: sql`now()` }).where(itsAccount(organizationId))
 }

@@ -10,7 +10,7 @@ export type Invoice = typeof invoices.$inferSelect
 export type Charge = typeof charges.$inferSelect
 export type Refund = typeof refunds.$inferSelect
 
-/** An invoice with the id and the refunded amount of its charge. A void or free invoice may have no charge. */
+/** An invoice with the id (null: no charge, as for a free invoice) and the refunded amount of its charge. */
 export type InvoiceRow = Invoice & { charge_id: string | null, refunded: number }
 
 const columns = {
@@ -54,7 +54,7 @@ const oneOrder = (of: keyof typeof ORDERS, { organization_id, id }: Id) =>
   and(eq(ORDERS[of].organization_id, organization_id), eq(ORDERS[of].id, id))
 const BOOKS = { invoice: invoices, ...ORDERS }
 
-/** The organization of an invoice, charge or refund, for operators, who pass only the id. */
+/** The organization of an invoice, charge or refund. For commands of the operator, which get only the id. */
 export async function findOwner (db: Db, of: keyof typeof BOOKS, id: string): Promise<string | undefined> {
   const table = BOOKS[of]
   const [row] = await db.select({ id: table.organization_id }).from(table).where(eq(table.id, id)).limit(1)
@@ -65,18 +65,18 @@ export async function createInvoice (db: Db, invoice: typeof invoices.$inferInse
   await db.insert(invoices).values(invoice)
 }
 
-/** Locks an invoice until the end of the transaction. Invoices are locked before their charges. */
+/** Locks an invoice until the end of the transaction. To avoid deadlocks, lock an invoice before its charges. */
 export async function lockInvoice (db: Db, organizationId: string, id: string): Promise<Invoice | undefined> {
   const [row] = await db.select().from(invoices).where(oneInvoice(organizationId, id)).for('update')
   return row
 }
 
-/** Stores how much of an invoice's amount was unused when the plan changed. */
+/** Stores the part of an invoice's amount that was unused when the plan changed. */
 export async function updateUnused (db: Db, organizationId: string, id: string, unused: number): Promise<void> {
   await db.update(invoices).set({ unused }).where(oneInvoice(organizationId, id))
 }
 
-/** Settles an open invoice; undefined when it is not open. */
+/** Marks an open invoice as paid or void; undefined if the invoice is not open. */
 export async function settleInvoice (
   db: Db, organizationId: string, id: string, status: 'paid' | 'void'
 ): Promise<Invoice | undefined> {
@@ -87,8 +87,8 @@ export async function settleInvoice (
 }
 
 /**
- * An invoice with its refunds and three statuses of its charge: the effective one, the one that the operator entered
- * (`noted_status`), and the one that the provider reported (`provider_status`).
+ * An invoice with its refunds and three statuses of its charge: the effective status (`charge_status`), the status that
+ * the operator noted (`noted_status`), and the status that the provider reported (`provider_status`).
  */
 type BookedInvoice = InvoiceRow &
   Record<'charge_status' | 'noted_status' | 'provider_status', PaymentStatus | null> & { refunds: BookedRefund[] }
@@ -102,7 +102,7 @@ const bookedRefunds = sql<BookedRefund[]>`coalesce((
   .mapWith((list: BookedRefund[]) => list.map((refund) =>
     ({ ...refund, settled_at: refund.settled_at && new Date(refund.settled_at) })))
 
-/** A page of all invoices, also of those of deleted organizations. */
+/** A page of the invoices of all organizations, including deleted organizations. */
 export async function listAllInvoices (
   db: Db, after: { organization_id: string, number: number }
 ): Promise<BookedInvoice[]> {
@@ -118,14 +118,14 @@ export async function createCharge (db: Db, charge: typeof charges.$inferInsert)
   return row!
 }
 
-/** Locks a charge until the end of the transaction, which serializes its refunds. */
+/** Locks a charge until the end of the transaction, so that refunds of the charge run one after the other. */
 export async function lockCharge (db: Db, organizationId: string, id: string): Promise<Charge | undefined> {
   const [row] = await db.select().from(charges).where(oneOrder('charge', { organization_id: organizationId, id }))
     .for('update')
   return row
 }
 
-/** Settles the pending charges of an invoice; with `succeeded`, also its failed charges. */
+/** Sets the final status of an invoice's pending charges. `succeeded` also replaces the status of failed charges. */
 export async function settleCharges (
   db: Db, organizationId: string, invoiceId: string, status: 'succeeded' | 'failed'
 ): Promise<Charge[]> {
@@ -142,7 +142,7 @@ export async function updateNoted (
   await db.update(ORDERS[of]).set({ noted_status }).where(oneOrder(of, its))
 }
 
-/** Settles a charge without settling its invoice. */
+/** Sets the final status of a charge. The status of its invoice stays. */
 export async function settleCharge (
   db: Db, organizationId: string, id: string, status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -150,15 +150,15 @@ export async function settleCharge (
     .where(oneOrder('charge', { organization_id: organizationId, id }))
 }
 
-/** When an organization is deleted: cancels charges that were never sent to the provider. Invoices stay open. */
+/** Cancels the charges of a deleted organization that were never sent to the provider. The invoices stay open. */
 export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
   await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: submittedWhenSettled(charges) })
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
 
-// The `submitted_at` of a settled charge or refund. If the order was never sent to the provider, this is the current
-// time, so that the worker does not send the order. Otherwise the value stays, so that the worker repeats the request
-// until the provider reports the outcome.
+// The `submitted_at` of a settled order (charge or refund). The worker sends only orders without `submitted_at`. If the
+// order was never sent to the provider, the value becomes the current time, so that the worker does not send the order.
+// Otherwise the value stays, so that the worker repeats the request until the provider reports the outcome.
 const submittedWhenSettled = (table: Order): SQL => withNow((now) =>
   sql`CASE WHEN ${table.asked_at} IS NULL THEN coalesce(${table.submitted_at}, ${now}) ELSE ${table.submitted_at} END`)
 
@@ -187,7 +187,7 @@ export async function lockRefund (
   return { refund: refund!, charge: charge! }
 }
 
-/** Settles a locked refund. The amount of a failed refund becomes refundable again. */
+/** Sets the final status of a locked refund. If the refund failed, its amount becomes refundable again. */
 export async function settleRefund (
   db: Db, { refund, charge }: { refund: Refund, charge: Charge }, status: 'succeeded' | 'failed'
 ): Promise<void> {
@@ -198,16 +198,16 @@ export async function settleRefund (
 }
 
 /**
- * Claims the next charge to send to the provider. Charges that were never sent come first, so that failing charges do
- * not block them. Skips charges that are locked, or that any instance has sent recently. A query over all
- * organizations.
+ * Claims the next charge to send to the provider, from the charges of all organizations. Charges that were never sent
+ * come first, so that failing charges do not block new charges. Skips charges that another transaction has locked, and
+ * charges that any instance has sent recently.
  */
 export async function claimCharge (db: Db, provider: string, pause: number): Promise<Charge | undefined> {
   return claimNext(db, charges, isWaiting(charges, provider, pause), (next) =>
     db.update(charges).set({ asked_at: sql`now()` }).where(next).returning())
 }
 
-/** Claims the next refund to send to the provider, like `claimCharge`, and returns it with its charge. */
+/** Claims the next refund to send to the provider, like `claimCharge`. Returns the refund with its charge. */
 export async function claimRefund (
   db: Db, provider: string, pause: number
 ): Promise<{ refund: Refund, charge: Charge } | undefined> {
@@ -219,8 +219,9 @@ export async function claimRefund (
   return { refund, charge: charge! }
 }
 
-// Waits `pause` milliseconds between attempts; for older charges and refunds longer, up to an hour. Selects only rows
-// of `provider`: rows of a former provider wait until it is configured again.
+// A condition for orders (charges or refunds) to send now. The time between two attempts is at least `pause`
+// milliseconds, and grows with the age of the order up to an hour. Selects only orders of `provider`: orders of a
+// former provider stay unsent until that provider is configured again.
 function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Order, provider: string, pause: number) {
   const wait = sql`greatest(
     make_interval(secs => ${pause / 1000}::float8), least(${asked_at} - ${created_at}, interval '1 hour')
@@ -228,8 +229,8 @@ function isWaiting ({ submitted_at, provider: stored, asked_at, created_at }: Or
   return and(isNull(submitted_at), eq(stored, provider), or(isNull(asked_at), sql`${asked_at} < now() - ${wait}`))!
 }
 
-// Claims the first waiting row that is not locked. On Citus, a statement can lock rows of only one organization, so the
-// waiting rows are listed, and claimed one after the other until a claim succeeds.
+// Claims the first row that matches `isWaiting` and is not locked. On Citus, a statement can lock rows of only one
+// organization. So on Citus the matching rows are listed, and claimed one after the other until a claim succeeds.
 async function claimNext<T> (
   db: Db, table: Order, isWaiting: SQL, claim: (next: SQL) => PromiseLike<T[]>
 ): Promise<T | undefined> {
@@ -248,9 +249,9 @@ async function claimNext<T> (
 }
 
 /**
- * A page of the refunds for the operator to review. They are all pending refunds. They are also
- * the unchecked refunds that were sent to another provider than `operator`, if the operator noted a status, or if the
- * status at the provider differs from the effective status.
+ * A page of the refunds for the operator to review: all pending refunds, and some refunds that were sent to another
+ * provider than `operator` and that the operator has not checked. Of these, the page has refunds for which the operator
+ * noted a status, and refunds whose status at the provider differs from the effective status.
  */
 export async function listUndoneRefunds (
   db: Db, operator: string, after: string
@@ -266,14 +267,13 @@ export async function listUndoneRefunds (
 }
 
 /**
- * Marks a refund as checked by the operator. If the provider later reports another status, `updateReported`
- * removes the mark.
+ * Marks a refund as checked by the operator. `updateReported` removes the mark if the provider reports another status.
  */
 export async function updateChecked (db: Db, refund: Id): Promise<void> {
   await db.update(refunds).set({ checked_at: sql`now()` }).where(oneOrder('refund', refund))
 }
 
-/** Stores the provider's status and reference. A late `pending` report does not overwrite a final status. */
+/** Stores the status and the reference that the provider reported. A late `pending` does not replace a final status. */
 export async function updateReported (
   db: Db, of: keyof typeof ORDERS, its: Id, { status, reference }: { status: PaymentStatus, reference: string | null }
 ): Promise<void> {

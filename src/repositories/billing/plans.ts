@@ -7,8 +7,9 @@ import { matching } from '../../db/rows/matching.ts'
 import { invitations, members, organization_counters, plan_prices, plans, projects } from '../../db/tables.ts'
 
 /**
- * Locks the counter, to serialize changes that count against the plan. Returns the plan as it was when the counter was
- * locked, also after `updatePlan`. Undefined for a deleted organization.
+ * Locks the counter row of the organization, so that changes that count against the plan run one after the other.
+ * Returns the plan at the time of the lock, even if `updatePlan` has changed the plan since. Undefined for a deleted
+ * organization.
  */
 export async function lockPlan (db: Db, organizationId: string): Promise<Plan | undefined> {
   const counter = await openChange(db, { organization_id: organizationId })
@@ -17,7 +18,7 @@ export async function lockPlan (db: Db, organizationId: string): Promise<Plan | 
 
 const TABLES = { projects, members }
 
-/** Resources with a limit in plans. */
+/** The resources for which plans have a limit. */
 export type Counted = keyof typeof TABLES
 
 /** The number of projects or members of an organization. Open invitations count as members. */
@@ -30,7 +31,7 @@ export async function countOf (db: Db, organizationId: string, what: Counted): P
   return row!.count
 }
 
-/** The limit that `more` would exceed; undefined if there is none. The caller has locked the plan (`lockPlan`). */
+/** The plan's limit that `more` projects or members would exceed, if any. The caller has locked the plan. */
 export async function findFull (
   db: Db, organizationId: string, plan: Plan, what: Counted, more = 1
 ): Promise<{ limit: number, used: number, plan: string } | undefined> {
@@ -40,7 +41,7 @@ export async function findFull (
   return used + more <= limit ? undefined : { limit, used, plan: plan.name }
 }
 
-/** The stored bytes of an organization. Without a lock on the counter, other writes can change the number. */
+/** The stored bytes of an organization. Other writes can change the number unless the caller locks the counter row. */
 export async function findStoredBytes (db: Db, organizationId: string): Promise<number> {
   const { stored_bytes } = organization_counters
   const [row] = await db.select({ stored_bytes }).from(organization_counters)
@@ -58,7 +59,7 @@ export async function listPlans (db: Db): Promise<(Plan & { prices: PlanPrice[] 
     .orderBy(sql`${plans.max_projects} NULLS LAST`, sql`${plans.max_members} NULLS LAST`, asc(plans.name))
 }
 
-/** A plan with its price; undefined when the plan is not offered for this interval and currency. */
+/** A plan with its price; undefined if the plan has no price for this interval and currency. */
 export async function findOffer (
   db: Db, name: string, interval: Interval, currency: string
 ): Promise<{ plan: Plan, amount: number } | undefined> {
@@ -68,13 +69,13 @@ export async function findOffer (
   return row
 }
 
-/** Changes the plan of an organization; its limits apply from the commit on. The caller has locked the organization. */
+/** Changes the plan of an organization. Its limits apply from the commit on. The caller has locked the organization. */
 export async function updatePlan (db: Db, organizationId: string, plan: string): Promise<void> {
   await db.update(organization_counters).set({ plan, updated_at: sql`now()` })
     .where(eq(organization_counters.organization_id, organizationId))
 }
 
-/** Sets or deletes the price of a plan; false when there is no such plan or price. */
+/** Sets the price of a plan, or deletes the price if `amount` is null. False if the plan or price does not exist. */
 export async function updatePrice (
   db: Db, { plan, interval, currency, amount }: Omit<PlanPrice, 'amount'> & { plan: string, amount: number | null }
 ): Promise<boolean> {

@@ -35,9 +35,9 @@ export async function deleteSubscription (db: Db, organizationId: string): Promi
 const AT_ONCE = 100
 
 /**
- * A page of the organizations with an ended period: active and cancelled ones, and those whose subscription ends with
- * the period. Suspended and locked organizations continue when they are active again (`restartPeriods`). A query over
- * all organizations.
+ * A page of all organizations with an ended subscription period that must be closed: active and cancelled
+ * organizations, and those whose subscription ends with the period. Suspended and locked organizations get a new period
+ * when they are active again (`restartPeriods`).
  */
 export async function listDue (db: Db, after: string): Promise<string[]> {
   const { organization_id: id, period_end, cancel_at_period_end } = subscriptions
@@ -50,15 +50,15 @@ export async function listDue (db: Db, after: string): Promise<string[]> {
   return rows.map((row) => row.id)
 }
 
-/** The subscription of an organization, if its period has ended by the database's clock. */
+/** The subscription of an organization if the period has ended by the database's clock; otherwise undefined. */
 export async function findDue (db: Db, organizationId: string): Promise<Subscription | undefined> {
   const [row] = await db.select().from(subscriptions).where(itsEnded(organizationId))
   return row
 }
 
-/** Moves the end of an ended period to now, so that inactive time is not billed. The organization is locked. */
+/** Moves the end of an ended period to now: inactive time is not billed. The caller has locked the organization. */
 export async function restartPeriods (db: Db, organizationId: string): Promise<void> {
-  // Closing the ended period increments `periods`, which counts completed periods, to 0.
+  // `periods` counts the completed periods. Closing the ended period increments the count from -1 to 0.
   const now = sql`now()`
   await db.update(subscriptions).set({ anchor: now, periods: -1, period_end: now, updated_at: now })
     .where(itsEnded(organizationId))

@@ -23,9 +23,9 @@ const addCalls = preparedChanges<{ calls: string }>('add_calls', ($) => ({
 }))
 
 /**
- * Adds API calls to the current day, by the database's clock, and deletes days that are no longer shown. Calls of
- * deleted organizations are dropped. Removes the recorded organizations from `calls`; on Citus, an error can leave
- * those of a node that does not respond.
+ * Adds API calls to the current day by the database's clock, and deletes days that are no longer shown. Drops calls of
+ * deleted organizations. Removes the recorded organizations from `calls`. If a Citus node does not respond, its
+ * organizations stay in `calls` and the function throws.
  */
 export async function recordCalls (db: Db, calls: Map<string, number>): Promise<void> {
   const rows = [...calls].map(([organization_id, calls]) => ({ organization_id, calls }))
@@ -37,7 +37,7 @@ export async function recordCalls (db: Db, calls: Map<string, number>): Promise<
   if (failed !== undefined) throw failed.reason
 }
 
-/** The recorded calls of an organization in the current month and per day; its current projects, members and bytes. */
+/** The API calls of an organization in the current month and on each day; its current projects, members and bytes. */
 export interface Usage extends Record<'period_start' | 'period_end', Date>,
   Record<'calls' | 'projects' | 'members' | 'bytes', number> {
   /** The last 31 days, oldest first. */

@@ -9,7 +9,7 @@ import { oauth_clients, organizations } from '../../db/tables.ts'
 
 const BATCH = 500
 
-/** The rows of authenticated tables that the baseline migration inserts. */
+/** The rows that the first migration inserts into tables with MACs. */
 const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
   {
     id: 'dotenv-cli',
@@ -29,9 +29,9 @@ const SEEDED_CLIENTS: AuthenticatedRow<'oauth_clients'>[] = [
 ]
 
 /**
- * Stores MACs for the seeded rows of an empty database. Computes them from the constants above, not from the stored
- * rows. Returns false if a seeded row differs, or an organization or another authenticated row exists; the caller then
- * rolls back.
+ * Stores MACs for the seeded rows of an empty database. Computes the MACs from the constants above, not from the stored
+ * rows. Returns false if a stored row differs from its constant, or if there is an organization or another row in a
+ * table with MACs. The caller then rolls back.
  */
 export async function authenticateSeeds (db: Db): Promise<boolean> {
   for (const client of SEEDED_CLIENTS) {
@@ -49,8 +49,7 @@ export async function authenticateSeeds (db: Db): Promise<boolean> {
 }
 
 /**
- * Returns the number of rows whose MAC verifies. Calls `tell` with each row whose MAC does not verify, and
- * `onRow` for each row.
+ * Returns the number of rows with a valid MAC. Calls `onRow` for each row, and `tell` for each row with a wrong MAC.
  */
 export async function verifyTable (
   db: Db, name: AuthenticatedTable, tell: (row: Record<string, unknown>) => void, onRow: () => void
@@ -59,7 +58,7 @@ export async function verifyTable (
   for await (const rows of readAuthenticated(db, name)) {
     for (const row of rows) {
       onRow()
-      // Ended rows, such as revoked grants, have no MAC.
+      // Rows that can never be valid again, such as revoked grants, have no MAC.
       if (row.mac === null) continue
       if (verifies(db, name, row as never)) authentic++
       else tell(row)
@@ -68,7 +67,7 @@ export async function verifyTable (
   return authentic
 }
 
-/** Reads the authenticated columns of the matching rows of a table, in batches and in key order. */
+/** Reads the columns that the MAC covers from the rows that match `where`, in batches sorted by the key. */
 export async function * readAuthenticated (
   db: Db, name: AuthenticatedTable, where?: SQL
 ): AsyncGenerator<Record<string, unknown>[]> {

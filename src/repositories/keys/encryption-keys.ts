@@ -6,10 +6,10 @@ import { matching } from '../../db/rows/matching.ts'
 import { encryption_keys, keyColumns, projects } from '../../db/tables.ts'
 import { offsetOf, type PageRequest } from '../../rules/pagination.ts'
 
-/** A key of a project; buffers are wrapped by a master key. */
+/** A key of a project. A master key wraps the values of all Buffer columns. */
 export type KeyRow = Pick<typeof encryption_keys.$inferSelect, keyof typeof keyColumns>
 
-/** The columns of a new key; its buffers are wrapped. */
+/** The columns of a new key, with wrapped values. */
 export type NewKey = Pick<typeof encryption_keys.$inferSelect, 'version' | 'managed' | 'key_string' | 'data_key' |
   'key_check' | 'key_check_hash' | 'salt' | 'iterations' | 'hint'>
 
@@ -19,14 +19,14 @@ export type KeyState = Pick<AuthenticatedRow<'projects'>,
 const keysOf = ({ organization_id, id }: Pick<KeyState, 'organization_id' | 'id'>) =>
   matching(encryption_keys, { organization_id, project_id: id })
 
-/** The active key of a locked project. */
+/** The active key of a project whose row is locked. */
 export async function findActiveKeyOf (db: Db, project: KeyState): Promise<KeyRow> {
   const [row] = await db.select(keyColumns).from(encryption_keys)
     .where(and(keysOf(project), matching(encryption_keys, { is_active: true, version: project.key_version })))
   return row ?? tampered()
 }
 
-/** Whether one of the project's client-managed keys has this proof hash. */
+/** Whether one of the project's client-managed keys has this hash of its key proof. */
 export async function hasCheckHash (
   db: Db, project: Pick<KeyState, 'organization_id' | 'id'>, hash: Buffer
 ): Promise<boolean> {
@@ -38,7 +38,7 @@ export async function hasCheckHash (
 
 const isActive = (project: KeyState) => and(keysOf(project), eq(encryption_keys.is_active, true))
 
-/** Retires the active key of a locked project and activates a new key. */
+/** Retires the active key of a locked project and stores a new active key. */
 export async function replaceActiveKey (db: Db, project: KeyState, key: NewKey): Promise<KeyRow> {
   await db.update(encryption_keys).set({ is_active: false, rotated_at: sql`now()` }).where(isActive(project))
   const [row] = await db.insert(encryption_keys).overridingSystemValue().values({
@@ -71,7 +71,7 @@ export async function forgetRotatedKeys (db: Db, project: KeyState): Promise<voi
     .where(and(keysOf(project), matching(encryption_keys, { is_active: false, managed: 'server' })))
 }
 
-/** A page of a project's keys, newest first. Keys are numbered without gaps: the highest number is the total. */
+/** A page of a project's keys, newest first. Key versions have no gaps, so the highest version is the total. */
 export async function listKeys (
   db: Db, project: KeyState, page: PageRequest
 ): Promise<{ rows: KeyRow[], total: number }> {

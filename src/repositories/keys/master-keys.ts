@@ -9,20 +9,20 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from './encryption-keys.ts'
 
-/** The canaries of all master keys that may wrap a value; empty if the table does not exist. */
+/** The canary of each master key: a known value that the key has wrapped. Empty if the table does not exist. */
 export async function listCanaries (db: Db): Promise<{ key_id: string, canary: Buffer }[]> {
   return rowsIfThere(() =>
     db.select({ key_id: master_key_canaries.key_id, canary: master_key_canaries.canary }).from(master_key_canaries))
 }
 
-/** Whether there are no organizations and no canaries, as in an empty database or one without tables. */
+/** Whether no value is wrapped by a master key: the database has no organizations and no canaries, or no tables. */
 export async function wrapsNothing (db: Db): Promise<boolean> {
-  // Checks organizations as well, because canaries may have been deleted.
+  // Also checks for organizations, because an attacker or a mistake may have deleted the canaries.
   const organization = await rowsIfThere(() => db.select({ id: organizations.id }).from(organizations).limit(1))
   return organization.length === 0 && (await listCanaries(db)).length === 0
 }
 
-// Returns an empty list if the table does not exist, as before the first migration.
+// Returns an empty list if the table does not exist, which is the case before the first migration.
 async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   try {
     return await select()
@@ -32,12 +32,12 @@ async function rowsIfThere<T> (select: () => PromiseLike<T[]>): Promise<T[]> {
   }
 }
 
-/** Stores the canary of a master key, before the key wraps any value. */
+/** Stores the canary of a master key. Call this before the key wraps any value. */
 export async function createCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   await db.insert(master_key_canaries).values({ key_id, canary }).onConflictDoNothing()
 }
 
-/** Locks a canary until the end of the transaction, so that its deletion waits. Creates the canary if it is missing. */
+/** Locks a canary until the end of the transaction: deletions wait. Creates the canary if it is missing. */
 export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promise<void> {
   for (;;) {
     const held = await db.select({ key_id: master_key_canaries.key_id }).from(master_key_canaries)
@@ -47,12 +47,12 @@ export async function lockCanary (db: Db, key_id: string, canary: Buffer): Promi
   }
 }
 
-/** Deletes a canary. Waits for transactions that lock it, so the next statement sees the values they wrapped. */
+/** Deletes a canary. Waits for transactions that have locked it, so the next statement sees the values they wrapped. */
 export async function deleteCanary (db: Db, key_id: string): Promise<void> {
   await db.delete(master_key_canaries).where(eq(master_key_canaries.key_id, key_id))
 }
 
-/** Locks the table, so that no other starting instance creates the first canary before this transaction ends. */
+/** Locks the table until the end of the transaction, so that no other starting instance creates the first canary. */
 export async function lockCanaries (db: Db): Promise<void> {
   await db.execute(sql`LOCK TABLE ${master_key_canaries} IN SHARE ROW EXCLUSIVE MODE`)
 }
@@ -86,11 +86,11 @@ export interface FactorRow { id: number, factor_id: number, secret: Buffer }
 /** A table with values that a master key wraps. */
 export interface WrappedTable<Row extends { id: string | number }> {
   name: string
-  /** The `after` of the first page: sorts before every id. */
+  /** The value of `after` for the first page. Sorts before every id. */
   first: Row['id']
   /**
-   * Locks the next page of rows, by id, that have a value wrapped by a master key other than `keyId`. `next`: the
-   * `after` of the page behind it; undefined for the last page.
+   * Locks the next page of rows with a value that a master key other than `keyId` wraps. Rows are sorted by id. `next`:
+   * the value of `after` for the next page; undefined for the last page.
    */
   lock: (db: Db, keyId: string, after: Row['id'], limit: number) => Promise<{ rows: Row[], next: Row['id'] | undefined }>
   update: (db: Db, rows: readonly Row[]) => Promise<void>
@@ -136,11 +136,12 @@ function wrappedTable<Row extends { id: string | number }> (
   }
 }
 
-// Whether a statement can lock and change only the rows of one organization.
+// Whether each organization needs its own statement to lock and change rows of the table.
 const isDivided = (db: Db, table: PgTable) => engineOf(db) === 'citus' && hasOrganization(table)
 const ownerOf = (row: object) => (row as OfOrganization).organization_id
 
-// The rows of each statement. The organizations are sorted, so that all transactions lock rows in the same order.
+// Divides rows into the rows of each statement. The organizations are sorted, so that all transactions lock rows in the
+// same order.
 function partsOf<Row extends object> (db: Db, table: PgTable, rows: readonly Row[]): (readonly Row[])[] {
   if (!isDivided(db, table)) return [rows]
   return groups(rows, ownerOf).toSorted(([a], [b]) => ownerOf(a!) < ownerOf(b!) ? -1 : 1)
@@ -161,7 +162,8 @@ export const WRAPPED = {
   ),
   projectKeys: {
     ...projectKeys,
-    // For a retired key, a database trigger permits only this change and the deletion of the key material.
+    // A database trigger lets the service change a retired key in two ways only: re-wrap its values, or delete its key
+    // material. The setting tells the trigger that this is a re-wrap.
     async update (db: Db, rows: readonly WrappedKeyRow[]): Promise<void> {
       await db.execute(sql`SET LOCAL strongroom.rewrap = 'on'`)
       await projectKeys.update(db, rows)

@@ -14,35 +14,35 @@ import type { KeyRow } from '../keys/encryption-keys.ts'
 export interface SecretRow extends Authenticated<'secrets'> {
   /** False when the secret is deleted. */
   is_stored: boolean
-  /** Null when the secret is deleted, and when only `revisions` were requested. */
+  /** Null when the secret is deleted, or when the query does not load the content (`FLAGS`). */
   sealed: Buffer | null
   version: number | null
   history_id: string
   version_count: number
-  /** The revision of the newest version; null without versions. */
+  /** The revision of the newest recorded version of the secret; null if the secret has no versions. */
   recorded_revision: number | null
 }
 
 /** Maximum number of levels in a page of `listLevels`. */
 const LEVELS_OF_PAGE = MATRIX_LIMITS.levels
 
-/** A level with its ancestors and the requested rows, from one statement. */
+/** A level (project, target or environment) with its ancestors and the requested rows, loaded by one statement. */
 export interface LevelState {
   organization_id: string
   project: Authenticated<'projects'>
-  /** The active key of the project; null unless it was requested (`activeKeyOf`). */
+  /** The active key of the project; null if the query does not load the key. */
   key: KeyRow | null
   target: Authenticated<'targets'> | null
   environment: Authenticated<'environments'> | null
-  /** `environment`, `target` or `project`: the deepest of these that is not null. */
+  /** The kind of the level: the deepest of `environment`, `target` and `project` that is not null. */
   level: Level
   level_id: string
   slug: string
-  /** Document rows on the path to the level, for a write only of the level itself; empty unless they were requested. */
+  /** The document rows of the level and of its ancestors; for a write only of the level. Empty if not requested. */
   secrets: SecretRow[]
 }
 
-/** What to load with a level: document rows, their content, and the active key. */
+/** What to load with a level: a name in `FLAGS`, which says whether to load documents, content and the active key. */
 export type Include = keyof typeof FLAGS
 
 const FLAGS = {
@@ -54,7 +54,7 @@ const FLAGS = {
   storable: { documents: true, content: false, key: true }
 }
 
-/** A row for each document, or one row without documents. Ids of missing parts are null. */
+/** A statement returns a row for each document, or one row if there is none. The ids of missing rows are null. */
 type Row = Pick<Authenticated<'projects'>,
   'organization_id' | 'secret_format' | 'encryption_type' | 'history_policy' | 'key_version'> &
   Pick<KeyRow, 'key_string' | 'data_key' | 'key_check' | 'salt' | 'iterations'> &
@@ -76,7 +76,7 @@ type Row = Pick<Authenticated<'projects'>,
 
 const FLAG_COLUMNS = sql`documents boolean, content boolean, key boolean`
 
-// Locks the project until the end of the transaction. `free.id` is null if a long operation has locked the project.
+// Locks the project row until the end of the transaction. `free.id` is null if a long operation has locked the row.
 const FREE = {
   column: sql`free.id IS NOT NULL AS is_free,`,
   join: sql`LEFT JOIN LATERAL (
@@ -86,7 +86,8 @@ const FREE = {
 }
 const NO_LOCK = { column: sql``, join: sql`` }
 
-// Without `documents`, reads no document row. Always joins the active key, because its version is verified.
+// Builds a statement that loads levels. A query without the flag `documents` reads no document row. Every query joins
+// the active key, because `toState` verifies that the active key is the newest.
 const levels = (
   name: string, place: SQL, documents: SQL, lock = NO_LOCK
 ) => preparedSql<Row, OfOrganization & { queries: string }>(name, ($) => sql`
@@ -140,8 +141,8 @@ const OF_SECRET = sql`secret_id char(26), ${FLAG_COLUMNS})
 const bySecret = levels('levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`)
 const freeBySecret = levels('free_levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`, FREE)
 
-// The levels of a project in their order: the project, then each target, followed by its environments. The collation is
-// explicit, so that the order does not depend on the locale of the database.
+// The levels of a project in the order of `listLevels`: the project, then each target, followed by its environments.
+// The collation is explicit, so that the order does not depend on the locale of the database.
 const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environment varchar, only_level varchar,
     slices jsonb, ${FLAG_COLUMNS})
   CROSS JOIN ${lookUp('p', projects, sql`organization_id = queries.organization_id AND id = queries.project_id`)}
@@ -195,8 +196,8 @@ export async function findLevel (
 }
 
 /**
- * The levels of these secrets, each with its own document only, and with the active key; undefined for a secret that
- * does not exist. Throws TamperedRow.
+ * Loads the levels of secrets. Each level has the active key and its own document, but no documents of its ancestors.
+ * Returns undefined for a secret that does not exist. Throws TamperedRow.
  */
 export async function findLevelsOfSecrets (
   db: Db, organization_id: string, secretIds: readonly string[]
@@ -207,10 +208,10 @@ export async function findLevelsOfSecrets (
   return groupByQuery(rows, secretIds.length).map((found) => toState(db, found))
 }
 
-/** A level in the order of `listLevels`: the slugs of its target and environment, empty without one. */
+/** A position in the order of `listLevels`: the slugs of the target and environment. A missing slug is empty. */
 export interface LevelPosition { target: string, environment: string }
 
-/** Which levels of a project to list: those after a position, those of a kind, and those inside of restrictions. */
+/** Filters for the levels of a project: levels after a position, levels of one kind, and levels inside of `slices`. */
 export interface LevelSelection {
   after?: LevelPosition | undefined
   level?: Level | undefined
@@ -218,8 +219,9 @@ export interface LevelSelection {
 }
 
 /**
- * A page of the levels of a project: the project, then each target, followed by its environments, by slug. Each level
- * has the rows of the documents on the path to it, without contents. Throws TamperedRow.
+ * A page of the levels of a project: the project, then each target, followed by its environments, sorted by slug. Each
+ * level has its own document row and those of its ancestors, without content. `isCut`: the project has more levels.
+ * Throws TamperedRow.
  */
 export async function listLevels (
   db: Db, { organization_id, id }: Pick<LevelState['project'], 'organization_id' | 'id'>,
@@ -245,20 +247,20 @@ export async function listLevels (
 export const positionOf = ({ target, environment }: LevelState): LevelPosition =>
   ({ target: target?.slug ?? '', environment: environment?.slug ?? '' })
 
-/** The order of `listLevels`. Slugs are ASCII, so this is the order of the collation "C". */
+/** Compares in the order of `listLevels`. Slugs are ASCII, so `<` gives the order of the collation "C". */
 export function comparePositions (one: LevelPosition, other: LevelPosition): number {
   const [a, b] = one.target === other.target ? [one.environment, other.environment] : [one.target, other.target]
   return a < b ? -1 : Number(a > b)
 }
 
-/** The level of a write: given by slugs, or by the secret to which a version is restored. */
+/** The level that a write changes: named by slugs, or for the restore of a version by the id of the secret. */
 export type Target = ({ names: LevelNames } | { secret_id: string, version: number }) &
   { include: 'storable' | 'readable' }
 
 /**
- * Loads the levels of writes, each with its own document only, and locks their projects (FOR SHARE); `isFree` is false
- * if a long operation has locked the project. Each result is a function that throws TamperedRow, so that a manipulated
- * level fails only its own write.
+ * Loads the levels of writes and locks their projects (FOR SHARE). Each level has its own document row, but not those
+ * of its ancestors. `isFree` is false if a long operation has locked the project. Each result is a function that throws
+ * TamperedRow, so that a manipulated level fails only its own write.
  */
 export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
@@ -285,8 +287,8 @@ function stateOf (db: Db, rows: readonly Row[], { target, environment }: LevelNa
   return environment !== undefined && state?.environment === null ? undefined : state
 }
 
-// Verifies the rows of a level before any of their values is used: the MACs, which cover the ids of the parents, that
-// no document is older than its newest version, and that the active key is the newest.
+// Verifies the rows of a level before their values are used. Every MAC must be valid; the MAC of a level covers the ids
+// of its parents. No document may have a lower revision than its newest version. The active key must be the newest key.
 function toState (db: Db, rows: readonly Row[]): LevelState | undefined {
   const [first] = rows
   if (first === undefined) return undefined
@@ -366,7 +368,8 @@ function toSecret (row: Row): SecretRow | undefined {
   }
 }
 
-// `key_is_newest` was verified, so the key has the project's key version. An active key was never rotated.
+// `toState` has verified `key_is_newest`, so the key has the project's key version. `rotated_at` is null, because a
+// rotation makes another key the active key.
 function toKey (row: Row): KeyRow | null {
   if (row.key_id === null) return null
   const { organization_id, project_id, key_version, key_string, data_key, key_check, salt, iterations } = row
@@ -387,18 +390,18 @@ function toKey (row: Row): KeyRow | null {
   }
 }
 
-/** The active key of a state that was loaded with `key`, `readable` or `storable`. */
+/** The active key of a level that was loaded with `key`, `readable` or `storable`. */
 export function activeKeyOf ({ key }: Pick<LevelState, 'key'>): KeyRow {
   if (key === null) throw new Error('the level was looked up without its key')
   return key
 }
 
-/** The row of the level's own document, which may be deleted; undefined if there never was a document. */
+/** The document row of the level itself, also of a deleted document; undefined if the level never had a document. */
 export function ownSecret (state: LevelState): SecretRow | undefined {
   return state.secrets.find(({ level_id }) => level_id === state.level_id)
 }
 
-/** The ids of the project, target and environment of a state, down to `level`, and the environment's present status. */
+/** The ids of a level's project, target and environment, down to `level`, and the environment's current status. */
 export function placeOf ({ project, target, environment }: LevelState, level: Level = 'environment'): Place {
   return {
     project_id: project.id,

@@ -18,7 +18,7 @@ import type { Organization } from '../people/principals.ts'
 
 export interface NewOrganization { id: string, name: string, slug: string, plan: string, storage_key: Buffer }
 
-/** Creates an organization with its counters. Throws SlugRefused if the slug is reserved for another organization. */
+/** Creates an organization and its counter row. Throws SlugRefused if another organization has reserved the slug. */
 export async function createOrganization (db: Db, organization: NewOrganization): Promise<void> {
   const { plan, name, ...its } = organization
   await db.insert(organizations).values(its)
@@ -71,7 +71,7 @@ export async function listAllOrganizations (db: Db, after: string): Promise<Show
   return selectOrganizations(db).where(gt(id, after)).orderBy(asc(id)).limit(500)
 }
 
-/** Returns the slugs that an organization has or that are reserved. */
+/** Returns those of `slugs` that an organization has now, or that are reserved for a former owner of the slug. */
 export async function listTakenOrganizations (db: Db, slugs: readonly string[]): Promise<Set<string>> {
   const current = db.select({ slug: organizations.slug }).from(organizations).where(isOneOf(organizations.slug, slugs))
   const reserved = db.select({ slug: former_slugs.slug }).from(former_slugs)
@@ -93,9 +93,9 @@ export class SlugRefused extends Error {
 const isReservedNow = gt(former_slugs.reserved_until, sql`now()`)
 
 /**
- * Throws if a slug is reserved for another organization, and deletes a reservation for this organization. The statement
- * that sets the slug must come first: if another organization gives up the slug at the same time, the unique index
- * makes that statement wait for the commit, and the next statement sees the new reservation.
+ * Throws SlugRefused if a slug is reserved for another organization. Deletes a reservation for this organization. Call
+ * this after the statement that sets the slug: if another organization gives up the slug at the same time, the unique
+ * index makes that statement wait for the other commit, so this function sees the new reservation.
  */
 async function claimSlug (db: Db, id: string, slug: string): Promise<void> {
   const [reserved] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs)
@@ -117,7 +117,7 @@ async function reserveSlug (
   await deleteExpired(db, former_slugs.slug, sql`${former_slugs.reserved_until} < now()`)
 }
 
-/** Deletes the reservation of a slug. Returns the organization that had the slug; undefined if it is not reserved. */
+/** Deletes the reservation of a slug. Returns the organization that had the slug; undefined without a reservation. */
 export async function releaseSlug (db: Db, slug: string): Promise<string | undefined> {
   const own = and(eq(former_slugs.slug, slug), isReservedNow)
   const [row] = await db.select({ organization_id: former_slugs.organization_id }).from(former_slugs).where(own)
@@ -132,7 +132,7 @@ export async function releaseSlug (db: Db, slug: string): Promise<string | undef
 type Changed = Pick<typeof organizations.$inferSelect, 'slug'> &
   Pick<typeof organization_counters.$inferSelect, 'name' | 'require_second_factor' | 'plan' | 'status'>
 
-/** Changes an organization. A new slug reserves the former slug. Throws SlugRefused. */
+/** Changes an organization. If the slug changes, reserves the former slug. Throws SlugRefused. */
 export async function updateOrganization (
   db: Db, id: string, { slug, ...changes }: { [C in keyof Changed]?: Changed[C] | undefined }
 ): Promise<void> {
@@ -144,7 +144,7 @@ export async function updateOrganization (
 
 async function updateSlug (db: Db, id: string, slug: string): Promise<void> {
   const its = eq(organizations.id, id)
-  // Locks the row, so that a concurrent change of the slug sees the new slug.
+  // Locks the row, so that a concurrent change of the slug waits, and then reads the new slug.
   const [former] = await db.select({ slug: organizations.slug }).from(organizations)
     .where(sql`${its}${andRowsAlone}`).for('update')
   if (former === undefined || former.slug === slug) return
@@ -166,9 +166,9 @@ export async function findOrganization (db: Db, idOrSlug: string): Promise<{ id:
 }
 
 /**
- * Locks an organization and its memberships until the end of the transaction, in the same order as changes, so that
- * changes by members commit first. Changes by API tokens commit before the caller locks the counter for the event, or
- * before `deleteOrganization`. Returns the numbers of members and tokens.
+ * Locks an organization and its memberships until the end of the transaction. Waits for open changes by members, which
+ * lock the same rows in the same order. Open changes by API tokens lock the counter row, so the caller waits for them
+ * later: when it records the event, or in `deleteOrganization`. Returns the numbers of members and tokens.
  */
 export async function lockEverybody (db: Db, id: string): Promise<{ members: number, tokens: number }> {
   await db.select({ id: organizations.id }).from(organizations)
@@ -179,10 +179,10 @@ export async function lockEverybody (db: Db, id: string): Promise<{ members: num
 }
 
 /**
- * Deletes an organization with its storage key, and closes its counter, so that requests that are already authorized
- * can change nothing any more. A background job deletes API tokens and projects. The former slug is reserved; the
- * reservation names the owner `userId`, or another owner. The caller has locked the organization (`lockEverybody`) and
- * recorded the event.
+ * Deletes an organization with its storage key. Closes the counter row (`is_closed`), so that requests that are already
+ * authorized can change nothing any more. A background job later deletes the API tokens and projects. The former slug
+ * is reserved; the reservation names the owner `userId`, or another owner. Before, the caller locks the organization
+ * (`lockEverybody`) and records the event.
  */
 export async function deleteOrganization (db: Db, id: string, userId?: number): Promise<void> {
   const [owner] = await db.select({ id: members.user_id }).from(members)

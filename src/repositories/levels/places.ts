@@ -20,7 +20,7 @@ export type ListedPlace = (ListedTarget | ListedEnvironment) & { id: string }
 
 type Columns = typeof environments.$inferSelect
 
-/** The columns of a new place; the last three are for environments only. */
+/** The columns of a new place. Only environments have the optional columns. */
 export type NewPlace = Pick<Columns, 'id' | 'organization_id' | 'project_id' | 'name' | 'slug' | 'description'> &
   Partial<Pick<Columns, 'target_id' | 'status' | 'is_production'>>
 type Changes = { [C in 'name' | 'slug' | 'description' | 'status' | 'is_production']?: NewPlace[C] | undefined }
@@ -32,7 +32,7 @@ type ListedRow = Row & LastChangeFound & { total: number }
 const TABLES = { target: targets, environment: environments }
 const NAMES = { target: 'targets', environment: 'environments' } as const
 
-// `parent` joins the counts `c` of the parent, which include the `total` of a list.
+// `parent` joins the row `c` of the parent, whose stored count is the `total` of a list without filters.
 function statements (
   kind: PlaceKind, own: SQL, { total, parent, key }: Record<'total' | 'parent' | 'key', SQL>
 ) {
@@ -48,7 +48,7 @@ function statements (
         andSelected(selection, P, $)}`
       const count = sql`(SELECT count(*)::int FROM ${TABLES[kind]} p WHERE ${which})`
       const order = sql`ORDER BY ${orderOf(selection, P, sql`p.slug`)}`
-      // Selects the page in a subquery, so that skipped rows look up no version.
+      // Selects the page in a subquery, so that the query looks up the last version only for rows of the page.
       return sql`
         SELECT p.total, ${columns}, ${LAST_CHANGE} FROM (
           SELECT ${isFiltered(selection) ? count : total} AS total, p.* FROM ${TABLES[kind]} p JOIN ${parent}
@@ -117,7 +117,7 @@ export async function updatePlace (
   await updateAuthentic(db, NAMES[kind], its, authenticated as never, others) ?? tampered()
 }
 
-/** Deletes a place and all below it. The caller has locked the project and called `removeHistories`. */
+/** Deletes a place and everything below it. Before, the caller locks the project and calls `removeHistories`. */
 export async function deletePlace (
   db: Db, kind: PlaceKind, place: Pick<NewPlace, 'id' | 'organization_id' | 'project_id' | 'target_id'>,
   documents: number
@@ -130,7 +130,7 @@ export async function deletePlace (
   await renewLastVersion(db, organization_id, place.project_id)
 }
 
-// Changes the counts of the project and, for an environment, of the target.
+// Changes the stored counts of the project. For an environment, also changes the counts of its target.
 async function countBelow (
   db: Db, kind: PlaceKind,
   { organization_id, project_id, target_id }: Pick<NewPlace, 'organization_id' | 'project_id' | 'target_id'>,

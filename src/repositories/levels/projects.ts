@@ -33,7 +33,7 @@ const itsLast = sql`${itsCounts} ${lastVersionOfProject}`
 
 type Row = Raw<Omit<ProjectAttributes, 'has_secrets'>> & Pick<Authenticated<'projects'>, 'key_version' | 'mac'>
 
-// Lists all members, because object spread would take most of the time for a row.
+// Names every property, because object spread would take most of the time for a row.
 function toAttributes (db: Db, row: Row): ProjectAttributes {
   const {
     ulid, organization_id, name, slug, description, secret_format, encryption_type, history_policy, key_version, mac,
@@ -78,8 +78,9 @@ export async function findProject (db: Db, organizationId: string, id: string): 
 const P = named(sql`p`)
 const orderBy = (selection: Selection) => sql`ORDER BY ${orderOf(selection, P, sql`p.slug`)}`
 
-// Selects the page in a subquery, and then looks up the counts and newest versions of its rows. For a plain join, the
-// planner would assume an organization of average size, and read the counts of all projects, not of those on the page.
+// Selects the page in a subquery, and then looks up the counts and newest versions of the page's rows. For a plain
+// join, the planner would assume an organization of average size, and read the counts of all projects instead of the
+// page.
 const listed = (name: string, which: (value: Value) => SQL) => perSelection((selection) => {
   const order = orderBy(selection)
   return preparedSql<ListedRow & { total: number }, Record<string, unknown>>(name, ($) => {
@@ -99,8 +100,8 @@ const some = listed('some_projects', isListed)
 
 type RowOfTeams = ListedRow & Record<'member_mac' | 'role_mac', Buffer | null> & { total: number, team_id: string, role: Role }
 
-// Ids of the projects in which teams of a member have a role, once for each such team. `isWhole`: only roles without
-// restrictions.
+// The ids of the projects in which teams of a member have a role, once for each such team. With `isWhole`, only roles
+// without restrictions.
 const held = ($: Value, isWhole = false) => sql`
   SELECT h.project_id FROM team_members m
   CROSS JOIN LATERAL (
@@ -124,15 +125,15 @@ const pageOf = ($: Value, selection: Selection) =>
 
 const countHeld = (ids: SQL) => sql`SELECT count(DISTINCT held.project_id COLLATE "C")::int FROM (${ids}) held`
 
-/** A page of the projects in which teams of a member have a role in the whole project, each with one of these teams. */
+/** A page of the projects in which a team of the member has a role without restrictions, each with one such team. */
 const listedByTeams = (
   name: string, page: (value: Value) => SQL, count: (value: Value) => SQL, selection: Selection = {}
 ) => preparedSql<RowOfTeams, Record<string, unknown>>(name, ($) => sql`
   SELECT (${count($)}) AS total, ${listedColumns}, p.team_id, p.role, p.role_mac, p.member_mac
   FROM (${page($)}) p ${itsLast} ${orderBy(selection)}`)
 
-// Scans the organization's projects in slug order, which is fast for a page near the beginning. The scan is bounded,
-// because the teams may have roles in only a few of many projects.
+// Scans the organization's projects in slug order, which is fast for a page near the beginning. `MAX_SCANNED` bounds
+// the scan, because the teams may have roles in only a few of many projects.
 const MAX_SCANNED = 2_000
 const nearOfTeams = listedByTeams('projects_of_teams_near', ($) => sql`
   SELECT p.*, its.* FROM (
@@ -166,8 +167,9 @@ export interface ProjectQuery {
 }
 
 /**
- * A page of projects, by default sorted by slug. Omits a project if none of the team roles that give the member access
- * to it verifies; `total` still counts the project. Throws TamperedRow if a project does not verify.
+ * A page of projects, by default sorted by slug. For a member, the service verifies the MACs of the team roles that
+ * give access to a project. If no such role has a valid MAC, the page omits the project; `total` still counts the
+ * project. Throws TamperedRow if the MAC of a project is wrong.
  */
 export async function listProjects (
   db: Db, { organization_id, ids, user_id }: ProjectQuery, page: NamedPageRequest
@@ -186,27 +188,27 @@ async function listByTeams (
     if (values.ids !== null) return someOfTeams(page)(db, { ...values, ...part })
     if (!isDefault(page)) return allOfTeams(page)(db, { ...values, ...part })
     const near = await nearOfTeams(db, { ...values, ...part })
-    // A page that is not full is complete only at the end of the list. Otherwise it reaches beyond the bounded scan, so
-    // run the query without the bound.
+    // A page with fewer rows than `limit` is complete only at the end of the list. Any other short page reaches beyond
+    // the bounded scan, so run the query without the bound.
     const isWhole = near.length === part.limit || near[0]?.total === part.offset + near.length
     return isWhole ? near : allOfTeams(page)(db, { ...values, ...part })
   })
   const { organization_id, user_id } = values
-  // Rows with the same team have the same membership, so verify each membership once.
+  // Rows with the same team have the same membership, so each membership is verified once.
   const macs = new Map(rows.map(({ team_id, member_mac }) => [team_id, member_mac]))
   const teamsOfMember = new Set([...macs].filter(([team_id, mac]) =>
     isAuthentic(db, 'team_members', { organization_id, team_id, user_id, mac })).map(([team_id]) => team_id))
   const hasRole = (row: RowOfTeams) => teamsOfMember.has(row.team_id) && isAuthentic(db, 'team_projects', {
     organization_id, team_id: row.team_id, project_id: row.ulid, role: row.role, slices: null, mac: row.role_mac
   })
-  // If the rows of the selected team do not verify, another team may have a role in the project.
+  // If the MACs of the selected team are wrong, another team may still have a role in the project.
   const doubtful = rows.filter((row) => !hasRole(row))
   const others = await Promise.all(doubtful.map(({ ulid: id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const hidden = new Set(doubtful.filter((_, i) => others[i]!.every(({ slices }) => slices !== null)))
   return { rows: rows.filter((row) => !hidden.has(row)).map((row) => toListed(db, row)), total }
 }
 
-/** A range of projects in the order of their ids: from this id on, with or without the project itself. */
+/** A range of projects in the order of their ids, from the id `from` on. `isInclusive`: includes this project. */
 export interface ProjectRange { from: string, isInclusive: boolean }
 
 const inRange = ($: Value, id: SQL) =>
@@ -220,7 +222,7 @@ const fromId = (name: string, which: (value: Value) => SQL) =>
 const allFromId = fromId('projects_from', () => sql``)
 const someFromId = fromId('some_projects_from', isListed)
 
-/** The first projects of a range, all or those with these ids, in the order of their ids. Throws TamperedRow. */
+/** The first projects of a range, sorted by id. With `ids`, only projects with these ids. Throws TamperedRow. */
 export async function listProjectsFrom (
   db: Db, organization_id: string, ids: readonly string[] | null, { from, isInclusive }: ProjectRange, limit: number
 ): Promise<Authenticated<'projects'>[]> {
@@ -240,8 +242,8 @@ const heldBySlug = preparedSql<HeldRow, Record<string, unknown>>('projects_held'
   ORDER BY p.slug LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`)
 
 /**
- * A page of the projects in which teams of a member have a role, sorted by slug. Verifies no MAC of the teams: use
- * `findTeamRoles` for the roles. Throws TamperedRow if a project does not verify.
+ * A page of the projects in which teams of a member have a role, sorted by slug. Does not verify the MACs of the teams:
+ * use `findTeamRoles` for the roles. Throws TamperedRow if the MAC of a project is wrong.
  */
 export async function listProjectsOfTeams (
   db: Db, member: { organization_id: string, user_id: number }, page: PageRequest
@@ -256,7 +258,7 @@ const idsOfTeams = preparedSql<{ project_id: string }, Record<string, unknown>>(
   ORDER BY held.project_id LIMIT ${$('limit')}::int`)
 
 /**
- * The ids of the first projects of a range in which teams of a member have a role. Verifies no MAC: use
+ * The ids of the first projects of a range in which teams of a member have a role. Does not verify MACs: use
  * `findTeamRoles` for the roles.
  */
 export async function listProjectIdsOfTeams (
@@ -291,8 +293,9 @@ export async function updateProject (
 
 /**
  * Locks the row of a project until the end of the transaction. `update` excludes writes below the project and other
- * changes of the project. `share` excludes long operations on the project, which lock the project before the counter;
- * so a transaction that has already locked the counter does not wait (`waitUnlessCounter`).
+ * changes of the project. `share` excludes long operations on the project. A long operation locks the project before
+ * the counter row of the organization. So a transaction that has already locked the counter row does not wait for the
+ * project but is retried, to avoid a deadlock (`waitUnlessCounter`).
  */
 export async function lockProject (
   db: Db, organizationId: string, { id }: { id: string }, strength: 'update' | 'share' = 'update'
@@ -303,14 +306,14 @@ export async function lockProject (
   return row
 }
 
-/** Deletes a project with everything below it. The caller has removed the histories (`removeHistories`). */
+/** Deletes a project with everything below it. Before, the caller removes the histories (`removeHistories`). */
 export async function deleteProject (db: Db, organizationId: string, id: string): Promise<void> {
   await db.delete(projects).where(oneOf(organizationId, id))
 }
 
 /**
- * Returns those of `slugs` that are taken in the parent: by teams or projects of the organization, targets of a
- * project, or environments of a target.
+ * Returns those of `slugs` that are already taken: by environments of the target, by targets of the project, or by
+ * teams or projects of the organization.
  */
 export async function listTakenSlugs (
   db: Db, {

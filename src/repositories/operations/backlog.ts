@@ -5,12 +5,12 @@ import { histories, last_backup, late_events, organization_removals, re_encrypti
 
 /**
  * The backlog of background jobs in all organizations, and the newest backup. `late_seconds` is the age of the oldest
- * counted late event. An uncounted event may be older, because there is no index by time.
+ * of the counted late events. An event that was not counted may be older, because no index sorts late events by time.
  */
 type Backlog = Record<'late_events' | 'late_seconds' | 'reencryptions' | 'versions_left' | 'organizations' |
   'histories' | 'tokens', number> & Record<'backup_seconds' | 'backup_bytes', number | null>
 
-/** Maximum rows to count for each kind. A larger backlog is reported as this number. */
+/** The maximum number of rows to count for each kind of job. A larger backlog is reported as this number. */
 export const MAX_COUNTED = 10_000
 
 const counted = sql`LIMIT ${sql.raw(String(MAX_COUNTED))}`

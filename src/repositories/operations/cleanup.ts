@@ -12,9 +12,10 @@ import {
 } from '../../db/tables.ts'
 import { deleteTokenRemoval, isTokenRemoval, type TokenRemoval } from '../../db/callers/token-removals.ts'
 
-// Deletes the data of purged and deleted documents. The versions of a secret belong to its history. A purge gives the
-// secret a new history, and deleting a level marks the history as removed, so the former versions are unreachable at
-// once. Their rows are deleted later in batches, because one statement for a million rows would time out.
+// Deletes the data of purged and deleted documents. The versions of a secret belong to its history (`histories`). A
+// purge gives the secret a new history, and the deletion of a level marks the history as removed. So the former
+// versions are unreachable at once. Background jobs delete their rows later in batches, because one statement for a
+// million rows would time out.
 
 /** The scope of a purge or deletion: one secret, or everything below a place. */
 export type Below = { project_id: string } | { target_id: string } | { environment_id: string } | { secret_id: string }
@@ -24,19 +25,19 @@ const isBelow = (organizationId: string, below: Below): SQL => {
   return sql`s.organization_id = ${organizationId} AND s.${sql.identifier(name === 'secret_id' ? 'id' : name)} = ${id}`
 }
 
-// One lookup for each history, instead of a join with all versions of the organization; `OFFSET 0` prevents the join.
+// Makes one look-up for each history. `OFFSET 0` prevents a join with all versions of the organization.
 const versionsOf = (organizationId: string, its: SQL, historyId: SQL): SQL => sql`SELECT FROM secret_versions v
   WHERE v.organization_id = ${its} AND v.history_id = ${historyId}${ownOf(organizationId)(sql`v`)} OFFSET 0`
 
 /**
  * Purges the histories below a place of the project: each secret gets a new, empty history and has no current version.
- * Returns the number of purged versions and their bytes. The caller has locked the project's row.
+ * Returns the number and the bytes of the purged versions. The caller has locked the project's row.
  */
 export async function purgeHistories (
   db: Db, organizationId: string, projectId: string, below: Below
 ): Promise<{ versions: number, bytes: number }> {
-  // Citus evaluates no volatile function on workers, so the new ids are hashes of one unique value. Both statements
-  // select the same rows, because the project is locked.
+  // Citus evaluates no volatile function on workers, so each new id is a hash of the old id and one unique value. Both
+  // statements select the same rows, because the project is locked.
   const purged = sql`
     SELECT s.organization_id, s.id, s.history_id, s.version_count, s.version_bytes,
       upper(left(md5(${String(makeId())} || s.history_id), 26)) AS next_history
@@ -59,7 +60,7 @@ export async function purgeHistories (
   return counted
 }
 
-/** The number of levels that a deletion removes, including the level itself, from stored counts. */
+/** The number of levels that a deletion removes, including the level itself. Computed from the stored counts. */
 export async function countLevels (db: Db, organizationId: string, below: Below): Promise<number> {
   if ('environment_id' in below || 'secret_id' in below) return 1
   const [row] = 'target_id' in below
@@ -72,8 +73,8 @@ export async function countLevels (db: Db, organizationId: string, below: Below)
 }
 
 /**
- * Marks the histories below a place as removed, in the transaction that deletes the place with its documents. Returns
- * details for the audit event, and the total bytes. The caller has locked the project's row.
+ * Marks the histories below a place as removed. Call this in the transaction that deletes the place with its documents.
+ * Returns numbers for the audit event. The caller has locked the project's row.
  */
 export async function removeHistories (
   db: Db, organizationId: string, below: Below
@@ -92,10 +93,10 @@ export async function removeHistories (
     FROM gone`)
 }
 
-/** A page of organizations, after an id, with removed histories to delete. A query over all organizations. */
+/** A page of all organizations that have removed histories to delete. The page starts after an id. */
 export async function listRemovals (db: Db, after: string, limit: number): Promise<string[]> {
-  // On one PostgreSQL, skips from organization to organization, since an organization can have many histories. Citus
-  // does not execute a recursion over several machines.
+  // On PostgreSQL, the recursion makes one index look-up for each organization, because an organization can have many
+  // histories. Citus does not execute a recursion over several machines.
   const rows = await queryRows<{ organization_id: string }>(db, perEngine({
     postgres: sql`
     WITH RECURSIVE found AS (
@@ -114,16 +115,15 @@ export async function listRemovals (db: Db, after: string, limit: number): Promi
   return rows.map(({ organization_id }) => organization_id)
 }
 
-// Large values span many pages of the database, so a batch is also bounded by bytes.
+// Maximum bytes of a batch. Without this limit, a batch of large versions would have to delete very many disk pages.
 const PIECE_BYTES = 16 * 1024 * 1024
 
 /** A cursor over the versions of removed histories. */
 export interface Removal { history_id: string, id: number }
 
 /**
- * Deletes the next `limit` versions, or fewer, of removed histories of the organization, after the cursor. Skips
- * versions that another instance has locked. Returns the new cursor; undefined if no versions are left after the
- * cursor.
+ * Deletes at most `limit` versions of removed histories of the organization, after the cursor. Skips versions that
+ * another instance has locked. Returns the new cursor; undefined if there are no versions after the cursor.
  */
 export async function deleteRemovedVersions (
   db: Db, organizationId: string, after: Removal, limit: number
@@ -155,7 +155,7 @@ export async function deleteRemovedVersions (
   return last && { history_id: last.history_id, id: Number(last.id) }
 }
 
-// Deletes the rows of an organization whose `key` a query selects; returns their number.
+// Deletes the rows of an organization whose `key` the query `selected` returns. Returns the number of deleted rows.
 async function deleteSelected (
   db: Db, organizationId: string, table: PgTable, selected: SQL, key = 'id'
 ): Promise<number> {
@@ -170,7 +170,7 @@ async function deleteSelected (
   return count
 }
 
-/** Deletes removed histories without versions, `limit` at most; returns their number. */
+/** Deletes at most `limit` removed histories that have no versions. Returns the number of deleted histories. */
 export async function deleteEmptyHistories (db: Db, organizationId: string, limit: number): Promise<number> {
   return deleteSelected(db, organizationId, histories, sql`
     SELECT h.organization_id, h.id FROM histories h
@@ -179,7 +179,7 @@ export async function deleteEmptyHistories (db: Db, organizationId: string, limi
     LIMIT ${limit} FOR UPDATE SKIP LOCKED`)
 }
 
-/** A page of deleted organizations, after an id, with data to remove. A query over all organizations. */
+/** A page of all deleted organizations that still have data to delete. The page starts after an id. */
 export async function listRemovedOrganizations (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = organization_removals
   return (await db.select({ organization_id }).from(organization_removals).where(gt(organization_id, after))
@@ -187,8 +187,9 @@ export async function listRemovedOrganizations (db: Db, after: string, limit: nu
 }
 
 /**
- * Deletes the next secrets of a deleted organization, `limit` at most, and marks their histories as removed. Returns
- * the number of secrets. Waits for transactions that began before the deletion, which will be rolled back.
+ * Deletes at most `limit` secrets of a deleted organization, and marks their histories as removed. Returns the number
+ * of deleted secrets. Waits for the locks of transactions that began before the organization was deleted. Such a
+ * transaction cannot commit any more.
  */
 export async function deleteSecretsOfRemoved (db: Db, organizationId: string, limit: number): Promise<number> {
   const { count } = await queryRow<{ count: number }>(db, sql`
@@ -206,12 +207,12 @@ export async function deleteSecretsOfRemoved (db: Db, organizationId: string, li
   return count
 }
 
-/** The tables with data of a deleted organization, besides secrets and versions, in the order of deletion. */
+/** The other tables that still have data of a deleted organization, in the order of deletion. */
 export const LEFT_BEHIND = [
   api_tokens, environments, targets, encryption_keys, re_encryptions, project_counts, projects
 ] as const
 
-/** Deletes the next rows of a deleted organization from one of these tables, `limit` at most; returns their number. */
+/** Deletes at most `limit` rows of a deleted organization from one of these tables. Returns the number of rows. */
 export async function deleteLeftBehind (
   db: Db, table: (typeof LEFT_BEHIND)[number], organizationId: string, limit: number
 ): Promise<number> {
@@ -221,7 +222,7 @@ export async function deleteLeftBehind (
     LIMIT ${limit} FOR UPDATE`, key)
 }
 
-/** Ends the removal of a deleted organization if no rows are left. Returns whether the removal has ended. */
+/** Removes a deleted organization from `organization_removals` if no rows are left. Returns whether none are left. */
 export async function endRemoval (db: Db, organizationId: string): Promise<boolean> {
   await db.execute(sql`DELETE FROM long_operations WHERE organization_id = ${organizationId}`)
   const ended = await queryRows(db, sql`
@@ -233,11 +234,11 @@ export async function endRemoval (db: Db, organizationId: string): Promise<boole
   return ended.length > 0
 }
 
-// Days for which an expired token is listed and can be renewed, unless its grant has expired.
+// For this number of days, an expired token is listed and can be renewed, unless its grant has expired.
 const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
-/** A page of organizations, after an id, with tokens for `deleteOverTokens`. A query over all organizations. */
+/** A page of all organizations that have tokens for `deleteOverTokens`. The page starts after an id. */
 export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT DISTINCT over.organization_id FROM (
@@ -250,8 +251,8 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
 }
 
 /**
- * Deletes the next API tokens of the organization, `limit` at most, that expired, or whose grant expired, more than 30
- * days ago. Returns their number. Keeps their audit events. Locked tokens are skipped until the next run.
+ * Deletes at most `limit` API tokens of the organization that expired, or whose grant expired, more than 30 days ago.
+ * Returns the number of deleted tokens. Keeps their audit events. Skips locked tokens until the next run.
  */
 export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   return deleteSelected(db, organizationId, api_tokens, sql`
@@ -261,7 +262,7 @@ export async function deleteOverTokens (db: Db, organizationId: string, limit: n
     ORDER BY t.id LIMIT ${limit} FOR UPDATE OF t SKIP LOCKED`)
 }
 
-/** A page of `token_removals`, the queue for deleting API tokens, after an entry. A query over all organizations. */
+/** A page of `token_removals` (API tokens to delete) of all organizations. The page starts after an entry. */
 export async function listTokenRemovals (
   db: Db, after: TokenRemoval | undefined, limit: number
 ): Promise<TokenRemoval[]> {
@@ -275,15 +276,16 @@ export async function listTokenRemovals (
 const HANGS_ON = { member: sql`t.user_id`, grant: sql`t.grant_id` }
 
 /**
- * Deletes the next API tokens of an entry in `token_removals`, `limit` at most; returns their number. Deletes the entry
- * with the last token. Locked tokens are skipped until the next run.
+ * Deletes at most `limit` API tokens of an entry in `token_removals`. Returns the number of deleted tokens. If no token
+ * is left, deletes the entry. Skips locked tokens until the next run.
  */
 export async function deleteEndedTokens (
   db: Db, removal: TokenRemoval & { ended: keyof typeof HANGS_ON }, limit: number
 ): Promise<number> {
   const { organization_id, ended, ended_id } = removal
   const its = sql`t.organization_id = ${organization_id} AND ${HANGS_ON[ended]} = ${ended_id}::bigint`
-  // The entry is deleted before a person can join again, so tokens of the new membership are not deleted.
+  // Deletes tokens only while the entry exists. The entry is deleted before the person can join the organization again,
+  // so tokens of the new membership are not deleted.
   const isLeft = sql`EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval(removal)})`
   const count = await deleteSelected(db, organization_id, api_tokens, sql`
     SELECT t.organization_id, t.id FROM api_tokens t WHERE ${its} AND ${isLeft} LIMIT ${limit}

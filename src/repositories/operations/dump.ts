@@ -5,10 +5,10 @@ import { canMakeSchema, listMigrations } from '../../db/migrate.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import * as tables from '../../db/tables.ts'
 
-// Reads and writes the whole database. Tables and columns come from the PostgreSQL catalog, so a newer release can
-// restore the schema of an older one, and new tables and columns need no code here.
+// Reads and writes the whole database for backups. Tables and columns come from the PostgreSQL catalog. So a newer
+// release can restore the schema of an older release, and new tables and columns need no code here.
 
-/** Tables that a backup does not contain. Restoring most of them would revive revoked or used credentials. */
+/** Tables that a backup omits, with the reason. A restore of most of them would revive revoked or used credentials. */
 export const LEFT_OUT: Readonly<Record<string, string>> = {
   sessions: 'People sign in again',
   sign_in_steps: 'Half a sign-in, of minutes',
@@ -21,31 +21,32 @@ export const LEFT_OUT: Readonly<Record<string, string>> = {
   last_backup: 'Of the database that it was made of'
 }
 
-/** Tables that migrations fill; no other table of an empty database has rows. */
+/** Tables that migrations fill. All other tables of an empty database have no rows. */
 const SEEDED = ['plans', 'plan_prices', 'oauth_clients']
 
-/** A table with its columns and types, and its primary key columns in order. */
+/** A table with the names and types of its columns, and with the columns of its primary key in order. */
 export interface Table {
   name: string
   columns: { name: string, type: string }[]
   key: string[]
 }
 
-/** The values of a row in column order: bytes, PostgreSQL's text format, or null. */
+/** The values of a row, in column order: the bytes of a `bytea`, the bytes of PostgreSQL's text format, or null. */
 export type Values = (Buffer | null)[]
 
-/** An identity column with its last generated number. */
+/** An identity column with the last number that it generated. */
 export interface Numbered { table: string, column: string, last: string }
 
 const NAMES = Object.values(tables).filter((value) => is(value, PgTable)).map((table) => getTableName(table as PgTable))
 
-// Rows and bytes of a page; a page may exceed the bytes by one row.
+// The maximum number of rows and bytes of a page. The last row may exceed the bytes, so that every page has at least
+// one row.
 const PAGE = { rows: 1_000, bytes: 1024 * 1024 }
 
 const inPublic = ({ name }: { name: string }) => sql`public.${sql.identifier(name)}`
 const listed = (parts: readonly SQL[]) => sql.join([...parts], sql`, `)
 
-/** The tables of the service, each after the tables that it references. */
+/** The tables of the service. A table comes after the tables that its foreign keys reference. */
 export async function describeTables (db: Db): Promise<Table[]> {
   const found = await queryRows<Table & { needs: string[] }>(db, sql`
     SELECT c.relname AS name, (
@@ -76,13 +77,14 @@ export async function describeTables (db: Db): Promise<Table[]> {
   return sorted
 }
 
-// Replaces the settings for requests. Without these scans, the planner reads each page by the primary key.
+// Settings that replace those for requests. Without sequential and bitmap scans, the planner reads each page by the
+// primary key.
 const SETTINGS = [
   'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
   'enable_bitmapscan = off'
 ]
 
-/** Disables the timeouts of a transaction that reads or writes the whole database. Does not take its snapshot yet. */
+/** Disables the timeouts of a transaction that handles the whole database. SET does not take its snapshot. */
 export async function disableTimeouts (db: Db): Promise<void> {
   for (const setting of SETTINGS) await db.execute(sql.raw(`SET LOCAL ${setting}`))
 }
@@ -92,7 +94,7 @@ export async function lockTableSchemas (db: Db, tables: readonly Table[]): Promi
   if (tables.length > 0) await db.execute(sql`LOCK TABLE ${listed(tables.map(inPublic))} IN ACCESS SHARE MODE`)
 }
 
-/** The number of rows of all these tables. */
+/** The total number of rows in these tables. */
 export async function countRows (db: Db, tables: readonly Table[]): Promise<number> {
   let all = 0
   for (const table of tables) {
@@ -102,7 +104,7 @@ export async function countRows (db: Db, tables: readonly Table[]): Promise<numb
   return all
 }
 
-/** All rows of a table in key order, in pages. */
+/** Reads all rows of a table in pages, sorted by the primary key. */
 export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]> {
   const { columns, key } = table
   const typeOf = new Map(columns.map(({ name, type }) => [name, type]))
@@ -112,7 +114,7 @@ export async function * readRows (db: Db, table: Table): AsyncGenerator<Values[]
   for (let last: Values | undefined; ;) {
     const behind = last && listed(key.map((name) =>
       valueOf(typeOf.get(name)!, last![columns.findIndex((column) => column.name === name)]!)))
-    // PostgreSQL knows the size of a large value without reading the value.
+    // `sizeOf` needs the sizes of values only. PostgreSQL knows the size of a large value without reading the value.
     const rows = await queryRows<Record<string, unknown>>(db, sql`
       SELECT ${values} FROM (
         SELECT *, sum(row_bytes) OVER (ORDER BY ${keys}) - row_bytes AS bytes_before FROM (
@@ -143,7 +145,7 @@ export async function insertRows (db: Db, table: Table, rows: readonly Values[])
       part (${listed(columns.map((_column, i) => sql.raw(`v${i} text`)))})`)
 }
 
-/** The last numbers of identity columns; columns that have generated no number are left out. */
+/** The last number of each identity column. Omits columns that have not generated a number yet. */
 export async function listNumbered (db: Db, tables: readonly Table[]): Promise<Numbered[]> {
   const found = await queryRows<Numbered & { last: string | null }>(db, sql`
     SELECT c.relname AS "table", a.attname AS "column",
@@ -154,7 +156,7 @@ export async function listNumbered (db: Db, tables: readonly Table[]): Promise<N
   return found.filter(({ table, last }) => last !== null && tables.some(({ name }) => name === table))
 }
 
-/** Sets identity columns to continue after these numbers, or after the largest existing value if that is larger. */
+/** Sets identity columns to continue after these numbers, or after the largest stored value if it is larger. */
 export async function restoreSequences (db: Db, numbered: readonly Numbered[]): Promise<void> {
   for (const { table, column, last } of numbered) {
     const name = sql.identifier(column)
@@ -164,8 +166,8 @@ export async function restoreSequences (db: Db, numbered: readonly Numbered[]): 
   }
 }
 
-// Database objects that do not belong to the service. `isTable`: a table in the schema `public`. Ignores objects of
-// extensions, and sequences of columns.
+// Lists database objects that do not belong to the service. `isTable`: a table in the schema `public`. Omits the
+// objects of extensions, and the sequences of columns.
 async function listUnknown (db: Db): Promise<{ name: string, isTable: boolean }[]> {
   return queryRows(db, sql`
     SELECT format('%I.%I', n.nspname, c.relname) AS name,
@@ -187,8 +189,8 @@ export async function listUnknownTables (db: Db): Promise<string[]> {
 }
 
 /**
- * The name of an object that shows that the database is not empty; undefined if it has at most the tables and rows that
- * migrations create. Tables count as the service's own only if its migrations are recorded.
+ * The name of an object that shows that the database is not empty. Undefined if the database has only tables and rows
+ * that migrations create. Tables count as the service's own only if the service's migrations are recorded.
  */
 export async function findContent (db: Db): Promise<string | undefined> {
   const [strange] = await listUnknown(db)
@@ -204,7 +206,7 @@ export async function findContent (db: Db): Promise<string | undefined> {
   return undefined
 }
 
-/** Drops the tables of an empty database, and their trigger functions. */
+/** Drops the tables and trigger functions of an empty database. */
 export async function dropTables (db: Db): Promise<void> {
   const tables = await describeTables(db)
   const keepers = await queryRows<{ name: string }>(db, sql`
@@ -213,7 +215,7 @@ export async function dropTables (db: Db): Promise<void> {
     WHERE c.relnamespace = 'public'::regnamespace AND p.pronamespace = c.relnamespace AND NOT t.tgisinternal`)
   if (tables.length > 0) await db.execute(sql`DROP TABLE ${listed(tables.map(inPublic))}`)
   for (const keeper of keepers) await db.execute(sql`DROP FUNCTION ${inPublic(keeper)}()`)
-  // Keeps the schema, because other applications with Drizzle use the same name.
+  // Keeps the schema `drizzle`, because other applications with Drizzle may also use it.
   await db.execute(sql`DROP TABLE IF EXISTS drizzle.__drizzle_migrations`)
 }
 
@@ -233,7 +235,7 @@ const valueOf = (type: string, value: Buffer): SQL => isBytes(type)
   ? sql`${value}::bytea`
   : sql`${value.toString('utf8')}::text::${sql.raw(type)}`
 
-// The size of a row; types of small, fixed size are not counted.
+// The size of a row without its columns of small, fixed size.
 function sizeOf (columns: readonly { name: string, type: string }[]): SQL {
   const sizes = columns.flatMap(({ name, type }) => /^(bytea|text|character varying)/.test(type) && !type.endsWith('[]')
     ? [sql`coalesce(octet_length(${sql.identifier(name)}), 0)`]

@@ -3,20 +3,20 @@ import { authorityOf, type Db } from '../../db/database.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { columnsOf, idempotency_keys, members, organizations } from '../../db/tables.ts'
 
-/** The owner of a key. `key` is a keyed hash of the header (`lookupHash`). */
+/** An idempotency key and its owner. `key` is a keyed hash of the header `Idempotency-Key` (`lookupHash`). */
 export interface KeyOwner { organization_id: string, principal: string, key: string }
 
-/** The sealed response to a request. `request` is a keyed hash of the request (`lookupHash`). */
+/** A stored response, encrypted (`sealed`). `request` is a keyed hash of the request (`lookupHash`). */
 export interface StoredResponse { request: Buffer, status: number, sealed: Buffer }
 
-/** Seals stored responses; the encryption context is the key and the request. */
+/** Encrypts and decrypts stored responses. The encryption context contains the key and the request. */
 export interface AnswerSeal {
   seal (organization: KeptIn, answer: Omit<KeyOwner & StoredResponse, 'sealed'>, text: string): Buffer
-  /** Throws IntegrityError when the response belongs to another key, request or organization. */
+  /** Throws IntegrityError if the response was encrypted for another key, request or organization. */
   open (organization: KeptIn, answer: KeyOwner & StoredResponse): string
 }
 
-/** An organization with the key that seals its responses. */
+/** An organization, with the wrapped key that encrypts its responses. */
 export interface KeptIn { id: string, storage_key: Buffer }
 
 const isKept = sql`${idempotency_keys.created_at} > now() - interval '24 hours'`
@@ -31,15 +31,15 @@ const toAnswer = (
   { request, status, answer }: Pick<typeof idempotency_keys.$inferSelect, keyof typeof columns>
 ): StoredResponse => ({ request, status, sealed: Buffer.from(answer.sealed, 'base64') })
 
-/** The response that was stored for a key within the last 24 hours. */
+/** The response that was stored for an idempotency key within the last 24 hours. */
 export async function findAnswer (db: Db, owner: KeyOwner): Promise<StoredResponse | undefined> {
   const [row] = await db.select(columns).from(idempotency_keys).where(and(its(owner), isKept))
   return row && toAnswer(row)
 }
 
 /**
- * The stored response to a person's request that created an organization. Searches all organizations of the person,
- * because such a request names no organization.
+ * The stored response to a person's request that created an organization. Searches the responses of all organizations
+ * of the person, because the request contains no organization id.
  */
 export async function findAnswerOfPerson (
   db: Db, userId: number, { principal, key }: Omit<KeyOwner, 'organization_id'>
@@ -62,22 +62,22 @@ export async function areAnswersFull (
   return await db.$count(some) === most
 }
 
-/** Stores a response; false if another one was stored for the key meanwhile: then the caller rolls back. */
+/** Stores a response. False if a concurrent request has stored one for the same key; the caller then rolls back. */
 export async function createAnswer (db: Db, owner: KeyOwner, { sealed, ...row }: StoredResponse): Promise<boolean> {
   const kept = { ...row, answer: { sealed: sealed.toString('base64') } }
-  // Replaces an expired response that was not deleted yet.
+  // Replaces an expired response that the cleanup has not deleted yet.
   const { organization_id, principal, key } = idempotency_keys
   const stored = await db.insert(idempotency_keys).values({ ...owner, ...kept })
     .onConflictDoUpdate({
       target: [organization_id, principal, key],
       set: { request: kept.request, status: kept.status, answer: kept.answer, created_at: sql`excluded.created_at` },
-      // By the estimated clock of the database, because Citus allows no function of the time here.
+      // Uses the estimated time of the database, because Citus allows no function of the current time here.
       setWhere: lte(idempotency_keys.created_at, new Date(authorityOf(db).chain.now().getTime() - DAY))
     }).returning({ key })
   return stored.length === 1
 }
 
-/** A page of organizations, after an id, with expired responses. A query over all organizations. */
+/** A page of all organizations that have expired responses. The page starts after an id. */
 export async function listOwnersOfOldAnswers (db: Db, after: string, limit: number): Promise<string[]> {
   const { organization_id } = idempotency_keys
   return (await db.selectDistinct({ organization_id }).from(idempotency_keys)
@@ -85,7 +85,7 @@ export async function listOwnersOfOldAnswers (db: Db, after: string, limit: numb
     .map((row) => row.organization_id)
 }
 
-/** Deletes expired responses of an organization, `limit` at most; returns their number. */
+/** Deletes at most `limit` expired responses of an organization. Returns the number of deleted responses. */
 export async function deleteOldAnswers (db: Db, organizationId: string, limit: number): Promise<number> {
   const own = eq(idempotency_keys.organization_id, organizationId)
   const old = db.select({ place: sql`ctid` }).from(idempotency_keys).where(and(own, isOld)).limit(limit)

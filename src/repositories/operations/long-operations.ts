@@ -2,8 +2,9 @@ import { sql } from 'drizzle-orm'
 import type { Db } from '../../db/database.ts'
 
 /**
- * Serializes the long operations of an organization until the end of the transaction. Must be the first lock of its
- * transaction, so that a waiting transaction holds no other locks. Waits up to the lock timeout.
+ * Locks the long operations of an organization until the end of the transaction, so that only one runs at a time. This
+ * must be the first lock of the transaction, so that a waiting transaction holds no other locks. Waits up to the lock
+ * timeout.
  */
 export async function lockLongOperations (db: Db, organizationId: string): Promise<void> {
   await db.execute(sql`

@@ -3,17 +3,18 @@ import { lookupHash, type Db } from '../../db/database.ts'
 import { deleteExpired, keepNewest } from '../../db/callers/expired.ts'
 import { sign_in_devices, sign_in_failures } from '../../db/tables.ts'
 
-// Limits password guessing, and recognizes browsers with an earlier sign-in.
+// Limits password guessing, and recognizes browsers in which a person has signed in before.
 
-/** A counter of attempts; `name` identifies it and is stored as a keyed hash. */
+/** A counter of attempts. `name` identifies the counter, and is stored as a keyed hash. */
 export interface Count {
   name: string
   /**
-   * `place`: one device, network or session. From the fifth attempt on, each attempt locks the counter: first for 30
-   * seconds, then twice as long each time, up to 15 minutes. The counter restarts after 15 minutes without attempts or
-   * lock. `account`: all unknown devices that sign in to an account; 25 attempts in half an hour, more than one place
-   * can make. `reset`: reset links for an address; 3 in half an hour. A link is valid for as long, so requests of other
-   * people never leave an address without a valid link.
+   * `place` counts the attempts from one device, network or session. From the fifth attempt on, each attempt locks the
+   * counter: first for 30 seconds, then twice as long each time, up to 15 minutes. The counter restarts after 15
+   * minutes without attempts or lock. `account` counts the attempts from all unknown devices at an account. The limit
+   * is 25 attempts in half an hour; a single place cannot make so many. `reset` counts the reset links for an address.
+   * The limit is 3 in half an hour. A link is valid for half an hour, so an address that has reached the limit has a
+   * valid link.
    */
   of: 'place' | 'account' | 'reset'
 }
@@ -24,7 +25,7 @@ export const countKey = (db: Db, { name }: Pick<Count, 'name'>): Buffer => looku
 const { failures, locked_until, last_at } = sign_in_failures
 const counted = (fresh: ReturnType<typeof sql>) => sql`CASE WHEN ${fresh} THEN 1 ELSE ${failures} + 1 END`
 
-// The time of this attempt. The expressions below are immutable, as Citus demands: `timestamptz + interval` is not.
+// The time of this attempt. Citus demands immutable expressions below, and `timestamptz + interval` is not immutable.
 const NOW = sql`excluded.last_at`
 const after = (time: SQL, pause: SQL) => sql`(${time} AT TIME ZONE 'UTC' + ${pause}) AT TIME ZONE 'UTC'`
 
@@ -32,10 +33,10 @@ const QUIET = sql`(${NOW} - coalesce(${locked_until}, ${last_at}) > interval '15
 const OVER = sql`(${NOW} - ${last_at} > interval '30 minutes')`
 const BEGIN = sql`CASE WHEN ${OVER} THEN ${NOW} ELSE ${last_at} END`
 
-/** The number of attempts from which a counter is locked. */
+/** The number of attempts at which a counter becomes locked. */
 const FROM = { place: 5, account: 25, reset: 3 }
 
-// Half an hour from the first attempt.
+// Counts attempts for half an hour from the first attempt, and locks the counter for the rest of this time.
 const halfHour = (from: number) => ({
   failures: counted(OVER),
   last_at: BEGIN,
@@ -54,14 +55,14 @@ const BOUNDS = {
 }
 
 /**
- * Counts an attempt in each counter, or in none if one of them is locked. Must run before the password is verified, so
- * that concurrent guesses are counted one by one. Returns the number of the attempt in the last counter, or the seconds
- * to wait.
+ * Counts an attempt in each counter, or in no counter if one of them is locked. Call this before the password is
+ * verified, so that concurrent guesses are counted one by one. Returns the number of attempts in the last counter, or
+ * the seconds until the lock ends.
  */
 export async function takeAttempts (
   db: Db, counts: readonly Count[]
 ): Promise<{ number: number } | { wait: number }> {
-  // One hour is longer than every counting period and lock.
+  // One hour is longer than every counting period and every lock.
   await deleteExpired(db, sign_in_failures.key, sql`${last_at} < now() - interval '1 hour'`)
   let number = 0
   for (const [i, count] of counts.entries()) {
@@ -79,7 +80,7 @@ export async function takeAttempts (
   return { number }
 }
 
-/** Takes back an attempt that could not be verified. A lock stays if the other attempts suffice for it. */
+/** Subtracts an attempt that was not verified. The counter stays locked if the other attempts reach the limit. */
 export async function returnAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     await db.update(sign_in_failures).set({
@@ -89,7 +90,7 @@ export async function returnAttempts (db: Db, counts: readonly Count[]): Promise
   }
 }
 
-/** After a correct password: resets counters of places, and takes back this attempt from counters of accounts. */
+/** After a correct password, deletes the counters of places, and subtracts this attempt from other counters. */
 export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promise<void> {
   for (const count of counts) {
     if (count.of === 'place') await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, count)))
@@ -97,7 +98,7 @@ export async function forgiveAttempts (db: Db, counts: readonly Count[]): Promis
   }
 }
 
-/** Restarts counters after a reset of the password, because their attempts were guesses at the former password. */
+/** Deletes counters after a reset of the password, because they count guesses at the former password. */
 export async function clearAttempts (db: Db, names: readonly string[]): Promise<void> {
   for (const name of names) await db.delete(sign_in_failures).where(eq(sign_in_failures.key, countKey(db, { name })))
 }
@@ -105,8 +106,8 @@ export async function clearAttempts (db: Db, names: readonly string[]): Promise<
 const MAX_DEVICES = 20
 
 /**
- * The id of a browser that signed in within the last 90 days: to this account or, without `user_id`, to any account. A
- * new cookie does not change the id, so a sign-in does not restart a counter for the browser.
+ * The id of a browser in which someone signed in within the last 90 days: with `user_id` to this account, otherwise to
+ * any account. The id stays when the browser gets a new cookie, so a sign-in does not restart the browser's counter.
  */
 export async function findDevice (db: Db, token_hash: Buffer, user_id?: number): Promise<number | undefined> {
   const own = user_id === undefined ? undefined : eq(sign_in_devices.user_id, user_id)
@@ -117,8 +118,8 @@ export async function findDevice (db: Db, token_hash: Buffer, user_id?: number):
 }
 
 /**
- * Remembers the browser of a sign-in under a new cookie, so that a copy of the former cookie (`before`) becomes
- * useless. The browser's rows for other accounts get the new cookie, too. Keeps the 20 newest browsers of the account.
+ * Remembers the browser of a sign-in under a new cookie. A copy of the former cookie (`before`) becomes useless,
+ * because the browser's rows for other accounts get the new cookie, too. Keeps the 20 newest browsers of the account.
  */
 export async function rememberDevice (
   db: Db, { token_hash, before, user_id }: { token_hash: Buffer, before: Buffer | undefined, user_id: number }

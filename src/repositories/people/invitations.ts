@@ -16,7 +16,7 @@ export interface Inviter { type: 'user' | 'api_token', id: number, name: string 
 export interface NewInvitation {
   organization_id: string
   id: string
-  /** As the inviter typed it. */
+  /** The address as the inviter typed it. */
   email: string
   role: Role
   invited_by: Inviter | null
@@ -55,7 +55,7 @@ export async function countInvitations (db: Db, organizationId: string): Promise
   return db.$count(invitations, and(eq(invitations.organization_id, organizationId), isOpen))
 }
 
-/** A page of open invitations, oldest first. Rows whose MAC does not verify are left out, but count in `total`. */
+/** A page of open invitations, oldest first. Omits rows with a wrong MAC, but counts them in `total`. */
 export async function listInvitations (
   db: Db, organizationId: string, page: PageRequest
 ): Promise<{ rows: Invitation[], total: number }> {
@@ -96,7 +96,7 @@ export async function findInvitationOfLink (
   return row && { ...toInvitation(row), organization: found!.organization }
 }
 
-/** Open invitations to an address, newest first. Rows whose MAC does not verify are left out; `found` counts them. */
+/** Open invitations to an address, newest first. Omits rows with a wrong MAC, but counts them in `found`. */
 export async function listInvitationsTo (
   db: Db, email: string, { limit, offset }: { limit: number, offset: number }
 ): Promise<{ rows: OwnInvitation[], found: number }> {
@@ -116,7 +116,7 @@ export async function countInvitationsTo (db: Db, email: string): Promise<number
   return db.$count(invitations, isTo(email))
 }
 
-/** The organization of an open invitation to an address; undefined when the invitation is not to this address. */
+/** The organization of an open invitation; undefined if the invitation is to another address. */
 export async function findInvitingOrganization (db: Db, email: string, id: string): Promise<string | undefined> {
   const [row] = await db.select({ organization_id: invitations.organization_id }).from(invitations)
     .where(isTo(email, eq(invitations.id, id)))
@@ -151,7 +151,7 @@ export async function createInvitation (
   return toInvitation(made!)
 }
 
-/** Extends an open invitation to seven days from now. A `tokenHash` replaces the link; else the link stays valid. */
+/** Extends an open invitation to seven days from now. `tokenHash` replaces the link; else the link stays valid. */
 export async function renewInvitation (
   db: Db, organizationId: string, id: string, tokenHash: Buffer | undefined
 ): Promise<Invitation | undefined> {
@@ -167,7 +167,7 @@ export async function deleteInvitation (db: Db, organizationId: string, id: stri
 
 const isOldMail = sql`${invitation_mails.sent_at} <= now() - interval '24 hours'`
 
-/** Records a mail to an address; false if the organization has sent one to this address within 24 hours. */
+/** Records that a mail is sent to an address. False if the organization has mailed this address within 24 hours. */
 export async function takeInvitationMail (db: Db, organizationId: string, email: string): Promise<boolean> {
   await deleteOldMails(db, organizationId)
   const taken = await db.insert(invitation_mails)
@@ -176,7 +176,7 @@ export async function takeInvitationMail (db: Db, organizationId: string, email:
   return taken.length === 1
 }
 
-/** Deletes the record of a mail that was not delivered, so that the invitation can be sent again at once. */
+/** Deletes the record of a mail that was not delivered, so that a new mail can be sent at once. */
 export async function returnInvitationMail (db: Db, organizationId: string, email: string): Promise<void> {
   await db.delete(invitation_mails).where(and(
     eq(invitation_mails.organization_id, organizationId), eq(invitation_mails.email_normalized, canonicalEmail(email))
@@ -187,7 +187,7 @@ async function deleteOldMails (db: Db, organizationId: string): Promise<void> {
   await db.delete(invitation_mails).where(and(eq(invitation_mails.organization_id, organizationId), isOldMail))
 }
 
-/** A page of organizations, after an id, with expired invitations or old records of mails. */
+/** A page of all organizations that have expired invitations or old records of mails. The page starts after an id. */
 export async function listExpiredInvitations (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT organization_id FROM ${invitations} WHERE expires_at <= now() AND organization_id > ${after}
@@ -196,7 +196,7 @@ export async function listExpiredInvitations (db: Db, after: string, limit: numb
   return rows.map((row) => row.organization_id)
 }
 
-/** Deletes up to 1,000 expired invitations, and old records of mails. `expired`: those whose MAC verifies. */
+/** Deletes up to 1,000 expired invitations, and old records of mails. `expired`: the invitations with a valid MAC. */
 export async function deleteExpiredInvitations (
   db: Db, organizationId: string
 ): Promise<{ deleted: number, expired: { id: string, email: string }[] }> {

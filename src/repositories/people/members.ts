@@ -41,7 +41,7 @@ const SELECTABLE = {
 }
 
 /**
- * A page of members, by default in the order of account creation. Rows that do not verify are left out, but count in
+ * A page of members, by default in the order of account creation. Omits rows with a wrong MAC, but counts them in
  * `total`.
  */
 export async function listMembers (
@@ -65,7 +65,7 @@ export async function findMember (
   return found && isVerified(db, found) ? toMember(found) : undefined
 }
 
-/** The names of those of these people who are members, by user id. Omits rows that do not verify. */
+/** The names of those users who are members, by user id. Omits rows with a wrong MAC. */
 export async function findMemberNames (
   db: Db, organizationId: string, userIds: readonly number[]
 ): Promise<Map<number, string>> {
@@ -75,13 +75,13 @@ export async function findMemberNames (
   return new Map(found.filter((one) => isVerified(db, one)).map(({ user }) => [user.id, user.name || user.email]))
 }
 
-/** Whether a member has this address. Runs the same statement whether or not the address has an account. */
+/** Whether a member has this address. The statement is the same whether or not the address has an account. */
 export async function isMemberAddress (db: Db, organizationId: string, email: string): Promise<boolean> {
   const isOf = eq(users.email_normalized, canonicalEmail(email))
   return (await selectMembers(db, and(eq(members.organization_id, organizationId), isOf))).length > 0
 }
 
-/** Locks a membership: changes by this member commit first, or fail. The caller has locked the organization. */
+/** Locks a membership, so that concurrent changes by the member commit first or fail. The organization is locked. */
 export async function lockMember (
   db: Db, organizationId: string, userId: number
 ): Promise<Authenticated<'members'> | undefined> {
@@ -96,8 +96,9 @@ export async function countOtherOwners (db: Db, organizationId: string, userId: 
 }
 
 /**
- * Like `countOtherOwners`, and prevents closing these accounts. Does not wait for an account that is being closed
- * (`waitUnlessCounter`). The caller has locked the organization's counter.
+ * Like `countOtherOwners`, but also locks the accounts, so that they cannot be closed. If an account is being closed,
+ * the transaction is retried instead of waiting (`waitUnlessCounter`). The caller has locked the organization's counter
+ * row.
  */
 export async function lockOtherOwners (db: Db, organizationId: string, userId: number): Promise<number> {
   return countOwners(db, await selectOtherOwners(db, organizationId, userId).for('share', {
@@ -121,8 +122,8 @@ export async function updateMember (db: Db, organizationId: string, userId: numb
 }
 
 /**
- * Deletes a membership, the person's team memberships, and the person's API tokens in the organization, so that a later
- * membership does not revive them. The caller has locked the tokens (`lockTokensOfMember`).
+ * Deletes a membership, and the person's team memberships and API tokens in the organization, so that a later
+ * membership does not make them valid again. The caller has locked the tokens (`lockTokensOfMember`).
  */
 export async function deleteMember (
   db: Db, organizationId: string, userId: number, tokens: EndingTokens
@@ -145,8 +146,8 @@ export async function listOrganizationsOf (db: Db, userId: number): Promise<stri
 }
 
 /**
- * Like `listOrganizationsOf`; undefined if a node of Citus does not answer, because memberships are on all workers. In
- * a transaction, uses a savepoint, so that the transaction can continue.
+ * Like `listOrganizationsOf`, but returns undefined if a Citus node does not respond; memberships are on all nodes. In
+ * a transaction, uses a savepoint, so that the transaction can continue after this error.
  */
 export async function listOrganizationsIfAvailable (db: Db, userId: number): Promise<string[] | undefined> {
   if (engineOf(db) !== 'citus') return listOrganizationsOf(db, userId)

@@ -35,7 +35,7 @@ export type Client = AuthenticatedRow<'oauth_clients'>
 const SECOND = 1000
 const DAY = 24 * 60 * 60 * SECOND
 
-/** An enabled client. Returns undefined for ids that PostgreSQL would reject, and for ids that are too long. */
+/** An enabled client. Returns undefined for ids that are too long, and for ids that PostgreSQL rejects. */
 export async function findClient (db: Db, id: string): Promise<Client | undefined> {
   if (id.length > 64 || id.includes('\0')) return undefined
   const [row] = await db.select(authenticatedColumns('oauth_clients')).from(oauth_clients)
@@ -47,7 +47,7 @@ export async function listClients (db: Db): Promise<Client[]> {
   return db.select(authenticatedColumns('oauth_clients')).from(oauth_clients).orderBy(asc(oauth_clients.id)).limit(1000)
 }
 
-/** False when the id is taken. */
+/** Returns false if another client has the id. */
 export async function createClient (
   db: Db, client: { id: string, name: string, redirect_uris: string[] }
 ): Promise<boolean> {
@@ -57,19 +57,20 @@ export async function createClient (
   return made.length === 1
 }
 
-/** Disables or enables a client; false when there is no such client. */
+/** Disables or enables a client; false if the client does not exist. */
 export async function setClientDisabled (db: Db, id: string, disabled: boolean): Promise<boolean> {
   const changed = await updateAuthentic(db, 'oauth_clients', eq(oauth_clients.id, id), (now) =>
     ({ disabled_at: disabled ? now : null }))
   return changed !== undefined
 }
 
-/** Revokes one batch of a client's grants; `revoked` is 0 if none were left. */
+/** Revokes one batch of a client's grants. `revoked` is the number of revoked grants: 0 if no grants were left. */
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
 
-// A used row loses its MAC, so that resetting `used_at` in the database does not make the row valid again.
+// Marks a row as used. The row loses its MAC, so that a reset of `used_at` in the database does not make the row valid
+// again.
 const USED = { used_at: sql`now()`, mac: null }
 
 // Pending authorization requests
@@ -79,7 +80,7 @@ export type PendingRequest = Pick<AuthenticatedRow<'oauth_requests'>,
 
 const MAX_REQUESTS = 20
 
-/** False if the session has ended. Keeps the 20 newest requests, so that ending a session deletes few rows. */
+/** Stores a request; false if the session has ended. Keeps the 20 newest, so the end of a session deletes few rows. */
 export async function createRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, request: PendingRequest
 ): Promise<boolean> {
@@ -109,7 +110,7 @@ export async function findRequest (
   return authenticRow(db, 'oauth_requests', row, { user_id: userId })
 }
 
-/** Deletes and returns a request of this session, so that only one of two concurrent decisions takes effect. */
+/** Deletes and returns a request of this session, so that of two concurrent decisions only the first takes effect. */
 export async function takeRequest (
   db: Db, id_hash: Buffer, session_hash: Buffer, userId: number
 ): Promise<PendingRequest | undefined> {
@@ -120,19 +121,19 @@ export async function takeRequest (
 
 // Grants and codes
 
-// Expired and revoked grants are kept for a day with their codes and tokens, to detect reuse.
+// Expired and revoked grants are kept for a day with their codes and tokens, to detect the reuse of these.
 const YESTERDAY = sql`now() - interval '1 day'`
 const IS_OVER = sql`(${oauth_grants.expires_at} < ${YESTERDAY} OR ${oauth_grants.revoked_at} < ${YESTERDAY})`
 
 interface GrantOwner { user_id: number, client_id: string }
 
-/** The ids of revoked grants, and the API tokens that ended with them. */
+/** The ids of revoked grants, and the API tokens that became invalid with them. */
 export interface RevokedGrants { revoked: number[], ended: EndedTokens[] }
 
-/** Revokes a person's oldest grants to a client, so that one more is within the limit. The account is locked. */
+/** Revokes a person's oldest grants to a client to leave room for one more. The caller has locked the account. */
 export async function revokeExcessGrants (db: Db, { user_id, client_id }: GrantOwner): Promise<RevokedGrants> {
   const { id } = oauth_grants
-  // There may be many grants from before the limit existed.
+  // Revokes at most one batch: a person may have very many grants from a time when there was no limit.
   const oldest = await db.select({ id }).from(oauth_grants)
     .where(and(matching(oauth_grants, { user_id, client_id }), isActiveGrant))
     .orderBy(desc(id)).offset(MAX_GRANTS - 1).limit(PIECE)
@@ -141,7 +142,7 @@ export async function revokeExcessGrants (db: Db, { user_id, client_id }: GrantO
   return { revoked: grants.map((grant) => grant.id), ended }
 }
 
-// Deletes old grants without tokens, with their codes.
+// Deletes old grants that have no tokens, and the codes of these grants.
 async function deleteUnusedGrants (db: Db): Promise<void> {
   const isUnused = sql`${IS_OVER}
     AND NOT EXISTS (SELECT FROM ${oauth_tokens} WHERE ${oauth_tokens.grant_id} = ${oauth_grants.id})`
@@ -150,7 +151,7 @@ async function deleteUnusedGrants (db: Db): Promise<void> {
       AND NOT EXISTS (SELECT FROM ${api_tokens} WHERE ${api_tokens.grant_id} = ${oauth_grants.id})`)
     return
   }
-  // Looks up API tokens separately, because they are on other nodes.
+  // Looks up API tokens in another statement, because they are on other nodes than the grants.
   const over = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(isUnused).limit(PIECE)
   if (over.length === 0) return
   const ids = over.map(({ id }) => id)
@@ -160,12 +161,13 @@ async function deleteUnusedGrants (db: Db): Promise<void> {
   await deleteExpired(db, oauth_grants.id, sql`${isOneOf(oauth_grants.id, unused)} AND ${IS_OVER}`)
 }
 
-/** Creates a grant with a larger id than the person's second factor (`isOfFactor`). The account is locked. */
+/** Creates a grant. The id is larger than the second factor's id (`isOfFactor`). The caller has locked the account. */
 export async function createGrant (
   db: Db, grant: { user_id: number, client_id: string, scopes: Scope[] }
 ): Promise<number> {
   await deleteUnusedGrants(db)
-  // Grants whose code was never redeemed have no tokens. A grant of the console has many codes (`renewGrant`).
+  // Deletes grants whose code was never redeemed, because they have no tokens. A grant of the console stays: it has
+  // many codes (`renewGrant`).
   await deleteExpired(
     db, oauth_grants.id,
     sql`${oauth_grants.client_id} <> ${CONSOLE_CLIENT} AND ${oauth_grants.id} IN (SELECT ${oauth_codes.grant_id} FROM ${oauth_codes}
@@ -184,8 +186,9 @@ async function findFactorId (db: Db, userId: number): Promise<number | undefined
 }
 
 /**
- * Finds an active grant with exactly these scopes that is newer than the person's second factor, and extends its
- * expiry. Deletes its old codes and tokens. Undefined if there is none. The account is locked.
+ * Finds an active grant with exactly these scopes that is newer than the person's second factor. Extends the expiry of
+ * the grant, and deletes its old codes and tokens. Undefined if there is no such grant. The caller has locked the
+ * account.
  */
 export async function renewGrant (
   db: Db, { user_id, client_id, scopes }: { user_id: number, client_id: string, scopes: readonly Scope[] }
@@ -198,7 +201,7 @@ export async function renewGrant (
   if (found === undefined) return undefined
   const { id } = found
   const extended = await readNow(db) + LIFETIMES.grantDays * DAY
-  // At most one change a day.
+  // The expiry changes at most once a day.
   if (found.expires_at.getTime() < extended - DAY) {
     await lockGrantsTable(db)
     const change = { expires_at: new Date(extended) }
@@ -276,14 +279,14 @@ export async function lockCode (db: Db, code_hash: Buffer): Promise<Code | undef
   return isValid ? found : undefined
 }
 
-// Used, expired and revoked rows have no MAC and give no access.
+// Used, expired and revoked rows give no access, so the caller gets these rows without a check of the MAC.
 const isOver = ({ grant, is_used, is_expired }: Issued): boolean => is_used || is_expired || !grant.is_live
 
 export async function useCode (db: Db, code_hash: Buffer): Promise<void> {
   await db.update(oauth_codes).set(USED).where(eq(oauth_codes.code_hash, code_hash))
 }
 
-/** Counts a wrong code verifier; after five, the code is invalid. */
+/** Counts a wrong PKCE code verifier. After five, the code is invalid. */
 export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<void> {
   const isBurnt = sql`${oauth_codes.wrong_verifiers} + 1 >= 5`
   await db.update(oauth_codes).set({
@@ -297,8 +300,9 @@ export async function countWrongVerifier (db: Db, code_hash: Buffer): Promise<vo
 // Tokens
 
 /**
- * Creates a token pair; `seconds`: the lifetime of the access token. Used pairs are kept as long as their grant, to
- * detect reuse of refresh tokens. Without `isRefreshable`, the refresh token ends with the access token.
+ * Creates a pair of an access token and a refresh token. `seconds` is the lifetime of the access token. Used pairs are
+ * kept as long as their grant, to detect the reuse of refresh tokens. If the pair is not `isRefreshable`, the refresh
+ * token expires with the access token.
  */
 export async function createPair (
   db: Db, pair: { grant_id: number, access_hash: Buffer, refresh_hash: Buffer, scopes: string[] },
@@ -338,12 +342,12 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
   return isValid ? found : undefined
 }
 
-/** Marks a pair as exchanged, which makes both of its tokens invalid. */
+/** Marks a pair as used, which makes its access token and its refresh token invalid. */
 export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
 
-/** Makes all access tokens of a person for a client invalid. The grants stay active, and so do their API tokens. */
+/** Makes all access tokens of a person for a client invalid. The grants and the API tokens of the grants stay valid. */
 export async function retirePairsOf (db: Db, owner: GrantOwner): Promise<void> {
   // Locks in the order of ids, so that concurrent calls do not deadlock.
   const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(sql`${oauth_tokens.used_at} IS NULL
@@ -351,7 +355,7 @@ export async function retirePairsOf (db: Db, owner: GrantOwner): Promise<void> {
   if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
 }
 
-/** Deletes the codes of a person for a client that were not redeemed. */
+/** Deletes the codes of a person for a client that the client has not redeemed. */
 export async function deleteUnusedCodes (db: Db, owner: GrantOwner): Promise<void> {
   await db.delete(oauth_codes)
     .where(sql`${oauth_codes.used_at} IS NULL AND ${isGrantOf(oauth_codes.grant_id, owner)}`)
@@ -361,7 +365,7 @@ const isGrantOf = (grantId: PgColumn, { user_id, client_id }: GrantOwner): SQL =
   sql`${grantId} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
     AND g.client_id = ${client_id}))`
 
-/** The person for whom this client has received an access token; also if the token has expired since. */
+/** The person for whom this client has received the access token, which may have expired since. */
 export async function findUserOfToken (db: Db, access_hash: Buffer, client_id: string): Promise<number | undefined> {
   const [found] = await db.select({ user_id: oauth_grants.user_id }).from(oauth_tokens)
     .innerJoin(oauth_grants, eq(oauth_grants.id, oauth_tokens.grant_id))
@@ -369,7 +373,7 @@ export async function findUserOfToken (db: Db, access_hash: Buffer, client_id: s
   return found?.user_id
 }
 
-/** Revokes a grant, its codes and its tokens; returns the API tokens that ended. */
+/** Revokes a grant with its codes and tokens. Returns the API tokens that became invalid. */
 export async function revokeGrant (db: Db, id: number): Promise<EndedTokens[]> {
   return (await revokeGrants(db, eq(oauth_grants.id, id))).ended
 }
@@ -394,7 +398,7 @@ export async function listGrants (db: Db, user_id: number, page = 1): Promise<He
   return { ...held, rows: shown }
 }
 
-/** Revokes a grant of this person, its codes and its tokens; undefined if there is no such active grant. */
+/** Revokes a grant of this person, with its codes and tokens. Undefined if the person has no such active grant. */
 export async function revokeGrantOf (
   db: Db, user_id: number, id: number
 ): Promise<{ client_id: string, ended: EndedTokens[] } | undefined> {
@@ -422,7 +426,7 @@ export interface UserCall {
   user: User
   client_id: string
   granted: Ability[]
-  /** The expiry of the grant, after which none of its tokens is valid. */
+  /** The expiry of the grant. After it, all tokens of the grant are invalid. */
   expires_at: Date
   membership: { role: Role, teams: TeamPowers, organization: Organization } | undefined
 }
@@ -435,7 +439,7 @@ interface Membership {
   anywhere: Role[] | null
 }
 
-// The active membership of a user as JSON, with the roles from teams that the query in `queries` requests.
+// Selects the active membership of a user as JSON, with the roles in teams that `queries` requests.
 const membershipIn = (organization: SQL, user: SQL) => sql`
   SELECT jsonb_build_object('member', to_jsonb(m), 'plan', to_jsonb(p), 'organization', jsonb_build_object(
       'name', counter.name, 'status', counter.status, 'require_second_factor', counter.require_second_factor,
@@ -483,7 +487,8 @@ const membershipsOf = preparedSql<
 
 interface MembershipQuery { organization_id: string, user_id: number, teams: TeamQuery }
 
-// The membership of a person; null without an active one. Only on Citus, where it is not on the node of the token.
+// Loads the active membership of a person; null if the person has none. Used only on Citus, where memberships are not
+// on the node of the access token.
 const findMembership = batchLoad({
   keyOf: ({ organization_id, user_id, teams: { project, anywhere } }: MembershipQuery) =>
     JSON.stringify([organization_id, user_id, project, anywhere]),
@@ -514,15 +519,15 @@ const findCredentials = batchLoad({
   }
 })
 
-/** The caller with this access token; undefined when the token is not valid by the database's clock. */
+/** The caller with this access token; undefined if the token is not valid now by the database's clock. */
 export async function findUserCall (
   db: Db, hash: Buffer, named: string | undefined, teams: TeamQuery = {}
 ): Promise<UserCall | undefined> {
   const found = await findCredentials(db, { hash, organization: named, teams })
   if (found === undefined) return undefined
   const { id, grant_id, user, pair, itsGrant, rows } = found
-  // The slug of one organization may equal the id of another. Prefers organizations of which the user is a member, and
-  // among them a match of the id.
+  // The slug of one organization may equal the id of another. Prefers an organization of which the user is a member. If
+  // the user is a member of two, prefers the organization whose id matches.
   const all = await Promise.all(rows.map(async ({ organization, membership }) => {
     if (organization === null) return []
     const its = engineOf(db) === 'citus'
@@ -542,14 +547,14 @@ export async function findUserCall (
         organization: own.organization
       }
     : undefined
-  // Scopes beyond the grant are ignored.
+  // Ignores scopes of the access token that the grant does not have.
   const granted = (pair.scopes as Ability[]).filter((scope) => itsGrant.scopes.includes(scope))
   return { id, grant_id, user, client_id: itsGrant.client_id, granted, expires_at: itsGrant.expires_at, membership }
 }
 
 /**
- * Locks an access token and its grant, for a change by a person who is not a member. Under a counter, does not wait
- * (`waitUnlessCounter`). Throws CallerEnded.
+ * Locks an access token and its grant. For a change by a person who is not a member of the organization. A transaction
+ * that has locked a counter row is retried instead of waiting (`waitUnlessCounter`). Throws CallerEnded.
  */
 export async function lockAccessToken (db: Db, id: number): Promise<void> {
   const rows = await db.select({ id: oauth_tokens.id }).from(oauth_tokens)

@@ -14,8 +14,8 @@ const MINUTE = 60_000
 const tokenHash = (db: Db, secret: string): Buffer => lookupHash(db, 'password reset', { secret })
 
 /**
- * Stores the reset link of an address, which replaces the earlier one. `user_id` is 0 if the address has no open
- * account; the same statements run, so that the duration does not reveal the account (CR-49).
+ * Stores the reset link of an address. The link replaces the earlier link. `user_id` is 0 if the address has no open
+ * account. The same statements run, so that the duration does not reveal whether there is an account (CR-49).
  */
 export async function createPasswordReset (
   db: Db, email: string, secret: string, user_id: number
@@ -29,12 +29,12 @@ export async function createPasswordReset (
   const values = { ...row, mac: macOf(db, 'password_resets', row) }
   await db.insert(password_resets).values(values)
     .onConflictDoUpdate({ target: password_resets.address_hash, set: values })
-  // After the insertion: a transaction that has deleted the expired row of another address must not wait for a third
-  // transaction that has deleted the row of this address (a deadlock).
+  // Must come after the insertion, to avoid a deadlock: a transaction that has deleted the expired row of another
+  // address must not wait for a third transaction that has deleted the row of this address.
   await deleteExpired(db, password_resets.address_hash, sql`${password_resets.expires_at} < now()`)
 }
 
-/** The user of a valid reset link, whose account is open. */
+/** The user of a valid reset link; undefined if the account is closed. */
 export async function findPasswordReset (db: Db, secret: string): Promise<User | undefined> {
   const [found] = await db.select({
     user: userColumns, reset: authenticatedColumns('password_resets'), row: authenticatedColumns('users')
@@ -44,7 +44,7 @@ export async function findPasswordReset (db: Db, secret: string): Promise<User |
   return authenticRow(db, 'password_resets', found?.reset) && authenticRow(db, 'users', found?.row) && found?.user
 }
 
-/** Consumes a reset link. Of two concurrent uses, one gets the id of the user. */
+/** Deletes a reset link and returns the id of its user. Of two concurrent calls, only one gets the id. */
 export async function takePasswordReset (db: Db, secret: string): Promise<number | undefined> {
   const [row] = await db.delete(password_resets).where(isValid(db, secret))
     .returning(authenticatedColumns('password_resets'))

@@ -15,8 +15,8 @@ export type PersonalEvent = Pick<AuthenticatedRow<'personal_events'>,
 const LOGGED_BYTES = 500
 
 /**
- * Records an event that only its person sees. For an unknown address, runs the same statements and writes a WAL message
- * of the same size. The commit then flushes the WAL in both cases, so its duration does not reveal whether an address
+ * Records an event that only the person sees. For an unknown address, the same statements run and write a WAL message
+ * of the same size. So the commit flushes the WAL in both cases, and its duration does not reveal whether an address
  * has an account. Also deletes some events that are older than a year.
  */
 export async function createPersonalEvent (db: Db, event: PersonalEvent): Promise<void> {
@@ -34,7 +34,7 @@ export async function createPersonalEvent (db: Db, event: PersonalEvent): Promis
     FROM account WHERE (SELECT count(*) FROM message) >= 0`)
 }
 
-/** A page of the events of a person, the newest first. An event whose MAC does not verify is left out. */
+/** A page of the events of a person, newest first. Omits events with a wrong MAC. */
 export async function listPersonalEvents (
   db: Db, user_id: number, page = 1
 ): Promise<HeldPage<PersonalEvent & { occurred_at: Date }>> {

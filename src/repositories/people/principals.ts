@@ -23,30 +23,31 @@ import type { Slice } from '../../rules/slices.ts'
 export type Organization = Pick<typeof organizations.$inferSelect, keyof typeof organizationColumns> &
   Pick<typeof organization_counters.$inferSelect, keyof typeof counterColumns> & { plan: Plan }
 
-/** A person, and the grant that authorized the request or the creation of the token. */
+/** A person, and the OAuth grant that authorized the request or the creation of the API token. */
 export interface Person { user_id: number, grant_id: number | null, has_second_factor: boolean }
 
 /**
- * The authorized caller in an organization: an API token, or a member through an application. The powers of a person's
- * token are limited by the person's current powers.
+ * The authorized caller in an organization: an API token, or a member who uses an application. The token of a person
+ * has at most the powers that the person has now.
  */
 export interface Principal extends Powers {
   type: 'api_token' | 'user'
   id: number
   name: string
-  /** The roles from teams that the authorization requested. */
+  /** The roles in teams that the query requested (`TeamQuery`). */
   teams: TeamPowers
   /** Restrictions of the token; empty if the token is for the whole organization. */
   slices: readonly Slice[]
   expires_at: Date | null
-  /** Identifies the rows that every change locks until the commit. */
+  /** Names the rows of the caller that every change locks until the commit. */
   caller: Caller
-  /** The person whom the principal acts for, or who owns the token; null for a token without an owner. */
+  /** The person for whom an application acts, or who owns the token; null for a token without an owner. */
   person: Person | null
   organization: Organization
 }
 
-// Finds a token by its current value, or by its former value during the overlap after a rotation.
+// Builds a statement that finds an API token by its current value. After a rotation, the statement also finds the token
+// by its former value during the overlap.
 const tokens = (
   name: string, { support, joins, isValid }: Record<'support' | 'joins' | 'isValid', SQL>
 ) => preparedSql<TokenFound, OfOrganization & { queries: string }>(name, ($) => sql`
@@ -77,7 +78,7 @@ const tokens = (
   ${joins}
   WHERE (api_tokens.expires_at IS NULL OR api_tokens.expires_at > now()) AND ${isValid}`)
 
-// With the membership, user and grant of a person's token. For a token without an owner these joins cost nothing on
+// Finds tokens with the owner's user, membership and grant. For a token without an owner, these joins cost nothing on
 // PostgreSQL, because their keys are null.
 const principalsByHash = tokens('principals_by_hash', {
   support: sql`CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
@@ -94,8 +95,8 @@ const principalsByHash = tokens('principals_by_hash', {
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`
 })
 
-// Only tokens without an owner. On Citus tried first, because Citus plans each statement at each execution, and the
-// joins take most of the time.
+// Finds only tokens without an owner. On Citus, this statement runs first: Citus plans each statement at each
+// execution, and the joins of the other statement take most of the planning time.
 const principalsWithoutOwner = tokens('principals_without_owner', {
   support: sql`NULL::jsonb`, joins: sql``, isValid: sql`api_tokens.user_id IS NULL AND api_tokens.grant_id IS NULL`
 })
@@ -133,12 +134,12 @@ const findPrincipals = batchLoad({
   read: (db, [row]) => row && principalOf(db, row)
 })
 
-/** An API token: the organization that it names, and its SHA-256 hash. */
+/** The key of an API token: the id of the organization in the token, and the SHA-256 hash of the token. */
 export interface TokenKey { organizationId: string, hash: Buffer }
 
 interface TokenQuery extends TokenKey { teams: TeamQuery }
 
-/** The principal of a valid API token, by the database's clock. Not cached, so a revocation takes effect at once. */
+/** The principal of an API token that is valid by the database's clock. Not cached: a revocation applies at once. */
 export async function findPrincipal (db: Db, token: TokenKey, teams: TeamQuery = {}): Promise<Principal | undefined> {
   return findPrincipals(db, { ...token, teams })
 }
@@ -184,8 +185,8 @@ function principalOf (db: Db, row: TokenFound): Principal | undefined {
 
 type Owned = Pick<Authenticated<'api_tokens'>, 'organization_id' | 'user_id' | 'grant_id'>
 
-// A token without an owner has its own abilities. A person's token has only abilities that the person has as well. It
-// has `*` only if `*` itself was granted, and not before the person added a second factor.
+// A token without an owner has its own abilities. A person's token has only those abilities that the person has, too.
+// It has `*` only if `*` was granted, and only if the grant is newer than the person's second factor (`isOfFactor`).
 function powersOf (
   db: Db, support: Support | null,
   { organization_id, user_id, grant_id, abilities: granted }: Owned & { abilities: Ability[] },
@@ -208,7 +209,8 @@ function powersOf (
   }
 }
 
-// A token with an owner is valid only while the user, membership, grant and client are valid and their MACs verify.
+// A token with an owner is valid only while the user, the membership, the grant and the client are valid and have valid
+// MACs.
 function isSupported (db: Db, support: Support, { organization_id, user_id, grant_id }: Owned): boolean {
   const about = { organization_id }
   const user = fromJson('users', support.users)

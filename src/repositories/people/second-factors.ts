@@ -8,19 +8,19 @@ import { matching } from '../../db/rows/matching.ts'
 import { authenticRow } from '../../db/rows/query.ts'
 import { oauth_grants, recovery_codes, second_factors, sessions, sign_in_steps, users } from '../../db/tables.ts'
 
-// Every change of a second factor locks the account first (`lockUser`), because the change ends sessions.
+// Lock the account (`lockUser`) before every change of a second factor, because the change ends sessions.
 
-/** A second factor with its wrapped TOTP secret. Active if `users.second_factor_id` is its id. */
+/** A second factor with its wrapped TOTP secret. The factor is active if its id is in `users.second_factor_id`. */
 export type Factor = Omit<typeof second_factors.$inferSelect, 'mac'>
 
-/** A new id for a second factor, larger than all ids of the person's grants (`isOfFactor`). The account is locked. */
+/** A new factor id, larger than the ids of the person's grants (`isOfFactor`). The caller has locked the account. */
 export async function makeFactorId (db: Db, userId: number): Promise<number> {
   const [newest] = await db.select({ id: oauth_grants.id }).from(oauth_grants).where(eq(oauth_grants.user_id, userId))
     .orderBy(desc(oauth_grants.id)).limit(1)
   return makeId(newest?.id)
 }
 
-/** Replaces any stored second factor. The caller has locked the account, which has no active second factor. */
+/** Stores a second factor for setup. The caller has locked the account, which has no active second factor. */
 export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'id' | 'secret'>): Promise<void> {
   const row = { ...factor, last_step: null }
   const values = { ...row, mac: macOf(db, 'second_factors', row) }
@@ -28,7 +28,7 @@ export async function prepareFactor (db: Db, factor: Pick<Factor, 'user_id' | 'i
     .onConflictDoUpdate({ target: second_factors.user_id, set: { ...values, created_at: sql`excluded.created_at` } })
 }
 
-/** The TOTP secret of an account, active or during setup. */
+/** The second factor of an account, which is active or in setup. */
 export async function findFactor (db: Db, user_id: number): Promise<Factor | undefined> {
   const [row] = await db.select({
     ...authenticatedColumns('second_factors'), secret: second_factors.secret, created_at: second_factors.created_at
@@ -37,15 +37,15 @@ export async function findFactor (db: Db, user_id: number): Promise<Factor | und
 }
 
 /**
- * Activates the prepared second factor under a new id; grants with smaller ids were made without the factor. Ends all
- * sessions, which began without the factor. Returns false without changes if a factor is already active, or the account
- * is closed.
+ * Activates the second factor of a setup under a new id. Grants with smaller ids were approved without the factor. Ends
+ * all sessions, because they began without the factor. Returns false without changes if a factor is already active, or
+ * if the account is closed.
  */
 export async function takeUpFactor (
   db: Db, from: Factor, { id, secret, last_step }: Pick<Factor, 'id' | 'secret' | 'last_step'>
 ): Promise<boolean> {
   const open = and(eq(users.id, from.user_id), isNull(users.second_factor_id), isNull(users.disabled_at))
-  // Updates the account first, so that an active factor stays unchanged.
+  // Updates the account first: if a factor is already active, the row in `second_factors` stays unchanged.
   if (await updateAuthentic(db, 'users', open, { second_factor_id: id }, { updated_at: sql`now()` }) === undefined) {
     return false
   }
@@ -55,7 +55,7 @@ export async function takeUpFactor (
   return true
 }
 
-/** Deletes the second factor, its recovery codes and pending sign-ins. False if the account's MAC does not verify. */
+/** Deletes the second factor, its recovery codes and pending sign-ins. False if the account has a wrong MAC. */
 export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   const its = eq(users.id, user_id)
   const changed = await updateAuthentic(db, 'users', its, { second_factor_id: null }, { updated_at: sql`now()` })
@@ -66,14 +66,14 @@ export async function deleteFactor (db: Db, user_id: number): Promise<boolean> {
   return true
 }
 
-/** Consumes the time step of a code and all earlier steps. Of two concurrent uses of a code, one succeeds. */
+/** Marks the time step of a code and all earlier steps as used. Of two concurrent uses of a code, one succeeds. */
 export async function useStep (db: Db, { user_id, id }: Factor, step: number): Promise<boolean> {
   const { last_step } = second_factors
   const unused = and(matching(second_factors, { user_id, id }), or(isNull(last_step), lt(last_step, step)))
   return await updateAuthentic(db, 'second_factors', unused, { last_step: step }) !== undefined
 }
 
-/** Replaces all recovery codes. */
+/** Replaces all recovery codes of a person. */
 export async function createRecoveryCodes (
   db: Db, { user_id, id: factor_id }: Pick<Factor, 'user_id' | 'id'>, hashes: readonly Buffer[]
 ): Promise<void> {
@@ -84,7 +84,7 @@ export async function createRecoveryCodes (
   }))
 }
 
-/** Consumes a recovery code. Of two concurrent uses, one succeeds. */
+/** Deletes a recovery code. Of two concurrent uses, one succeeds. */
 export async function takeRecoveryCode (
   db: Db, { user_id, id }: Pick<Factor, 'user_id' | 'id'>, code_hash: Buffer
 ): Promise<boolean> {
@@ -103,7 +103,7 @@ export async function countRecoveryCodes (db: Db, user_id: number): Promise<numb
 const MINUTE = 60_000
 const MAX_WRONG_CODES = 5
 
-/** Records for ten minutes that the password was verified. False if it was changed or the account closed meanwhile. */
+/** Records for ten minutes that the password was verified. False if the password was changed or the account closed. */
 export async function createSignInStep (
   db: Db, token_hash: Buffer, { id, password_hash }: { id: number, password_hash: string }
 ): Promise<boolean> {
@@ -118,14 +118,14 @@ export async function createSignInStep (
 const isValidStep = (token_hash: Buffer) =>
   and(eq(sign_in_steps.token_hash, token_hash), gt(sign_in_steps.expires_at, sql`now()`))
 
-/** The user of a sign-in that waits for a code. */
+/** The id of the user whose sign-in waits for a code. */
 export async function findSignInStep (db: Db, token_hash: Buffer): Promise<number | undefined> {
   const [row] = await db.select(authenticatedColumns('sign_in_steps')).from(sign_in_steps)
     .where(isValidStep(token_hash))
   return authenticRow(db, 'sign_in_steps', row)?.user_id
 }
 
-/** Consumes a sign-in that waits for a code. Of two concurrent attempts, one succeeds. */
+/** Deletes a sign-in that waits for a code. Of two concurrent attempts, one succeeds. */
 export async function takeSignInStep (db: Db, token_hash: Buffer): Promise<boolean> {
   const [row] = await db.delete(sign_in_steps).where(isValidStep(token_hash))
     .returning(authenticatedColumns('sign_in_steps'))

@@ -14,18 +14,18 @@ const DAY = 24 * 60 * 60 * 1000
 const LIFETIME = 7 * DAY
 const IDLE = sql`${STATEMENT_TIME} - interval '12 hours'`
 const MINUTE = 60_000
-/** Maximum sessions of a person; the most recently used ones are kept. */
+/** The maximum number of sessions of a person. Keeps the sessions that were used last. */
 const MAX_SESSIONS = 1_000
 
-/** The client that began a session; null for unknown parts. */
+/** The browser, system and network of the sign-in; null if unknown. */
 export type SessionClient = Pick<typeof sessions.$inferSelect, 'browser' | 'system' | 'network'>
 
 const UNKNOWN: SessionClient = { browser: null, system: null, network: null }
 
 /**
- * Creates a session. Returns false if, since the password was verified, the password or second factor was changed or
- * the account was closed. Locks the account, so that a concurrent password change waits, and then ends this session,
- * too (OA-63).
+ * Creates a session. Returns false if the password or second factor was changed, or the account was closed, since the
+ * password was verified. Locks the account, so that a concurrent password change waits, and then also ends this session
+ * (OA-63).
  */
 export async function createSession (
   db: Db, token_hash: Buffer,
@@ -41,7 +41,7 @@ export async function createSession (
     sql`${users.second_factor_id} IS NOT DISTINCT FROM ${second_factor_id}::bigint${andRowsAlone}`
   )).for('share')
   if (unchanged.length > 0) await db.insert(sessions).values({ ...row, mac: macOf(db, 'sessions', row) })
-  // Must come after the lock of the user: every transaction that ends sessions locks the user first.
+  // Must come after the lock of the user, because every transaction that ends sessions locks the user first.
   await deleteExpired(db, sessions.token_hash, sql`${sessions.expires_at} < ${STATEMENT_TIME} OR ${sessions.seen_at} < ${IDLE}`)
   const own = and(eq(sessions.user_id, id), live)!
   await keepNewest(db, sessions.token_hash, own, { by: sessions.seen_at, most: MAX_SESSIONS })
@@ -51,8 +51,8 @@ export async function createSession (
 const live = and(gt(sessions.expires_at, STATEMENT_TIME), gt(sessions.seen_at, IDLE))
 
 /**
- * The user of a valid session: used within the last 12 hours, at most 7 days old, and with an open account. `age` is
- * the seconds since the sign-in.
+ * The user of a valid session. A session is valid if it was used within the last 12 hours, is at most 7 days old, and
+ * its account is open. `age` is the number of seconds since the sign-in.
  */
 export async function findSession (db: Db, token_hash: Buffer): Promise<{ user: User, age: number } | undefined> {
   const [found] = await db.select({
@@ -71,13 +71,13 @@ export async function findSession (db: Db, token_hash: Buffer): Promise<{ user: 
     await db.update(sessions).set({ seen_at: now, mac: macOf(db, 'sessions', seen) })
       .where(matching(sessions, { token_hash, seen_at: session.seen_at }))
   }
-  // From `expires_at`, because the MAC does not cover `created_at`.
+  // Computes the age from `expires_at`, because the MAC does not cover `created_at`.
   return { user, age: (now.getTime() - session.expires_at.getTime() + LIFETIME) / 1000 }
 }
 
 /**
- * Locks a session, so that the session cannot end before the transaction. Returns false if the session has ended or the
- * account was closed. Under a counter, does not wait (`waitUnlessCounter`).
+ * Locks a session, so that it cannot end before the transaction ends. Returns false if the session has ended or the
+ * account was closed. A transaction that has locked a counter row is retried instead of waiting (`waitUnlessCounter`).
  */
 export async function lockSession (db: Db, token_hash: Buffer): Promise<boolean> {
   const rows = await db.select({ user_id: sessions.user_id }).from(sessions)
@@ -99,7 +99,7 @@ export async function listSessions (db: Db, user_id: number, page = 1): Promise<
   return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
 }
 
-/** Deletes a session; with `user_id`, only if it belongs to this person. False if there is no such session. */
+/** Deletes a session; with `user_id`, only a session of this person. False if there is no such session. */
 export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
   const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
   const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))

@@ -39,7 +39,7 @@ const byName = preparedSql<Found, { organization_id: string, id: string, slug: s
   SELECT ${columns} ${ofOrganization($)} AND (t.id = ${$('id')}::text OR t.slug = ${$('slug')})
   ORDER BY t.id = ${$('id')}::text DESC LIMIT 1`)
 
-/** A team by its id, in either letter case, or by its slug. The id takes precedence over an equal slug. */
+/** A team by its id (in upper or lower case) or its slug. The id takes precedence over an equal slug. */
 export async function findTeam (db: Db, organization_id: string, idOrSlug: string): Promise<TeamRow | undefined> {
   const [row] = await byName(db, { organization_id, id: idOrSlug.toUpperCase(), slug: idOrSlug })
   return row && isAuthentic(db, 'teams', row) ? toTeam(row) : undefined
@@ -54,7 +54,7 @@ const listed = perSelection((selection) =>
       ${rows} ORDER BY ${orderOf(selection, T, sql`t.slug`)} LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
   }))
 
-/** A page of teams, by default sorted by slug. Rows whose MAC does not verify are left out, but count in `total`. */
+/** A page of teams, by default sorted by slug. Omits rows with a wrong MAC, but counts them in `total`. */
 export async function listTeams (
   db: Db, organization_id: string, page: NamedPageRequest
 ): Promise<{ rows: TeamRow[], total: number }> {
@@ -64,7 +64,7 @@ export async function listTeams (
   return { rows: genuine.map(({ total, ...row }) => toTeam(row)), total }
 }
 
-/** The names of these teams by id, without teams that do not verify. */
+/** The names of teams by id. Omits teams with a wrong MAC. */
 export async function findTeamNames (
   db: Db, organizationId: string, ids: readonly string[]
 ): Promise<Map<string, { id: string, slug: string, name: string }>> {
@@ -75,7 +75,7 @@ export async function findTeamNames (
     .map(({ row: { id, slug }, name }) => [id, { id, slug, name }]))
 }
 
-/** Members of a team in the order of account creation, without those whose membership or account does not verify. */
+/** The members of a team, oldest account first. Omits members whose membership or account has a wrong MAC. */
 export async function listTeamMembers (db: Db, organizationId: string, teamId: string): Promise<TeamMember[]> {
   const rows = await db.select({ row: authenticatedColumns('team_members'), user: authenticatedColumns('users') })
     .from(team_members).innerJoin(users, eq(users.id, team_members.user_id))
@@ -86,7 +86,7 @@ export async function listTeamMembers (db: Db, organizationId: string, teamId: s
     .map(({ user: { id, name, email } }) => ({ id: String(id), name, email }))
 }
 
-/** Projects of a team, sorted by slug, without roles that do not verify. Throws TamperedRow if a project does not. */
+/** The projects of a team, by slug. Omits roles with a wrong MAC. Throws TamperedRow if a project has a wrong MAC. */
 export async function listTeamProjects (db: Db, organizationId: string, teamId: string): Promise<TeamProject[]> {
   const { organization_id, project_id } = team_projects
   const rows = await db
@@ -105,7 +105,7 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
   })
 }
 
-// Maximum rows to read for each role, because teams may have many projects.
+// The maximum number of rows to read for each role, because teams may have many projects.
 const MAX_OF_ROLE = 100
 
 type RoleFound = Authenticated<'team_projects'> & Record<'in_team_mac' | 'member_mac', Buffer | null> &
@@ -132,7 +132,7 @@ const byRole = preparedSql<RoleFound, OfOrganization & { user_id: number, roles:
 
 /** The distinct roles that teams give a person in projects, in all organizations with an active membership. */
 export async function listRolesInTeams (db: Db, user_id: number): Promise<Role[]> {
-  // On Citus, a query for each organization, because a LATERAL list is executed on one machine only.
+  // On Citus, runs a query for each organization, because Citus executes a LATERAL list on one machine only.
   const organizations = engineOf(db) === 'citus'
     ? await db.select({ organization_id: members.organization_id }).from(members)
       .where(matching(members, { user_id, status: 'active' })).limit(1000)
@@ -168,7 +168,7 @@ export async function updateTeam (
   await updateAuthentic(db, 'teams', its, { slug }, { ...more, updated_at }) ?? tampered()
 }
 
-/** Deletes members first, because requests authorized by a team lock `team_members`, then `team_projects`. */
+/** Deletes members first, because requests that a team's role authorizes lock `team_members` before `team_projects`. */
 export async function deleteTeam (db: Db, organizationId: string, id: string): Promise<void> {
   const its = { organization_id: organizationId, team_id: id }
   await db.delete(team_members).where(matching(team_members, its))
@@ -198,7 +198,7 @@ export async function createTeamMember (db: Db, row: InTeam): Promise<void> {
   await db.insert(team_members).values({ ...row, mac: macOf(db, 'team_members', row) })
 }
 
-/** False when the person is not in the team. */
+/** Returns false if the person is not in the team. */
 export async function deleteTeamMember (db: Db, row: InTeam): Promise<boolean> {
   return (await db.delete(team_members).where(itsMember(row)).returning({ id: team_members.user_id })).length === 1
 }
@@ -208,8 +208,9 @@ const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
 /**
- * Sets the role of a team in a project, and its restrictions (null: none). Undefined fields stay unchanged; a new role
- * is `member`, without restrictions. Returns the role; undefined when the team has reached its limit of projects.
+ * Sets the role of a team in a project, and the restrictions of the role (null: none). Undefined fields stay unchanged;
+ * the default for a new row is the role `member` without restrictions. Returns the row; undefined if the team has
+ * reached its limit of projects.
  */
 export async function setTeamProject (
   db: Db, key: TeamProjectKey, { role, slices }: { role: Role | undefined, slices: Slice[] | null | undefined }
@@ -226,7 +227,7 @@ export async function setTeamProject (
   return row
 }
 
-/** The teams whose role in a project is restricted to deleted levels only. Without the levels, it gives no access. */
+/** The teams whose role in a project is restricted to deleted levels only. Such a role gives no access. */
 export async function listTeamsOfNothing (db: Db, organizationId: string, projectId: string): Promise<string[]> {
   const rows = await queryRows<{ team_id: string }>(db, sql`
     SELECT t.team_id FROM team_projects t WHERE t.organization_id = ${organizationId} AND t.project_id = ${projectId}
@@ -246,7 +247,7 @@ export async function deleteTeamsOfProject (
   ))
 }
 
-/** False when the team has no role in the project. */
+/** Returns false if the team has no role in the project. */
 export async function deleteTeamProject (db: Db, row: TeamProjectKey): Promise<boolean> {
   const gone = await db.delete(team_projects).where(itsProject(row)).returning({ id: team_projects.project_id })
   return gone.length === 1

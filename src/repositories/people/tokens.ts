@@ -42,17 +42,17 @@ const madeBy = (maker: NewToken['made_by']) => ({
   created_by_type: maker?.type ?? null,
   created_by_id: maker?.id ?? null,
   created_by_name: maker?.name ?? null,
-  // If the creator is an API token, the new token belongs to the person of the creating token.
+  // If an API token creates the new token, the new token belongs to the person of the creating token.
   user_id: maker?.person?.user_id ?? null,
   grant_id: maker?.person?.grant_id ?? null
 })
 
 /**
- * If a limit of live API tokens is reached, for the organization or for the person: returns this limit. Undefined if a
- * token can be created, renewed or transferred. Deletes old expired tokens if the organization has as many expired
- * tokens as its limit. `held` is an existing token that gets a new owner or expiry. The limit of the person counts it
- * as another token; the limit of the organization does so only if it had expired. The caller has locked the
- * organization, which serializes requests.
+ * Returns the reached limit of live API tokens, of the organization or of the person. Undefined if a token can be
+ * created, renewed or transferred. If the organization has as many expired tokens as its limit, deletes the oldest of
+ * them. `held` is an existing token that gets a new owner or expiry. The person's limit counts `held` as a new token.
+ * The organization's limit counts it as a new token only if it had expired. The caller has locked the organization, so
+ * that requests run one after the other.
  */
 export async function findReachedTokenLimit (
   db: Db, organizationId: string, userId: number | null, held?: Pick<LockedToken, 'id' | 'is_live'>
@@ -92,8 +92,8 @@ const SELECTABLE = {
 }
 
 /**
- * A page of tokens within the caller's restrictions, by default newest first. Rows with a wrong MAC are
- * in `total`, but not in `rows`.
+ * A page of tokens within the caller's restrictions, by default newest first. Omits rows with a wrong MAC, but counts
+ * them in `total`.
  */
 export async function listTokens (
   db: Db, organizationId: string, slices: readonly Slice[], page: NamedPageRequest
@@ -110,8 +110,8 @@ export async function listTokens (
   return { rows: await withRestrictions(db, organizationId, genuine), total: all }
 }
 
-// `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it has
-// restrictions, and for each of them its environment, target or project is among the caller's restrictions. The
+// The rule of `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it
+// has restrictions, and for each of them the environment, target or project is among the caller's restrictions. The
 // caller's restrictions are a subquery, which PostgreSQL hashes once for all rows. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
   const paths = JSON.stringify(slices.map(pathOf))
@@ -132,7 +132,7 @@ export type OwnToken = Pick<ApiToken,
     organization: { id: string, name: string, slug: string }
   }
 
-/** A page of a person's live tokens in all organizations, newest first. A row whose MAC does not verify is left out. */
+/** A page of a person's live tokens in all organizations, newest first. Omits rows with a wrong MAC. */
 export async function listTokensOfPerson (db: Db, userId: number, page = 1): Promise<HeldPage<OwnToken>> {
   const { limit, offset } = heldFrom(page)
   const organization = { id: organizations.id, name: organization_counters.name, slug: organizations.slug }
@@ -149,7 +149,7 @@ export async function listTokensOfPerson (db: Db, userId: number, page = 1): Pro
   }
 }
 
-/** Locks a person's token, because a rotation by another person changes its owner. Returns the organization. */
+/** Locks a person's token, because a rotation by another person changes the owner. Returns the token's organization. */
 export async function lockOwnToken (db: Db, userId: number, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const its = matching(api_tokens, { user_id: userId, id })
@@ -162,7 +162,7 @@ export async function lockOwnToken (db: Db, userId: number, id: number): Promise
   return row?.organization_id
 }
 
-/** Locks a token and returns its restrictions; empty if the token is for the whole organization. */
+/** Locks a token and returns its restrictions. Without restrictions, the token is valid for the whole organization. */
 export async function findSlices (db: Db, organizationId: string, id: number): Promise<Slice[] | undefined> {
   const [row] = await db.select({ slices: api_tokens.slices }).from(api_tokens)
     .where(oneOf(organizationId, id)).for('update')
@@ -172,14 +172,14 @@ export async function findSlices (db: Db, organizationId: string, id: number): P
 const oneOf = (organizationId: string, id: number): SQL => matching(api_tokens, { organization_id: organizationId, id })
 
 /**
- * Replaces the value of a token, and with it the shown prefix and suffix. The former value stays valid for
- * `overlapSeconds`; an even older value becomes invalid. A rotation is a retry after a lost response if the caller
- * authenticates with the former value and sends an `Idempotency-Key` (`isKeyed`). A retry does not change the expiry of
- * the former value, and invalidates the value of the lost response. Without the key, a client may already use the
- * present value, so this value stays valid for `overlapSeconds`, and the former one becomes invalid.
+ * Replaces the value of a token, and its displayed prefix and suffix. The former value stays valid for
+ * `overlapSeconds`; older values become invalid. A rotation is a retry after a lost response if the caller
+ * authenticates with the former value and sends an `Idempotency-Key` (`isKeyed`). A retry keeps the former value with
+ * its expiry, and invalidates the value of the lost response. Without the header, a client may already use the present
+ * value. So this value stays valid for `overlapSeconds`, and the former value becomes invalid.
  *
- * The token then belongs to the person who rotates it and knows its value: if that person loses access, the token
- * becomes invalid. The caller has locked the token (`lockToken`).
+ * The token then belongs to the person who rotates the token and so knows its value: if that person loses access, the
+ * token becomes invalid. The caller has locked the token (`lockToken`).
  */
 export async function rotateToken (
   db: Db, { organization_id, id, token_hash: former, user_id, grant_id }: TokenRow,
@@ -201,12 +201,12 @@ export async function rotateToken (
   return updateToken(db, organization_id, id, { ...value, ...(changesHands && madeBy(rotater)) })
 }
 
-/** Whether the token has the person and grant of the principal; true if the principal has no person. */
+/** Whether the token has the same person and grant as the principal. Also true if the principal has no person. */
 export const endsWith = (
   { person }: Pick<Principal, 'person'>, { user_id, grant_id }: Pick<TokenRow, 'user_id' | 'grant_id'>
 ): boolean => person === null || (person.user_id === user_id && person.grant_id === grant_id)
 
-/** Changes a token and returns it; undefined when its MAC does not verify. */
+/** Changes a token and returns the new row; undefined if the token has a wrong MAC. */
 export async function updateToken (
   db: Db, organizationId: string, id: number,
   changes: Partial<Pick<TokenRow,
@@ -218,7 +218,7 @@ export async function updateToken (
   return row && showToken(db, row)
 }
 
-/** A token of the organization; undefined if there is none, or its MAC does not verify. */
+/** A token of the organization; undefined if the token does not exist or has a wrong MAC. */
 export async function findToken (db: Db, organizationId: string, id: number): Promise<TokenRow | undefined> {
   const [row] = await db.select(columns).from(api_tokens).where(oneOf(organizationId, id))
   return authenticRow(db, 'api_tokens', row)
@@ -232,11 +232,11 @@ export async function lockToken (db: Db, organizationId: string, id: number): Pr
 }
 
 /**
- * Locks the membership and grant of a token's person, and those of the person who changes the token (`by`), until the
- * end of the transaction (FOR SHARE). Lock order: memberships by account, grants by id, tokens (decision 0029). Returns
- * the expiry of the grant; null without a grant. Undefined if the token does not exist, or its membership or grant is
- * no longer valid; then the token must not be renewed. The caller has locked the organization, so the token's owner
- * cannot change.
+ * Locks, until the end of the transaction (FOR SHARE), the membership and grant of a token's person, and those of the
+ * person who changes the token (`by`). The lock order is: memberships by account, grants by id, tokens (decision 0029).
+ * Returns the expiry of the token's grant; null without a grant. Undefined if the token does not exist, or if its
+ * membership or grant is no longer valid, so that the token must not be renewed. The caller has locked the
+ * organization, so the token's owner cannot change.
  */
 export async function lockTokenSupport (
   db: Db, organizationId: string, id: number, by: Principal['person']
@@ -272,7 +272,7 @@ export async function lockTokenSupport (
   return authenticRow(db, 'oauth_grants', fromJson('oauth_grants', row.its_grant) ?? undefined)?.expires_at
 }
 
-/** The organization of a token, for operators, who pass only the id. */
+/** The organization of a token. For commands of the operator, which get only the id. */
 export async function findOrganizationOfToken (db: Db, id: number): Promise<string | undefined> {
   const { organization_id } = api_tokens
   const [row] = await db.select({ organization_id }).from(api_tokens)
@@ -290,9 +290,9 @@ export async function deleteTokens (db: Db, organizationId: string, ids: readonl
 }
 
 /**
- * Locks up to `limit` tokens whose restrictions all name deleted levels, and returns their ids. The caller deletes
- * these tokens, because a token without restrictions is valid for the whole organization. Does not verify MACs, so that
- * a manipulated row does not block a deletion.
+ * Locks up to `limit` tokens whose restrictions all name deleted levels, and returns the ids. The caller deletes these
+ * tokens: without their restrictions, they would be valid for the whole organization. Does not verify MACs, so that a
+ * manipulated row does not block the deletion of a level.
  */
 export async function lockTokensOfNothing (db: Db, organizationId: string, limit: number): Promise<number[]> {
   const rows = await queryRows<{ id: string }>(db, sql`
@@ -301,7 +301,7 @@ export async function lockTokensOfNothing (db: Db, organizationId: string, limit
   return rows.map(({ id }) => Number(id))
 }
 
-/** The names of these API tokens, by id. Omits deleted tokens, and rows that do not verify. */
+/** The names of API tokens by id. Omits deleted tokens, and rows with a wrong MAC. */
 export async function findTokenNames (
   db: Db, organizationId: string, ids: readonly number[]
 ): Promise<Map<number, string>> {
@@ -313,13 +313,14 @@ export async function findTokenNames (
 
 /**
  * Resolves the slugs of a restriction to ids. If a slug names no level, returns the kind of the first missing level.
- * Locks the project, because a concurrent deletion would not see the token that is about to be created.
+ * Locks the project, because a concurrent deletion of a level does not see a token that is not committed yet.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
 ): Promise<Slice | Level> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
-  // The lock is a separate statement: if it waits for a concurrent deletion, the next statement sees the result.
+  // The lock is a separate statement, so that after a wait for a concurrent deletion the next statement sees its
+  // result.
   await db.select({ id: projects.id }).from(projects).where(named).for('key share', waitUnlessCounter(db))
   const { organization_id, id: project_id } = projects
   const [row] = await db
@@ -344,12 +345,12 @@ export async function findSlice (
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
   'last_used_at' | 'created_at' | 'updated_at'>
 
-/** A locked token; `is_live`: it has not expired by the database's clock. */
+/** A locked token. `is_live`: the token has not expired by the database's clock. */
 export type LockedToken = TokenRow & { is_live: boolean }
 
-// Restrictions are stored by id and shown by slug. Restrictions to deleted levels are left out; a token without any
-// other restriction is deleted. Throws TamperedRow if the MAC of a level does not verify: without the restriction, the
-// token would look like a token of the whole organization.
+// Restrictions are stored by id and shown by slug. Omits restrictions to deleted levels; a token that has only such
+// restrictions is deleted. Throws TamperedRow if a level has a wrong MAC: without this restriction, the token would
+// look like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
   const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>

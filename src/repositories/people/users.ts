@@ -45,7 +45,7 @@ export async function findUserByEmail (db: Db, email: string): Promise<WithPassw
   return readUser(db, isOf(email))
 }
 
-/** The account of an address, even if its MAC does not verify, so that a manipulated account can be closed. */
+/** The account of an address, also if the account has a wrong MAC, so that a manipulated account can be closed. */
 export async function findAccount (db: Db, email: string): Promise<number | undefined> {
   const [found] = await db.select({ id: users.id }).from(users).where(isOf(email))
   return found?.id
@@ -70,22 +70,23 @@ export async function listUsers (db: Db, after: number): Promise<(User & { has_p
   }).from(users).where(gt(users.id, after)).orderBy(asc(users.id)).limit(100)
 }
 
-/** Replaces the hash of the same password without ending sessions. False if the hash was changed meanwhile. */
+/** Replaces the hash of an unchanged password; the sessions stay. False if the stored hash is no longer `from`. */
 export async function updatePasswordHash (db: Db, id: number, from: string, password_hash: string): Promise<boolean> {
   const its = matching(users, { id, password_hash: from })
   return await updateAuthentic(db, 'users', its, { password_hash }) !== undefined
 }
 
 /**
- * Locks an account: the first lock of transactions that end its sessions, grants or tokens, to prevent deadlocks. Under
- * a counter, does not wait (`waitUnlessCounter`).
+ * Locks an account. A transaction that ends sessions, grants or tokens of the account must take this lock first, to
+ * prevent deadlocks. A transaction that has locked a counter row is retried instead of waiting (`waitUnlessCounter`).
  */
 export async function lockUser (db: Db, id: number): Promise<void> {
   await db.select({ id: users.id }).from(users).where(sql`${eq(users.id, id)}${andRowsAlone}`)
     .for('no key update', waitUnlessCounter(db))
 }
 
-// On Citus, changes of accounts and grants lock whole tables. Locks the account, then the table of grants, before them.
+// On Citus, a change of an account or grant locks the whole table. So locks the account, then the table of grants,
+// before such a change.
 async function lockAccountAndGrants (db: Db, id: number): Promise<void> {
   if (engineOf(db) !== 'citus') return
   await lockUser(db, id)
@@ -93,9 +94,9 @@ async function lockAccountAndGrants (db: Db, id: number): Promise<void> {
 }
 
 /**
- * Sets a new password, and ends all sessions, grants and links of the user (OA-63); returns the API tokens that ended.
- * Undefined without changes if the account was closed, or the verified password (`from`) is no longer current. An
- * invited user also sets the name (`name`). With `keepsSessions`, the sessions stay.
+ * Sets a new password. Ends all sessions, grants and links of the user (OA-63), and returns the API tokens that became
+ * invalid. Undefined without changes if the account was closed, or if the password hash is no longer `from`. An invited
+ * user also sets the name (`name`). With `keepsSessions`, the sessions stay.
  */
 export async function changePassword (
   db: Db, id: number, password_hash: string, from?: string, name?: string, { keepsSessions = false } = {}
@@ -109,9 +110,9 @@ export async function changePassword (
 }
 
 /**
- * Closes or reopens an account. Ends all its sessions, grants and tokens, including those that were created while the
- * account was being closed. Returns the API tokens that ended; undefined if the MAC of an account to reopen does not
- * verify.
+ * Closes or reopens an account. Ends all sessions, grants and tokens of the account, including those that were created
+ * while the account was being closed. Returns the API tokens that became invalid. Undefined if an account to reopen has
+ * a wrong MAC.
  */
 export async function setDisabled (db: Db, id: number, disabled: boolean): Promise<EndedTokens[] | undefined> {
   await lockAccountAndGrants(db, id)
@@ -125,8 +126,8 @@ export async function setDisabled (db: Db, id: number, disabled: boolean): Promi
 }
 
 /**
- * Ends all sessions (not with `keepsSessions`), remembered browsers, grants and links of a user. Returns the API tokens
- * that ended.
+ * Ends all sessions, remembered browsers, grants and links of a user. With `keepsSessions`, the sessions stay. Returns
+ * the API tokens that became invalid.
  */
 export async function endEverything (
   db: Db, id: number, { keepsSessions = false } = {}
@@ -141,15 +142,16 @@ export async function endEverything (
   return [...ended, ...await endTokensWithoutGrant(db, id)]
 }
 
-/** Maximum memberships of a person, and maximum organizations that a person owns. */
+/** The maximum number of memberships of a person, and of organizations that a person owns. */
 export const MEMBERSHIP_LIMITS = { joined: 1000, owned: MAX_OWNED } as const
 
-/** The number of memberships and of owned organizations, including deleted ones while their slugs are reserved. */
+/** The numbers of memberships and of owned organizations. A deleted organization counts until its slug is free. */
 export interface Memberships { joined: number, owned: number }
 
 /**
- * Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. Under a counter,
- * does not wait for an account that is being closed (`waitUnlessCounter`).
+ * Locks an account until the commit, so that concurrent transactions cannot exceed a limit together. Returns the
+ * numbers for the limits. If the account is being closed, a transaction that has locked a counter row is retried
+ * instead of waiting (`waitUnlessCounter`).
  */
 export async function lockMemberships (db: Db, userId: number): Promise<Memberships> {
   await lockUser(db, userId)
@@ -163,15 +165,15 @@ export async function lockMemberships (db: Db, userId: number): Promise<Membersh
   return { joined: own!.joined, owned: own!.owned + former!.owned }
 }
 
-/** The limit that another membership with this role would exceed; undefined if there is none. */
+/** The limit that another membership with this role would exceed; undefined if the membership is within the limits. */
 export function reachedLimit ({ joined, owned }: Memberships, role: Role): number | undefined {
   if (joined >= MEMBERSHIP_LIMITS.joined) return MEMBERSHIP_LIMITS.joined
   return role === 'owner' && owned >= MEMBERSHIP_LIMITS.owned ? MEMBERSHIP_LIMITS.owned : undefined
 }
 
 /**
- * Makes a person a member. If the person is in, or owns, the maximum number of organizations, returns this limit
- * without changes. API tokens of an earlier membership stay invalid (`endTokensOfBefore`).
+ * Makes a person a member. If the person has reached the maximum number of memberships or of owned organizations,
+ * returns the limit without changes. API tokens of an earlier membership stay invalid (`endTokensOfBefore`).
  */
 export async function createMember (
   db: Db, member: { organization_id: string, user_id: number, role: Role }
@@ -198,9 +200,9 @@ export async function listMemberships (db: Db, userId: number): Promise<Membersh
 
 const DAY = 24 * 60 * 60 * 1000
 
-/** Creates a link for setting the password once within three days. Deletes an earlier link. */
+/** Creates a link that sets the password once within three days. Deletes the earlier link of the user. */
 export async function createPasswordLink (db: Db, token_hash: Buffer, userId: number): Promise<void> {
-  // Serializes concurrent calls, so that only the last link is valid.
+  // The lock makes concurrent calls run one after the other, so that only the last link is valid.
   await lockUser(db, userId)
   await db.delete(password_links).where(eq(password_links.user_id, userId))
   await deleteExpired(db, password_links.token_hash, sql`${password_links.expires_at} < now()`)
@@ -217,7 +219,7 @@ export async function findPasswordLink (db: Db, token_hash: Buffer): Promise<Use
   return authenticRow(db, 'password_links', found?.link) && authenticRow(db, 'users', found?.row) && found?.user
 }
 
-/** Consumes a link. Of two concurrent uses, one gets the user. */
+/** Deletes a link and returns the id of its user. Of two concurrent calls, only one gets the id. */
 export async function takePasswordLink (db: Db, token_hash: Buffer): Promise<number | undefined> {
   const [row] = await db.delete(password_links).where(isValidLink(token_hash))
     .returning(authenticatedColumns('password_links'))

@@ -4,10 +4,11 @@ import { andOwn } from '../../db/postgres/engine.ts'
 import { isInsideSlices } from '../../db/rows/slices.ts'
 import type { Slice } from '../../rules/slices.ts'
 
-/** A current document of a search. Not verified: the levels are loaded by the id, and verified then. */
+/** A current document for a search. The MAC is verified later, when the level is loaded by this id. */
 export interface SearchedDocument { id: string, project_id: string, size_bytes: number }
 
-// The list is sorted first, so that the incremental sort ends the statement at the limit, before the last project.
+// The list of projects is sorted first. So PostgreSQL can sort incrementally and stop at the limit before it reads the
+// documents of the last projects.
 const documents = (name: string, columns: SQL, which: SQL) =>
   preparedSql<SearchedDocument, Record<string, unknown>>(name, ($) => sql`
     SELECT s.id, queries.project_id, s.size_bytes
@@ -24,7 +25,7 @@ const documents = (name: string, columns: SQL, which: SQL) =>
     ORDER BY queries.project_id, s.id LIMIT ${$('limit')}::int`)
 
 const all = documents('searched_documents', sql``, sql``)
-// Restrictions are divided by project, because a person can have many in many projects.
+// Each project has its own list of restrictions, because a person can have many restrictions in many projects.
 const restricted = documents('searched_documents_inside', sql`, slices jsonb`, sql` AND ${isInsideSlices(
   sql`queries.slices`, {
     target_id: sql`s.target_id`,
@@ -35,9 +36,9 @@ const restricted = documents('searched_documents_inside', sql`, slices jsonb`, s
   })}`)
 
 /**
- * The first documents of these projects that the restrictions allow, sorted by project id, then document id.
- * `after`: only documents of the project with a higher id. `slices`: the restrictions of the project; empty in all
- * projects, or in none.
+ * The first documents of these projects that the restrictions allow, sorted by project id, then by document id.
+ * `after`: lists only documents of the project with a higher id. `slices`: the restrictions in the project. Either all
+ * projects have restrictions, or none has.
  */
 export async function listSearchedDocuments (
   db: Db, organization_id: string, projects: readonly { project_id: string, after: string, slices: readonly Slice[] }[],

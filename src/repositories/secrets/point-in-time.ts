@@ -9,24 +9,28 @@ import type { KeyRow, KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
 // Reconstructs the documents that existed at a moment. Version ids and times grow in commit order. So a binary search
-// over the organization's version ids finds the last one before the moment, and the index of each history finds the
-// version of each level. Even long histories need no index by time.
+// over the organization's version ids finds the last version before the moment, and the index of each history finds the
+// version of each level. Therefore even long histories need no index by time.
 
-/** The source of a level's document at a moment; `unknown`: a write recorded no version, or the version was deleted. */
+/**
+ * The source of a level's document at a moment. `none`: the level had no document. `current`: the current row.
+ * `version`: a recorded version. `unknown`: a write recorded no version, or the version was deleted.
+ */
 type PastState = 'none' | 'current' | 'version' | 'unknown'
 
-// The moment, rounded to the precision of stored times. A number, since PostgreSQL does not parse the text of all
-// years.
+// The moment, rounded to the precision of stored times. `at` is a number of milliseconds, because PostgreSQL cannot
+// parse the text of every year.
 const momentOf = (organizationId: SQL, at: SQL) => sql`moment AS (
     SELECT ${organizationId}::char(26) AS organization_id, to_timestamp(${at}::float8 / 1000)::timestamptz(3) AS at
   )`
 
-// On Citus, restricts a column of a table to the organization as a parameter.
+// Returns a condition that restricts a column to the organization, as Citus requires (`andOwn`).
 type Own = (column: SQL) => SQL
 const OF_TABLE = sql`organization_id`
 
-// Binary search: the version `seen` is not later than the moment; versions from `behind` on are later. If a clock was
-// set back, times are not monotonic, and the search finds one of several such boundaries.
+// A binary search over version ids. Version `seen` is not later than the moment, and all versions from id `behind` on
+// are later. If a clock was set back, times do not always grow with ids; the search then finds one of several such
+// boundaries.
 const halves = (own: Own) => sql`halves AS (
     SELECT 0::bigint AS seen, c.next_version AS behind
     FROM moment JOIN organization_counters c ON c.organization_id = moment.organization_id${own(sql`c.organization_id`)}
@@ -42,8 +46,8 @@ const halves = (own: Own) => sql`halves AS (
     WHERE halves.behind - halves.seen > 1
   ), cut AS (SELECT behind FROM halves WHERE behind - seen <= 1)`
 
-// For a secret `s`: `v`, its last version up to the moment, and `n`, the next version; both null if the secret was not
-// written after the moment.
+// Joins two versions of a secret `s`: `v` is the last version up to the moment, and `n` is the next version. Both are
+// null if no write changed the secret after the moment.
 const versions = (own: Own) => sql`LEFT JOIN LATERAL (
     SELECT * FROM secret_versions
     WHERE s.updated_at > moment.at AND organization_id = s.organization_id AND history_id = s.history_id
@@ -56,8 +60,8 @@ const versions = (own: Own) => sql`LEFT JOIN LATERAL (
     ORDER BY id LIMIT 1
   ) AS n ON true`
 
-// A version is valid until the next write. If the next revision is not its successor, a version is missing, which may
-// have been written before the moment.
+// A version holds the document until the next write. If the next recorded revision is not `v.revision + 1`, a version
+// is missing. The missing version may be from before the moment, so the document is unknown.
 const HELD = sql`CASE
     WHEN s.created_at > moment.at THEN 'none'
     WHEN s.updated_at <= moment.at THEN CASE WHEN s.sealed IS NULL THEN 'none' ELSE 'current' END
@@ -70,13 +74,13 @@ const isLocked = (retentionDays: SQL) =>
 
 const IS_FUTURE = sql`moment.at > clock_timestamp()`
 
-/** A level's document at a moment, from a version or the current row. `sealed` is null if it is `unknown`. */
+/** A level's document at a moment, from a version or from the current row. `sealed` is null if `held` is `unknown`. */
 export interface PastDocument extends Pick<SecretRow,
   'id' | 'level' | 'level_id' | 'revision' | 'key_version' | 'version' | 'sealed' | 'recorded_revision'> {
   held: Exclude<PastState, 'none'>
-  /** Slugs down to the level. */
+  /** The slugs from the project down to the level, with slashes between them. */
   path: string
-  /** Outside the plan's retention window, by the database's clock. */
+  /** Whether the version is older than the plan's retention allows, by the database's clock. */
   locked: boolean
   /** Null if the content is not from a version. */
   version_created_at: Date | null
@@ -124,8 +128,8 @@ const documents = preparedSql<Row, Record<string, unknown>>('documents_at', ($) 
   ) AS k ON true`)
 
 /**
- * The documents on the path to a level at a moment, root first. `future` if the moment is later than the database's
- * clock; undefined if the level did not exist.
+ * The documents of a level and of its ancestors at a moment, project first. `future` if the moment is later than the
+ * database's clock; undefined if the level did not exist at the moment.
  */
 export async function findDocumentsAt (
   db: Db, state: LevelState, at: Date, retentionDays: number | null
@@ -151,9 +155,9 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
   if (held === null) return undefined
   requireAuthentic(db, 'secrets', { ...row, organization_id, revision: Number(row.revision), sealed: row.is_stored })
   if (held === 'none') return undefined
-  // The row was manipulated: the project has no key of this version.
+  // The row is manipulated, because the project has no key with the version that the row names.
   if (row.managed === null) return tampered()
-  // The level rows with these slugs were verified when the state was loaded.
+  // `findLevel` has verified the MACs of the rows with these slugs.
   const slugs = [state.project.slug, state.target?.slug ?? '', state.environment?.slug ?? '']
   const path = slugs.slice(0, 1 + LEVELS.indexOf(level)).join('/')
   const isVersion = held === 'version'
@@ -175,10 +179,10 @@ function toDocument (db: Db, { organization_id, ...state }: LevelState, row: Row
   }
 }
 
-/** A level whose document at the moment differs from the current one, or may differ (`unknown`). */
+/** A level whose document at the moment differs from the current document, or may differ (`unknown`). */
 export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'target_id' | 'size_bytes'> {
   held: Exclude<PastState, 'current'>
-  /** Slugs down to the level; set only for the first `unknown` level. */
+  /** The slugs from the project down to the level; set only for the first level that is `unknown`. */
   path: string | null
   is_stored: boolean
   version: number | null
@@ -188,9 +192,9 @@ export interface ChangedLevel extends Pick<Authenticated<'secrets'>, 'id' | 'tar
 }
 
 /**
- * The levels of a locked project whose documents differ, or may differ, from those at a moment. Excludes levels that
- * only key rotations have changed since. `future` if the moment is later than the database's clock; undefined if the
- * project did not exist.
+ * The levels of a locked project whose documents differ, or may differ, from the documents at a moment. Omits levels
+ * that only key rotations have changed since the moment. `future` if the moment is later than the database's clock;
+ * undefined if the project did not exist at the moment.
  */
 export async function listChangedLevels (
   db: Db, project: KeyState, at: Date, retentionDays: number | null

@@ -12,7 +12,7 @@ import {
 import { type KeyRow, type KeyState } from '../keys/encryption-keys.ts'
 import type { LevelState, SecretRow } from '../levels/levels.ts'
 
-// Finds versions under former keys, and stores them re-encrypted under the active key.
+// Finds versions that a former key encrypts, and stores them encrypted under the active key.
 
 type Version = typeof secret_versions.$inferSelect
 
@@ -21,13 +21,13 @@ export type OldVersion = Pick<Version, 'id' | 'revision' | 'key_version' | 'size
 
 const progress = columnsOf(re_encryptions, 'total', 'moved', 'started_at', 'finished_at', 'unreadable')
 
-/** The progress of a re-encryption; `unreadable`: the versions that could not be decrypted. */
+/** The progress of a re-encryption. `unreadable`: the number of versions that could not be decrypted. */
 export type Progress = Pick<typeof re_encryptions.$inferSelect, keyof typeof progress>
 
 /**
- * A condition for versions to re-encrypt: those under a former key that the same side (server or client) manages as the
- * active key. Clients cannot read versions outside the plan's retention, so `retentionDays` excludes these for clients;
- * the server re-encrypts them, too.
+ * A condition for versions to re-encrypt: versions under a former key, if the same side (server or client) manages the
+ * former key and the active key. Clients cannot read versions outside the plan's retention, so `retentionDays` excludes
+ * such versions for clients. The server re-encrypts them, too.
  */
 const waiting = (project: KeyState, retentionDays: number | null) => and(
   eq(secrets.project_id, project.id),
@@ -41,9 +41,10 @@ const { organization_id, history_id, key_version } = secret_versions
 const itsSecret = matching(secrets, { organization_id, history_id })
 const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.project_id, version: key_version })
 
-// A range of key versions, so that each secret needs one index range. A project can be handed over to its client only
-// without versions under former keys (`history_under_old_keys`). So in a client-managed project all former keys belong
-// to the client; in a server-managed project those after the last client-managed key belong to the server.
+// A condition for the key version as a range, so that the query reads one index range for each secret. The project can
+// be handed over to its client only if no version is under a former key (`history_under_old_keys`). So in a
+// client-managed project, all versions under former keys are under keys of the client. In a server-managed project, the
+// keys after the last client-managed key belong to the server.
 const underOldKeys = ({ organization_id, id, key_version, encryption_type }: KeyState) => {
   const lastOfClient = sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k
     WHERE k.organization_id = ${organization_id} AND k.project_id = ${id} AND k.managed = 'client'
@@ -69,7 +70,7 @@ export async function countWaiting (db: Db, project: KeyState, retentionDays: nu
   return count
 }
 
-/** Whether there are versions to re-encrypt. Needs one index lookup for each secret, up to the first match. */
+/** Whether there are versions to re-encrypt. Makes one index look-up for each secret until a version is found. */
 export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const { found } = await queryRow<{ found: boolean }>(db, sql`
     SELECT EXISTS (
@@ -80,7 +81,7 @@ export async function isAnyWaiting (db: Db, project: KeyState, retentionDays: nu
   return found
 }
 
-/** The number of versions left to re-encrypt, or `more` for more than `most`. Reads at most `most` + 1 versions. */
+/** The number of versions left to re-encrypt; `more` for more than `most`. Reads at most `most` + 1 versions. */
 export async function findLeft (db: Db, project: KeyState, most: number): Promise<{ left: number } | 'more'> {
   const found = await listWaiting(db, project, START, most + 1)
   return found.length > most ? 'more' : { left: found.length }
@@ -93,9 +94,9 @@ export const START: Cursor = { secret_id: '', key_version: 0, id: 0 }
 type Listed = Cursor & { size_bytes: number }
 
 /**
- * Ids and sizes of the versions to re-encrypt in a server-managed project, after a cursor, in index order, so that no
- * moved version is read again. Looks up each secret separately: one query over the organization would read the versions
- * of all its other projects each time.
+ * The ids and sizes of versions to re-encrypt in a server-managed project. The list is in index order and starts after
+ * a cursor, so that no page reads re-encrypted versions again. Each secret has its own index range: one query over the
+ * organization would read the versions of all its other projects each time.
  */
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   const isAfters = sql`s.id = ${after.secret_id}`
@@ -112,7 +113,7 @@ export async function listWaiting (db: Db, project: KeyState, after: Cursor, lim
 }
 
 /**
- * Ids and sizes of the versions to re-encrypt in a client-managed project, oldest first, without those outside the
+ * The ids and sizes of versions to re-encrypt in a client-managed project, oldest first. Omits versions outside the
  * plan's retention. Reads as many index entries as `countWaiting`.
  */
 export async function listOldestWaiting (
@@ -136,9 +137,9 @@ const queryNumbered = async (db: Db, statement: SQL): Promise<Listed[]> =>
   (await queryRows<Listed>(db, statement)).map((row) => ({ ...row, id: Number(row.id) }))
 
 /**
- * Of the given versions, those that still need re-encryption, with their content. `lock` locks their rows until the end
- * of the transaction: `wait` locks the secrets as well, in the same order as a restore; `skip` skips rows that another
- * transaction has locked.
+ * Of the given versions, returns those that still need re-encryption, with their content. `lock` locks the rows of the
+ * versions until the end of the transaction. `wait` also locks the rows of their secrets, in the same order as a
+ * restore. `skip` omits versions that another transaction has locked.
  */
 export async function findWaiting (
   db: Db, project: KeyState, ids: readonly number[], retentionDays: number | null, lock?: 'wait' | 'skip'
@@ -162,7 +163,7 @@ export async function findWaiting (
 
 export type MovedVersion = Pick<Version, 'id' | 'sealed' | 'size_bytes'>
 
-/** Stores re-encrypted versions under the active key, with the same ids, revisions and times. */
+/** Stores versions that were re-encrypted under the active key. Ids, revisions and times stay the same. */
 export async function moveVersions (db: Db, project: KeyState, versions: readonly MovedVersion[]): Promise<void> {
   await db.execute(sql`
     UPDATE secret_versions v SET key_version = ${project.key_version}, sealed = decode(r.sealed, 'base64'),
@@ -188,7 +189,7 @@ export async function growHistories (
 
 const ofProject = ({ organization_id, id }: KeyState) => matching(re_encryptions, { organization_id, project_id: id })
 
-/** Starts re-encryption for a locked project. A running re-encryption continues with the newest key. */
+/** Starts a re-encryption for a locked project. A running re-encryption continues with the newest key. */
 export async function startReEncryption (db: Db, project: KeyState, total: number): Promise<void> {
   const { organization_id, project_id, finished_at, started_at } = re_encryptions
   const moved = sql`CASE WHEN ${finished_at} IS NULL THEN ${re_encryptions.moved} ELSE 0 END`
@@ -205,7 +206,7 @@ export async function startReEncryption (db: Db, project: KeyState, total: numbe
   })
 }
 
-/** The progress of the last requested re-encryption. */
+/** The progress of the project's last re-encryption. */
 export async function findReEncryption (db: Db, project: KeyState): Promise<Progress | undefined> {
   const [row] = await db.select(progress).from(re_encryptions).where(ofProject(project))
   return row
@@ -223,7 +224,7 @@ export async function finishReEncryption (
 /** A project with a running re-encryption. */
 export interface Waiting { project_id: string, organization: { id: string, storage_key: Buffer } }
 
-/** A page of server-managed projects with a running re-encryption. A query over all organizations. */
+/** A page of the server-managed projects of all organizations that have a running re-encryption. */
 export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): Promise<Waiting[]> {
   const { organization_id, project_id } = re_encryptions
   return db.select({
@@ -238,8 +239,8 @@ export async function listReEncryptions (db: Db, after?: Waiting, limit = 100): 
 }
 
 /**
- * Removes a document whose history was purged. Keeps the row with the next revision, so that a read `at` an earlier
- * moment answers `version_gone`. The caller has locked the project's row.
+ * Removes the document of a secret whose history was purged. The row stays and gets the next revision, so that a read
+ * `at` an earlier moment gives the error `version_gone`. The caller has locked the project's row.
  */
 export async function emptySecret (db: Db, { project, target }: LevelState, secret: SecretRow): Promise<void> {
   const { organization_id, id } = secret
@@ -248,7 +249,7 @@ export async function emptySecret (db: Db, { project, target }: LevelState, secr
     ...emptied,
     version: null,
     mac: macOf(db, 'secrets', { ...secret, ...emptied }),
-    // Not now(): the transaction may have started before writes that it later waited for.
+    // Not now(), the start of the transaction: the transaction may have waited for writes with a later time.
     updated_at: counterOf(db)?.at ?? STATEMENT_TIME
   }).where(matching(secrets, { organization_id, id }))
   await db.update(project_counts).set({ secret_count: sql`${project_counts.secret_count} - 1` })

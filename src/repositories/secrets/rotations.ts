@@ -12,11 +12,11 @@ import { secrets } from '../../db/tables.ts'
 import type { Actor } from '../audit/audit.ts'
 import type { KeyState } from '../keys/encryption-keys.ts'
 
-// Changes all documents of a project, for key rotations and restores to a moment. The caller has locked the project's
-// row, so there are no other writes below the project. Documents are processed in batches, because a large project may
-// not fit into memory.
+// Changes all documents of a project, for key rotations and for restores of a project to a moment. The caller has
+// locked the project's row, so no other transaction writes below the project. Documents are processed in batches,
+// because the documents of a large project may not fit into memory.
 
-/** A secret of a project; `sealed` is null without a document. */
+/** A secret of a project; `sealed` is null if the secret has no document. */
 export interface Secret extends Authenticated<'secrets'> {
   sealed: Buffer | null
   recorded_revision: number | null
@@ -24,7 +24,7 @@ export interface Secret extends Authenticated<'secrets'> {
 
 export type Document = Secret & { sealed: Buffer }
 
-/** Locks all current documents, in the order of their ids. Returns their ids and sizes. */
+/** Locks all current documents of a project, in the order of their ids. Returns their ids and sizes. */
 export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: string, size_bytes: number }[]> {
   return db.select({ id: secrets.id, size_bytes: secrets.size_bytes }).from(secrets)
     .where(and(
@@ -32,7 +32,7 @@ export async function lockDocuments (db: Db, project: KeyState): Promise<{ id: s
     )).orderBy(asc(secrets.id)).for('update')
 }
 
-/** Of the given secrets, those that have a document. */
+/** Of the given secrets, returns those that have a document. */
 export async function findDocuments (db: Db, organizationId: string, ids: readonly string[]): Promise<Document[]> {
   return (await findSecrets(db, organizationId, ids)).filter(isDocument)
 }
@@ -40,7 +40,8 @@ export async function findDocuments (db: Db, organizationId: string, ids: readon
 export const isDocument = (secret: Secret): secret is Document => secret.sealed !== null
 
 export async function findSecrets (db: Db, organizationId: string, ids: readonly string[]): Promise<Secret[]> {
-  // Uses plain column names: Drizzle omits the table name in a single-table select, and the subquery has another table.
+  // Writes `secrets.` in plain SQL: Drizzle omits the table name in a SELECT from one table, but the subquery reads
+  // `secret_versions`, which has columns of the same names.
   const recorded_revision =
     sql<number | null>`(SELECT v.revision FROM secret_versions v WHERE v.organization_id = secrets.organization_id
       AND v.history_id = secrets.history_id${andOwn(sql`v.organization_id`, organizationId)} ORDER BY v.id DESC LIMIT 1)`.mapWith(secrets.revision)
@@ -50,7 +51,7 @@ export async function findSecrets (db: Db, organizationId: string, ids: readonly
   return rows
 }
 
-/** Replaces or deletes documents. Each gets the next revision and the version of the project's key. */
+/** Replaces or deletes (`sealed` null) documents. Each gets the next revision and the project's key version. */
 export async function replaceDocuments (
   db: Db, project: KeyState, documents: readonly { document: Secret, sealed: Buffer | null, size_bytes: number }[]
 ): Promise<void> {
@@ -67,10 +68,10 @@ export async function replaceDocuments (
       andOwn(sql`s.organization_id`, project.organization_id)}`)
 }
 
-/** The version ids reserved by an operation, and the time of its versions (`Counter`). */
+/** The first version id that an operation has reserved, and the time of its versions (`Counter.at`). */
 export interface VersionIds { first_version: number, taken_at: Date }
 
-/** Reserves version ids from the locked counter. Recording the operation's event saves the counter. */
+/** Reserves version ids in the locked counter row. `recordEvent` stores the changed row. */
 export function takeVersionIds (counter: Counter, versions: number): VersionIds {
   const first_version = counter.next_version
   counter.next_version += versions
@@ -88,9 +89,9 @@ export interface NewVersion {
 }
 
 /**
- * Records versions, each as the newest of its document, and the newest of them as the one of the project. `at` is the
- * time of the change (`Counter`), not the start of the transaction, so that times grow with ids, and no version is
- * older than a write that the transaction waited for.
+ * Records versions. Each version becomes the newest of its document, and the last version becomes the newest of the
+ * project. `at` is the time of the lock of the counter row, not the start of the transaction. So times grow with ids,
+ * and no version has an earlier time than a write for which the transaction waited.
  */
 export async function recordVersions (
   db: Db, actor: Actor, project: KeyState, at: Date, versions: readonly NewVersion[]

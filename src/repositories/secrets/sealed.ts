@@ -7,7 +7,7 @@ import {
 } from '../../db/tables.ts'
 import type { KeyRow } from '../keys/encryption-keys.ts'
 
-// Reads sealed and wrapped values in pages, sorted by id. Pages are limited by rows and bytes.
+// Reads all encrypted values in pages, sorted by id. `PAGE` limits the rows and the bytes of a page.
 
 const PAGE = { rows: 500, bytes: 4 * 1024 * 1024 }
 
@@ -18,7 +18,7 @@ type Version = typeof secret_versions.$inferSelect
 interface StoredVersion {
   version: Pick<Version, 'id' | 'revision' | 'key_version' | 'sealed'>
   secret: Pick<Secret, 'id' | 'level_id'> | null
-  /** The history was removed; a background job will delete the version. */
+  /** The history of the version was removed, so a background job will delete the version. */
   isRemoved: boolean
   key: KeyRow | null
 }
@@ -87,7 +87,7 @@ export async function listStoredFactors (
     .limit(PAGE.rows)
 }
 
-// The last id of the next page. Uses the stored sizes, so that no content is read.
+// The last id of the next page, from the stored sizes (`size_bytes`), so that no content is read.
 async function endOfPage (
   db: Db, table: typeof secrets | typeof secret_versions, organizationId: string, after: string | number
 ): Promise<string | null> {

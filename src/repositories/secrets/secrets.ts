@@ -10,10 +10,10 @@ export interface SecretWrite {
   wasStored: boolean
   /** The new row without its MAC, with the next revision. `sealed` is null for a delete. */
   secret: SecretRow
-  /** The snapshot to record; null with `no_backup`. */
+  /** The version to record; null if the request has `no_backup`. */
   version: Pick<typeof secret_versions.$inferSelect, 'id' | 'action' | 'sealed' | 'size_bytes' | 'restored_from'> | null
   actor: { id: number | null, name: string }
-  /** The time of the change (`Counter`). */
+  /** The time of the change (`Counter.at`). */
   at: Date
 }
 
@@ -69,9 +69,9 @@ const write = preparedChanges<{ levels: string, versions: string }>('write_secre
 }))
 
 /**
- * Writes documents, records their versions, and updates the counts of documents and the newest version of each project
- * (`preparedChanges`). If several writes are to the same level, the last write determines the document. The caller has
- * locked the counters of the organizations, and the projects.
+ * Writes documents, records their versions, and updates the document counts of projects and targets and the newest
+ * version of each project. If several writes change the same level, the last write determines the document. The caller
+ * has locked the counter rows of the organizations, and the projects.
  */
 export async function writeSecrets (db: Db, writes: readonly SecretWrite[]): Promise<void> {
   const levels = new Map<string, SecretWrite[]>()

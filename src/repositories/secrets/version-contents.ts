@@ -9,22 +9,22 @@ import type { VersionRow } from './versions.ts'
 /** A version with its content and its key. */
 export interface VersionContent extends Pick<VersionRow,
   'id' | 'action' | 'revision' | 'key_version' | 'size_bytes' | 'created_by_id' | 'created_by_name' | 'created_at'> {
-  /** Null under a key of the client. */
+  /** Null if the key is client-managed. */
   sealed: Buffer | null
   key: Pick<KeyRow, 'organization_id' | 'project_id' | 'version' | 'data_key' | 'managed'>
   /** The revision of the next older version; null for the oldest version. */
   older_revision: number | null
 }
 
-/** The position before the newest version. */
+/** The value of `before` for the first page, which starts with the newest version. */
 export const NEWEST = Number.MAX_SAFE_INTEGER
 
-/** How many versions and bytes a page may have. A page has at least one version, so it can exceed the bytes by one. */
+/** The maximum versions and bytes of a page. The last version may exceed the bytes, so no page is empty. */
 export interface PageLimit { versions: number, bytes: number }
 
 /**
- * A page of versions, newest first. `isEnd`: no older version can be read. `lost`: how many writes after the
- * newest version (of the first page), and before the oldest one (of the last page), have no version.
+ * A page of versions, newest first. `isEnd`: the caller can read no older version. `lost`: the number of writes without
+ * a version. The first page counts those after the newest version, the last page those before the oldest version.
  */
 export interface VersionContents { rows: VersionContent[], isEnd: boolean, lost: number }
 
@@ -32,8 +32,8 @@ type Row = Omit<VersionContent, 'id' | 'revision' | 'created_by_id' | 'created_a
   Record<'id' | 'revision' | 'created_at', string> & Record<'created_by_id' | 'older_revision', string | null> &
   Pick<KeyRow, 'data_key'> & { managed: KeyRow['managed'] | null, locked: boolean }
 
-// Selects the versions by their sizes first, so that the contents of other versions are not read. The inner list has
-// one more version than the page, for `older_revision`.
+// The inner queries select the versions by their sizes, so that the outer query reads only the contents of the page.
+// The innermost query reads one version more than the page, for `older_revision`.
 const newest = preparedSql<Row, Record<string, unknown>>('version_contents', ($) => sql`
   SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.created_by_id, v.created_by_name, v.created_at,
     page.older_revision, k.managed, k.data_key, retention.locked,
@@ -58,8 +58,8 @@ const newest = preparedSql<Row, Record<string, unknown>>('version_contents', ($)
   ORDER BY v.id DESC`)
 
 /**
- * Versions of a secret with their contents that are older than `before`. The page ends at the first version outside the
- * plan's retention.
+ * A page of the versions of a secret that are older than `before`, with their contents. The page ends before the first
+ * version that is outside the plan's retention.
  */
 export async function listVersionContents (
   db: Db, { organization_id, project }: LevelState, { history_id, revision }: SecretRow, retentionDays: number | null,
@@ -77,12 +77,13 @@ export async function listVersionContents (
     older_revision: numberOf(row.older_revision),
     created_by_id: numberOf(row.created_by_id),
     created_at: new Date(row.created_at),
-    // The row was manipulated: the project has no key of this version.
+    // The row is manipulated, because the project has no key with the version that the row names.
     key: { organization_id, project_id: project.id, version: row.key_version, data_key, managed: managed ?? tampered() }
   }))
   const isEnd = locked !== -1 || (found.at(-1)?.older_revision ?? null) === null
-  // Revisions count the writes of a document. After the newest version are the writes with `no_backup`. A concurrent
-  // write can have made a version that is newer than the loaded document.
+  // Each write of a document increments its revision, so the writes after the newest version are those with
+  // `no_backup`. A concurrent write can have created a version with a higher revision than the loaded document; `max`
+  // then gives 0.
   const after = before === NEWEST ? Math.max(0, revision - Number(found[0]?.revision ?? 0)) : 0
   const oldest = rows.at(-1)
   const beforeOldest = isEnd && locked === -1 && oldest !== undefined ? oldest.revision - 1 : 0

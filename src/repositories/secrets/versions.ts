@@ -24,7 +24,7 @@ const shown = columnsOf(
 export interface VersionRow extends Pick<typeof secret_versions.$inferSelect, keyof typeof shown> {
   managed: Managed
   level: Level
-  /** Outside the plan's retention window, by the database's clock. */
+  /** Whether the version is older than the plan's retention allows, by the database's clock. */
   locked: boolean
 }
 
@@ -33,7 +33,7 @@ const columns = {
   managed: encryption_keys.managed,
   level: secrets.level,
   locked:
-    // Uses the organization's current plan.
+    // The retention is that of the organization's current plan.
     sql<boolean>`coalesce(${secret_versions.created_at} < now() - make_interval(days => (
       SELECT p.retention_days FROM ${organization_counters} c JOIN ${plans} p ON p.name = c.plan
       WHERE c.organization_id = queries.organization_id${andOwn(sql`c.organization_id`)})), false)`
@@ -44,7 +44,7 @@ const itsSecret = matching(secrets, { organization_id, history_id })
 type Page = Omit<VersionRow, 'id' | 'revision' | 'restored_from' | 'created_by_id' | 'created_at' | 'level'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'restored_from' | 'created_by_id', string | null>
 
-// Most versions are under the project's current key, so its `managed` is a parameter.
+// Most versions are under the project's current key, whose `managed` is a parameter, so few versions need a look-up.
 const listed = ($: Value) => sql`
   SELECT v.id, v.action, v.revision, v.key_version, v.size_bytes, v.restored_from, v.created_by_id, v.created_by_name,
     v.created_at,
@@ -58,20 +58,21 @@ const itsHistory = ($: Value) =>
 const part = ($: Value) => sql`LIMIT ${$('limit')}::int OFFSET ${$('offset')}::bigint`
 const ORDER = { newest: sql`ORDER BY id DESC`, oldest: sql`ORDER BY id` }
 
-// A page that skips at most this many rows, from the nearer end of the history, is read with OFFSET.
+// A page that skips at most this many rows, counted from the nearer end of the history, is read with OFFSET.
 const NEAR = 100
-// The condition for `revision` excludes versions that were written after the secret was loaded, which would shift the
-// page.
+// The condition for `revision` excludes versions that were written after the secret was loaded. Such versions would
+// shift the page.
 const near = (
   from: keyof typeof ORDER
 ) => preparedSql<Page, Record<string, unknown>>(`versions_from_${from}`, ($) => sql`
   ${listed($)} FROM secret_versions v WHERE ${itsHistory($)} AND revision <= ${$('revision')}::bigint
     ${ORDER[from]} ${part($)}`)
 
-// If no revision is missing in a history, its length equals `version_count`, and a binary search over ids finds the
-// page: between two versions, ids grow at least as much as revisions. If a revision is missing, returns no rows.
-// Deletions of the oldest versions after the secret was loaded do not shift the page. If the newest version (`seen`)
-// was deleted since, returns no rows, because the history may have had a gap before it.
+// Finds a page by a binary search over ids, if no revision is missing in the history (newest revision - oldest revision
+// + 1 = `version_count`). The search relies on a rule: between two versions, ids grow at least as much as revisions. If
+// a revision is missing, the statement returns no rows. Deletions of the oldest versions after the secret was loaded do
+// not shift the page. If the newest version (`seen`) was deleted since the secret was loaded, the statement returns no
+// rows, because the history may have had a gap before that version.
 const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision', ($) => sql`
   WITH RECURSIVE ends AS (
     SELECT oldest.id AS oldest, oldest.revision AS since, newest.id AS newest, newest.revision AS until
@@ -100,7 +101,7 @@ const whole = preparedSql<Page, Record<string, unknown>>('versions_by_revision',
     SELECT * FROM secret_versions WHERE ${itsHistory($)} AND id >= page.low ORDER BY id LIMIT ${$('limit')}::int
   ) AS v ORDER BY v.id DESC`)
 
-// Other pages are found by an index-only scan. A scan that skips more than this many rows may be slow.
+// An index-only scan finds all other pages. A scan that skips more than this many rows may be slow.
 const FAR = 5_000
 const deep = (
   from: keyof typeof ORDER
@@ -114,7 +115,7 @@ const walks = {
   oldest: { near: near('oldest'), deep: deep('oldest') }
 }
 
-// Where a page begins, counted from the nearer end of the history.
+// The number of rows before a page, counted from the nearer end of the history.
 function startOf ({ version_count }: SecretRow, request: PageRequest) {
   const offset = offsetOf(request)
   const left = Math.max(0, version_count - offset)
@@ -125,9 +126,10 @@ function startOf ({ version_count }: SecretRow, request: PageRequest) {
 }
 
 /**
- * A page of the versions that a secret had when it was loaded, newest first, including locked versions. If `areFewer`,
- * versions were deleted since, and the caller may load the secret again. If the page is counted from the oldest
- * version, deletions of the oldest versions shift the page, which is not detected. Long scans use the handle `lists`.
+ * A page of the versions that a secret had when it was loaded, newest first, including `locked` versions. `areFewer`:
+ * some of these versions were deleted since, so the caller may load the secret again. If the page is counted from the
+ * oldest version, deletions of the oldest versions shift the page, and `listVersions` does not detect the shift. Long
+ * scans use the handle `lists`.
  */
 export async function listVersions (
   handles: Record<'pages' | 'lists', Db>, state: LevelState, secret: SecretRow, retentionDays: number | null,
@@ -170,7 +172,7 @@ export interface FoundVersion { version: VersionRow, secret: Place & { id: strin
 
 export interface FullVersion extends FoundVersion { sealed: Buffer, key: KeyRow }
 
-// Each row is looked up by its key, as by `lookUp`.
+// LATERAL subqueries look up each row by its key, as `lookUp` does.
 const QUERIES = sql`jsonb_to_recordset(${sql.placeholder('queries')}::jsonb)
   AS queries (query_index int, organization_id char(26), id bigint)`
 const itsVersion = (db: Db) => db.select().from(secret_versions).where(and(
@@ -219,12 +221,12 @@ function toVersion (db: Db, [row]: readonly Row[]): FoundVersion | undefined {
   if (row === undefined) return undefined
   requireAuthentic(db, 'secrets', row.secret)
   const { version, secret } = row
-  // The row was manipulated: the project has no key of this version.
+  // The row is manipulated, because the project has no key with the version that the row names.
   if (version.managed === null) return tampered()
   return { version: { ...version, managed: version.managed }, secret: { ...secret, status: statusOf(db, row) } }
 }
 
-// The present status of the environment. Without it, the version is outside of restrictions by status.
+// The current status of the environment. Without a status, the version is outside of restrictions by status.
 function statusOf (db: Db, { environment }: Row): string | undefined {
   return environment !== null && isAuthentic(db, 'environments', environment) ? environment.status : undefined
 }
@@ -240,12 +242,12 @@ const keyOf = ({ organization_id, id }: VersionQuery) => `${organization_id} ${i
 const findVersions = batchLoad({ keyOf, find: rowsOf, read: toVersion })
 const findFullVersions = batchLoad({ keyOf, find: fullRowsOf, read: toFullVersion })
 
-/** A version of the organization; undefined if it does not exist, or its history was purged. */
+/** A version of the organization; undefined if the version does not exist, or if its history was removed. */
 export async function findVersion (db: Db, organizationId: string, id: number): Promise<FoundVersion | undefined> {
   return findVersions(db, { organization_id: organizationId, id })
 }
 
-/** Like `findVersion`, with the sealed content and the key. */
+/** Like `findVersion`, with the encrypted content and the key. */
 export async function findFullVersion (db: Db, organizationId: string, id: number): Promise<FullVersion | undefined> {
   return findFullVersions(db, { organization_id: organizationId, id })
 }
@@ -258,8 +260,8 @@ export async function findVersionsTogether (
 }
 
 /**
- * Deletes a version; returns its bytes. Without `force`, returns `protected` for the newest version of a deleted
- * secret, which a restore needs. The caller has locked the project's row.
+ * Deletes a version; returns its bytes. Without `force`, the newest version of a deleted secret is `protected`, because
+ * a restore needs that version. The caller has locked the project's row.
  */
 export async function deleteVersion (
   db: Db, organizationId: string, id: number, force: boolean

@@ -3,7 +3,7 @@ import { findDurableHeads } from '../../repositories/audit/chains.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, type Background } from '../jobs/background.ts'
 
-/** A log whose child writes at level `info` even if the log has a higher level. */
+/** A log with a child that writes at level `info` even if the log itself has a higher level. */
 interface AnchorLog extends Pick<Log, 'warn'> {
   child (bindings: object, options: { level: 'info' }): Pick<Log, 'info'>
 }
@@ -11,16 +11,16 @@ interface AnchorLog extends Pick<Log, 'warn'> {
 const CHECK_INTERVAL_MS = 5_000
 
 /**
- * Writes anchors to the log: the end of each organization's chain, after a thousand events or ten minutes, and on
- * shutdown. A comparison with archived anchors reveals a truncated chain or a restored older state. Each instance
- * anchors the events that it recorded.
+ * Writes anchors to the log. An anchor is the end of an organization's audit chain. An anchor is written after a
+ * thousand events, after ten minutes, and on shutdown. A comparison with archived anchors reveals a truncated chain or
+ * a restored older state. Each instance writes anchors for the events that it recorded.
  */
 export function createAnchorWorker ({ db, log }: { db: Db, log: AnchorLog }): Background {
-  // Write at any log level, because anchors are archived.
+  // Writes anchors at any log level, because they are archived.
   const out = log.child({}, { level: 'info' })
 
   async function anchor (all: boolean) {
-    // Until the keys are loaded, no events are recorded.
+    // No events are recorded until the keys are loaded.
     const chain = findAuthority(db)?.chain
     const due = chain?.due(all) ?? []
     if (chain === undefined || due.length === 0) return

@@ -13,10 +13,10 @@ import { chainKeyContext, serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
 import { lockCurrentCanary } from '../keys/master-keys.ts'
 
-// An organization needs an anchor after this many events or milliseconds without one.
+// An organization needs an anchor (`createAnchorWorker`) after this many events or milliseconds without an anchor.
 const UNANCHORED = { events: 1_000, time: 10 * 60_000 }
 
-// Evicted chain keys are loaded again on demand.
+// Chain keys that the cache evicts are loaded again on demand.
 const MAX_CACHED_KEYS = 10_000
 
 /** The name of the first chain key in `service_keys`, and its id in events. */
@@ -25,7 +25,8 @@ export const FIRST_CHAIN_KEY = 'events'
 /** A column that the MAC of an event covers. */
 export type ChainedColumn = Exclude<keyof (typeof audit_events)['$inferSelect'], 'mac'>
 
-// The order is part of the MAC, so a new order needs a new chain key: `chain_kid` then tells the order of an event.
+// The MAC depends on the order of the columns. A new order would need a new chain key, so that `chain_kid` shows which
+// order an event has.
 const CHAINED = {
   organization_id: true,
   seq: true,
@@ -44,37 +45,37 @@ const CHAINED = {
 
 const encode = createRowEncoder('audit_events', { fields: Object.keys(CHAINED) })
 
-/** The MAC of an event. Also covers the MAC of the previous event; null for the first event. */
+/** The MAC of an event, which also covers the MAC of the previous event (null for the first event). */
 export const eventMac = (
   key: KeyObject, event: Readonly<Record<ChainedColumn, unknown>>, previous: Buffer | null
 ): Buffer => hmac(key, encode(event) + encodeField('previous', previous))
 
-/** Unwraps the first chain key, which all chains share. Throws MasterKeyMissing or IntegrityError. */
+/** Unwraps the first chain key, which all organizations share. Throws MasterKeyMissing or IntegrityError. */
 export const openFirstKey = (keyring: Keyring, wrapped: Buffer): KeyObject =>
   keyring.unwrapKey(wrapped, serviceKeyContext(FIRST_CHAIN_KEY))
 
-/** Unwraps a later chain key. Throws MasterKeyMissing or IntegrityError. */
+/** Unwraps a later chain key, which belongs to one organization. Throws MasterKeyMissing or IntegrityError. */
 export const openChainKey = (keyring: Keyring, row: ChainKeyRow): KeyObject =>
   takeKey(keyring.unwrap(row.wrapped, chainKeyContext(row)))
 
 /**
- * The proof in a handover event: a MAC under the new key. Without that key, nobody can forge the handover or the events
- * before it.
+ * The proof in the event that ends the use of a chain key: a MAC under the next key. So an attacker who knows only the
+ * former key cannot forge this event or the events before it.
  */
 export const handOverProof = (
   key: KeyObject, { organization_id, kid, from_seq }: Omit<ChainKeyRow, 'wrapped'>, previous: Buffer | null
 ): Buffer => rowMac(key, 'chain_keys', Object.entries({ organization_id, kid, from_seq, previous }))
 
-/** The exported part of a chain: its start, as a time (`since`) and as an event (`after`), and its end. */
+/** The exported part of a chain: its start, as a time (`since`) and as the event before (`after`), and its end. */
 export interface ExportedChain extends Head {
   organization_id: string
-  /** The organization if the export is limited to one. */
+  /** The organization if the export has only one organization; otherwise null. */
   only: string | null
   since: string | null
   after: { seq: number, mac: Buffer } | null
 }
 
-/** The MAC of an exported part under the last key: a partial export cannot pass for a complete or later one. */
+/** The MAC of an exported part under the last key, so that a partial export cannot pass for a complete export. */
 export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   const { organization_id, only, since, after, next_event, event_head, chain_kid } = chain
   return rowMac(key, 'audit_export', Object.entries({
@@ -82,7 +83,7 @@ export const exportMac = (key: KeyObject, chain: ExportedChain): Buffer => {
   }))
 }
 
-/** Hands the organization's chain over to a new key; undefined without a counter. The caller has locked the canary. */
+/** Replaces the chain key of an organization; undefined without a counter row. The caller has locked the canary. */
 export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Promise<ChainKeyRow | undefined> {
   const { organization_id } = actor
   return handOver(db, actor, ({ next_event, event_head }) => {
@@ -92,7 +93,7 @@ export async function handOverChain (db: Db, keyring: Keyring, actor: Actor): Pr
   })
 }
 
-/** Runs `handOverChain` in its own transaction, for the operator. */
+/** Runs `handOverChain` in a transaction, for a command of the operator. */
 export async function rotateChainKey (
   handle: Db, keyring: Keyring, organizationId: string
 ): Promise<ChainKeyRow | undefined> {
@@ -102,14 +103,14 @@ export async function rotateChainKey (
   }, operatorOf(organizationId))
 }
 
-/** Creates the EventChain of a database. `open` unwraps a chain key; `clock` is monotonic, in milliseconds. */
+/** Creates the EventChain of a database. `open` unwraps a chain key. `clock` is a monotonic clock in milliseconds. */
 export function createChain (
   kid: string, first: KeyObject, open: (row: ChainKeyRow) => KeyObject, clock = () => performance.now()
 ): EventChain {
   const keys = new LRUCache<string, KeyObject>({ max: MAX_CACHED_KEYS })
   const nameOf = (organizationId: string, id: string) => `${organizationId} ${id}`
   const unanchored = new Map<string, { first: number, last: number, since: number }>()
-  // The database's clock minus the monotonic clock of the process.
+  // The time of the database minus the time of `clock`.
   let offset: number | undefined
   let last: number | undefined
   return {
@@ -146,7 +147,8 @@ export function createChain (
     },
     now: () => new Date(Math.floor(offset === undefined ? Date.now() : clock() + offset)),
     recordClockSample (time, sentAt) {
-      // The database read its clock between `sentAt` and now. The offset changes only as far as these bounds require.
+      // The database read its clock between `sentAt` and now, so the offset has a lower and an upper bound. The offset
+      // changes only as far as these bounds require.
       const least = time - clock()
       offset = Math.min(Math.max(offset ?? least, least), time - sentAt)
     }

@@ -6,8 +6,9 @@ import type { Background } from '../jobs/background.ts'
 import { createRoundRobin } from '../jobs/round-robin.ts'
 
 /**
- * Appends late events to the chains of their organizations, when the counters are free. The worker does not wait for
- * locks and serves the organizations in turn, so that none delays the others. `retryDelay` is in milliseconds.
+ * Appends late events (`late_events`) to the audit chains of their organizations when the counter rows are not locked.
+ * The worker does not wait for locks, and serves the organizations in turn, so that no organization delays the others.
+ * `retryDelay` is in milliseconds.
  */
 export function createLateEventWorker (
   { db, log, retryDelay }: { db: Db, log: Log, retryDelay?: number }

@@ -27,7 +27,7 @@ const ROWS = 'rows'
 
 const WHAT = { [ROWS]: 'authenticates rows', [FIRST_CHAIN_KEY]: 'chains events' }
 
-/** The row key or the first chain key is missing or wrong, so no row can be verified. */
+/** The key for the MACs of rows (row key) or the first chain key is missing or wrong, so no row can be verified. */
 export class RowKeyError extends Error {
   override readonly name = 'RowKeyError'
 }
@@ -38,12 +38,12 @@ const fingerprintOf = ({ rows, chain }: Keys) => Buffer.concat([rowKeyFingerprin
 const FINGERPRINT_BYTES = 32
 
 /**
- * Unwraps the row key and the first chain key for all handles; creates the keys on an empty database. Throws
- * RowKeyError when a key is missing, cannot be unwrapped, or does not match the canaries; MasterKeyMissing or
- * IntegrityError when a canary cannot be unwrapped.
+ * Unwraps the row key and the first chain key for all handles. Creates the keys if the database is empty. Throws
+ * RowKeyError if a key is missing, cannot be unwrapped, or does not match the canaries. Throws MasterKeyMissing or
+ * IntegrityError if a canary cannot be unwrapped.
  */
 export async function openRows (database: Database, keyring: Keyring): Promise<void> {
-  // Reads without a lock, so another instance may create the keys between two reads. `createKeys` reads again.
+  // Reads without a lock, so another instance may create the keys between two of the reads. `createKeys` reads again.
   const found = await findKeys(database.db, keyring).catch((error: unknown): undefined => {
     if (!(error instanceof RowKeyError)) throw error
   })
@@ -53,7 +53,7 @@ export async function openRows (database: Database, keyring: Keyring): Promise<v
   await createCanary(database.db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
 }
 
-// The stored keys, verified by the fingerprints in the canaries; undefined without canaries and keys.
+// The stored keys, verified against the fingerprints in the canaries; undefined without canaries and keys.
 async function findKeys (db: Db, keyring: Keyring): Promise<Keys | undefined> {
   const named = (await listCanaries(db)).map(({ canary }) => openCanary(keyring, canary))
   const ofRows = named.map((fingerprint) => fingerprint.subarray(0, FINGERPRINT_BYTES))
@@ -98,7 +98,8 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   const keys = { rows: await create(ROWS), chain: await create(FIRST_CHAIN_KEY) }
   setAuthority(db, authorityFor(keys, keyring, db))
   await createCanary(db, keyring.currentId, makeCanary(keyring, fingerprintOf(keys)))
-  // An empty database has only seeded rows. With other rows, the transaction is rolled back, so that they get no MAC.
+  // An empty database has only the rows that migrations insert. If there are other rows, the error rolls the
+  // transaction back, so that these rows get no MAC.
   if (!await authenticateSeeds(db)) {
     throw new RowKeyError(
       'The database has rows, but no canary of a master key: the table master_key_canaries was emptied, restore it from a backup'
@@ -107,7 +108,7 @@ async function createKeys (db: Db, keyring: Keyring): Promise<Keys> {
   return keys
 }
 
-// Limits for reports: the same state of a row once in this time, and a total per minute.
+// Limits for reports: one report of the same state of a row within `SAME_ROW_MS`, and a total per minute.
 const SAME_ROW_MS = 10 * 60_000
 const MINUTE = 60_000
 const MAX_PER_MINUTE = 600
@@ -117,7 +118,7 @@ const toStandardError: ViolationLog = {
   warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) }
 }
 
-/** Makes and verifies MACs under the keys. Records violations as events through `db`. */
+/** Computes and verifies MACs under the keys. Records rows with a wrong MAC as audit events through `db`. */
 function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const { rows: key } = keys
   const reported = new LRUCache<string, true>({ max: 10_000, ttl: SAME_ROW_MS })
@@ -125,14 +126,14 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   const lookupKey = deriveLookupKey(key)
   let waiting: Violation[] = []
   let recording: Promise<void> | undefined
-  // One transaction at a time, even if a query refused many rows: parallel transactions would use up the connections.
+  // Runs one transaction at a time, because parallel transactions for many wrong rows could use all connections.
   async function recordAll () {
     while (waiting.length > 0) {
       try {
         await record(db, waiting.splice(0, MAX_BATCH), unrecorded)
       } catch (error) {
         unrecorded(error)
-        // The database is unavailable. Drop the other violations: each would wait for a deadline.
+        // The database is unavailable. Drops the other violations, because each would wait until its deadline.
         waiting = []
       }
     }
@@ -175,14 +176,14 @@ function authorityFor (keys: Keys, keyring: Keyring, db: Db): RowAuthority {
   return authority
 }
 
-// The columns that identify the row. Others may contain hashes or an attacker's text.
+// The columns that identify the row. Other columns may contain hashes, or text of an attacker.
 function describe ({ table, row, about }: Violation) {
   const { id, organization_id, user_id, grant_id } = row
   return { table, id, organization_id, user_id, grant_id, ...about }
 }
 
-// Records violations in the organization of the row or, if it has none, in all organizations of its user. Violations in
-// rows without either are only logged.
+// Records violations in the organization of the row. If the row names no organization, records them in all
+// organizations of its user. If the row names no user either, the violation is only in the log.
 async function record (db: Db, violations: readonly Violation[], failed: (error: unknown) => void): Promise<void> {
   const found = new Map<string, AuditEvent[]>()
   for (const violation of violations) {

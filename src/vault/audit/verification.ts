@@ -3,32 +3,32 @@ import { HAND_OVER, type Head } from '../../db/events.ts'
 import type { ChainRow } from '../../repositories/audit/chains.ts'
 import { eventMac, handOverProof } from './chain.ts'
 
-// Verifies chains from the database or from an export file, which may be forged: trusts only MACs and archived anchors.
+// Verifies audit chains from the database or an export file. Both may be forged: only MACs and anchors are trusted.
 
 /** A chain to verify, without its events. */
 interface Chain extends Head {
   organization_id: string
-  /** The event before the first one to verify; null: the whole chain is verified. */
+  /** The event before the first event to verify. Null: the whole chain is verified. */
   after: { seq: number, mac: Buffer } | null
-  /** Whether the MAC of the export does not verify. */
+  /** Whether the export has a wrong MAC. */
   isForged?: boolean
 }
 
-/** An archived end of a chain. */
+/** An anchor: the end of a chain at some time, from an archived log. */
 interface Anchor { organization: string, sequence: number, mac: Buffer }
 
-/** The first break of a chain. */
+/** The first error in a chain. */
 interface Broken {
   organization: string
-  /** The first event that is missing or not authentic. */
+  /** The number of the first event that is missing or has a wrong MAC. */
   sequence: number
   reason: string
-  /** MACs in hexadecimal: the expected one, if it can be computed, and the actual one. */
+  /** MACs in hexadecimal: the expected MAC, if it can be computed, and the stored MAC. */
   expected: string | null
   actual: string | null
 }
 
-/** The result for an organization: how many events after `after` (null: from the first) up to `last` are authentic. */
+/** The result for an organization: the number of valid events after number `after` (null: from the first) to `last`. */
 export interface Verified {
   organization: string
   after: number | null
@@ -44,7 +44,7 @@ export interface ChainKey { kid: string, from_seq: number, key: KeyObject }
 /** The unwrapped keys of a chain, in order. All chains share the first key. */
 export type ChainKeys = readonly [ChainKey, ...ChainKey[]]
 
-/** Archived anchors. If anchors of one event contradict each other, all are kept. */
+/** Archived anchors. If anchors for the same event have different MACs, keeps all of them. */
 export class Anchors {
   readonly #all = new Map<string, Map<number, string[]>>()
 
@@ -61,13 +61,13 @@ export class Anchors {
     return [...this.#all.keys()]
   }
 
-  /** The MAC of an anchor for this event that differs from `mac`, in hexadecimal. */
+  /** A MAC from an anchor for this event that differs from `mac`, in hexadecimal; undefined if all are equal. */
   contradiction (organization: string, sequence: number, mac: Buffer): string | undefined {
     const other = this.#all.get(organization)?.get(sequence)?.find((text) => text !== mac.toString('latin1'))
     return other && Buffer.from(other, 'latin1').toString('hex')
   }
 
-  /** The last anchored event of the organization. */
+  /** The last event of the organization for which there is an anchor. */
   last (organization: string): { sequence: number, mac: string } | undefined {
     let last: { sequence: number, mac: string } | undefined
     for (const [sequence, [mac]] of this.#all.get(organization) ?? []) {
@@ -79,7 +79,7 @@ export class Anchors {
   }
 }
 
-/** Verifies the events of one chain in order, up to the first break. */
+/** Verifies the events of one chain in order, up to the first error. */
 export class ChainVerifier {
   readonly #chain: Chain
   readonly #keys: ChainKeys
@@ -110,7 +110,7 @@ export class ChainVerifier {
     if (seq < 1) return this.#break(seq, 'is none of the numbers', null, hex(mac))
     const { organization_id } = this.#chain
     const { kid, key } = this.#keyOf(seq)
-    // The organization is part of the MAC, so a copied event of another organization does not verify.
+    // The MAC covers the organization, so the MAC of an event that was copied from another organization is wrong.
     const expected = chain_kid === kid ? macOf(key, { ...event, organization_id }, this.#previous) : undefined
     if (seq !== this.#last + 1) return this.#break(this.#last + 1, 'is missing', null, null)
     if (mac === null) return this.#break(seq, 'has no MAC', hex(expected), null)
@@ -134,7 +134,7 @@ export class ChainVerifier {
     return this.#compare(seq, mac)
   }
 
-  /** Reports an event that cannot be parsed. */
+  /** Records an event that cannot be parsed as the first error. */
   addUnreadable (): void {
     if (this.#broken === null) this.#break(this.#last + 1, 'cannot be read', null, null)
   }
@@ -175,7 +175,7 @@ export class ChainVerifier {
     return action === HAND_OVER && resource_id === kid && details?.proof === proof
   }
 
-  // Must be called with ascending numbers.
+  // The key for an event number. Call this with ascending numbers.
   #keyOf (seq: number): ChainKey {
     while (this.#at + 1 < this.#keys.length && this.#keys[this.#at + 1]!.from_seq <= seq) this.#at++
     return this.#keys[this.#at]!
@@ -192,7 +192,7 @@ export class ChainVerifier {
   }
 }
 
-// Undefined for values that cannot be encoded; the service never records those.
+// Undefined if the event has values that cannot be encoded. The service never records such events.
 function macOf (key: KeyObject, event: ChainRow, previous: Buffer | null): Buffer | undefined {
   try {
     return eventMac(key, event, previous)

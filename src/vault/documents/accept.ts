@@ -16,8 +16,8 @@ import { validateProof, refuseRevealing, revealsKey } from '../keys/proofs.ts'
 interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof'> }
 
 /**
- * The content to store. `revealed`: the proof reveals the client's key, and the operator allows that. `plain`: the
- * document, if the server has it and did not check it.
+ * The content to store, encrypted under the project's key (`blob`). `revealed`: the key proof reveals the client's key,
+ * which the operator allows. `plain`: the decrypted document, if the server has the document and has not parsed it.
  */
 export interface Accepted { blob: string, revealed: boolean, plain?: string | Buffer }
 
@@ -29,14 +29,14 @@ interface SentContent {
 }
 
 /**
- * Validates the content of a write: by the proof in a client-managed project, else by decryption. Throws ApiError, also
- * for a `plaintext` that does not parse in the project's format, unless it is `unchecked`.
+ * Validates the content of a write: in a client-managed project by the key proof, otherwise by decryption. Throws
+ * ApiError, also if `plaintext` does not parse in the project's format and is not `unchecked`.
  */
 export function acceptContent (vault: Vault, state: LevelState, sent: SentContent): Accepted {
   return state.project.encryption_type === 'client' ? ofClient(vault, state, sent) : ofServer(vault, state, sent)
 }
 
-/** A sentence for the response if the document to store does not parse in the project's format. */
+/** A warning for the response if the document to store does not parse in the project's format. */
 export function warningOf (
   { project }: { project: Pick<KeyState, 'secret_format'> }, { plain }: Accepted
 ): string | undefined {
@@ -53,10 +53,10 @@ export function warningOf (
     : `The document has more than ${error.limit}. `) + 'It cannot be merged with other levels.'
 }
 
-/** A project with its active key, from the state of a level. */
+/** A project with its active key, as `LevelState` contains them. */
 type ProjectState = Pick<LevelState, 'organization_id' | 'key'> & { project: KeyState }
 
-/** The content that a restore stores (S-5.8): that of the version, or of the request, validated as for a write. */
+/** The content that a restore stores (S-5.8): that of the version, or that of the request, validated as in a write. */
 export function acceptRestored (
   { keyring, config }: Vault, storageKey: KeyObject, state: ProjectState, found: FullVersion, { content, key_proof }: {
     content?: string | undefined
@@ -80,7 +80,7 @@ export function acceptRestored (
   }
   const stored = openVersion(storageKey, state.organization_id, found)
   if (managed === 'client') return { blob: stored, revealed: false }
-  // The version may not decrypt: while a client manages the key, any content can be stored.
+  // The version may not decrypt: if a client managed the key at that time, the client could store any content.
   const accepted = opened(dataKeyOf(keyring, plan === 'as_stored' ? key : found.key), stored)
   return plan === 'as_stored' ? accepted : { ...accepted, blob: sealBlob(dataKeyOf(keyring, key), accepted.plain) }
 }
@@ -109,7 +109,7 @@ function ofServer (
   return error === undefined ? accepted : fail('document_unreadable', { level, ...error })
 }
 
-/** Encrypts a document. 422 for the `member` of the request if the document is too large. */
+/** Encrypts a document. If the document is too large, fails with 422 for the property `member` of the request. */
 export function sealText (dataKey: KeyObject, text: string, member: string): string {
   if (Buffer.byteLength(text) > BLOB_BYTES - 28) refuse(member, 'Larger than 1 MiB when sealed')
   return sealBlob(dataKey, text)
@@ -119,7 +119,7 @@ function requireBlob (text: string, sentence = 'Expected base64 of 28 bytes to 1
   if (!isBlobText(text)) refuse('content', sentence)
 }
 
-// Content that cannot be decrypted is not stored in a server-managed project.
+// Fails if content does not decrypt, because a server-managed project stores no such content.
 function opened (dataKey: KeyObject, blob: string): Accepted & { plain: Buffer } {
   const plain = openBlob(dataKey, blob) ?? fail('content_not_decryptable')
   return { blob, revealed: false, plain }

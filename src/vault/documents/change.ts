@@ -11,10 +11,10 @@ import { openCurrent } from './documents.ts'
 import { requireNames } from './read.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 
-/** The changes of a request. `memberOf` returns the member of the body that has this name. */
+/** The changes of a request. `memberOf` returns the property of the request body that contains the name. */
 export interface RequestedChanges extends NameChanges { memberOf: (name: string) => string }
 
-/** The names that were changed, and the document with these changes; no blob if nothing was changed. */
+/** The names that were changed, and the new document; `blob` is undefined if nothing was changed. */
 export interface Edited extends Omit<ChangedDocument, 'text'> { blob: string | undefined }
 
 /** Changes single names in the document of a level that was loaded as `readable`. Throws ApiError. */
@@ -25,7 +25,7 @@ export function editDocument (
   const format = requireNames(state)
   const dataKey = dataKeyOf(keyring, activeKeyOf(state))
   const before = textOf(storageKey, state, dataKey)
-  // `changeNames` takes an empty text as a missing document.
+  // `changeNames` treats an empty text as a missing document, so an empty document that does not parse is refused here.
   if (withoutMark(before) === '' && ownSecret(state)?.is_stored) {
     const position = documentError(format, before)
     if (position !== undefined) return fail('document_unreadable', { level, ...position })
@@ -60,10 +60,10 @@ function textOf (storageKey: KeyObject, state: LevelState, dataKey: KeyObject): 
   if (secret === undefined || !secret.is_stored) return ''
   const blob = openCurrent(storageKey, state, secret as SecretRow & { sealed: Buffer })
   const plain = openBlob(dataKey, blob)
-  // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
+  // The content was validated when it was stored. So if it does not decrypt, the blob was manipulated.
   if (plain === undefined) throw new IntegrityError()
   const text = plain.toString('utf8')
-  // A client can store a blob that is not UTF-8. Storing the text would change these bytes.
+  // A client can store a document that is not UTF-8. If the server stored `text`, it would change these bytes.
   const position = encodingError(plain, text)
   return position === undefined ? text : fail('document_unreadable', { level: state.level, ...position })
 }

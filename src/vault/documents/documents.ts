@@ -9,17 +9,20 @@ import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
 import { currentContext, versionContext, type SecretContext } from '../keys/contexts.ts'
 
-/** A current document, from the state of a level or from a rotation. */
+/** A current document, as `LevelState` or a rotation contains it. */
 export type StoredDocument = Pick<SecretRow, 'id' | 'level_id' | 'revision' | 'key_version' | 'recorded_revision'> & {
   sealed: Buffer
 }
 
-/** Opens the blob of a current document. Throws IntegrityError, also if its key is not the active key (S-6.6). */
+/**
+ * Decrypts a stored document with the storage key. Returns the blob, which is still encrypted with the project's key.
+ * Throws IntegrityError, also if the document is not under the active key of the project (S-6.6).
+ */
 export function openCurrent (
   storageKey: KeyObject, state: { organization_id: string, project: { key_version: number } }, secret: StoredDocument
 ): string {
   const { id, level_id, key_version, revision, recorded_revision } = secret
-  // If a version is newer than the document, the row was rolled back.
+  // If a version is newer than the document, the row was replaced by an older row.
   if (recorded_revision !== null && recorded_revision > revision) throw new IntegrityError()
   if (key_version !== state.project.key_version) throw new IntegrityError()
   const context = { organization_id: state.organization_id, secret_id: id, level_id, key_version }
@@ -38,7 +41,7 @@ export function openVersion (storageKey: KeyObject, organizationId: string, {
   return openAtRest(storageKey, sealed, versionContext(context, version.id, version.revision)).toString('utf8')
 }
 
-/** Opens the blob that a document had at a moment, from the current row or a version. */
+/** Decrypts the blob of a document at a moment, from the current row or from a version. */
 export function openPast (storageKey: KeyObject, document: PastDocument): string {
   const { held, id, level_id, sealed, version, revision, key_version, key: { organization_id } } = document
   if (sealed === null) throw new Error('the document is not known')
@@ -66,11 +69,11 @@ const ETAG_SALT = Buffer.from('strongroom etag')
 
 interface Etags { key: KeyObject, made: LRUCache<string, string> }
 
-// Maximum size of the ETag cache of one organization.
+// Maximum characters in the ETag cache of one organization.
 const MAX_CACHED_CHARACTERS = 64 * 1024
 const etagsOf = new WeakMap<KeyObject, Etags>()
 
-/** A strong ETag over document revisions and the response's parameters. A keyed hash, so that it reveals neither. */
+/** A strong ETag for document revisions and response parameters. A keyed hash, so that the ETag reveals neither. */
 export function etagOf (
   storageKey: KeyObject, secrets: readonly { id: string, revision: number }[], ...shape: string[]
 ): string {

@@ -13,21 +13,21 @@ import { hasNames } from './open-documents.ts'
 import type { Change, NoChange } from './plan-write.ts'
 import { contentOf, eventOfReading } from './read.ts'
 
-/** The document of a level before and after a change that was only planned. Null: no document. */
+/** The document of a level before and after a planned change. */
 export interface PlannedChange {
   state: LevelState
-  /** The planned change; its `blob` is null if the document would be deleted. Undefined if nothing would change. */
+  /** The planned change; undefined if nothing changes. A `blob` of null deletes the document. */
   change: Pick<Change, 'blob' | 'record'> | undefined
   etag: string | null
-  /** The decrypted documents. Undefined if the server cannot read their names, or does not have the new document. */
+  /** The decrypted documents. Undefined if the server cannot read names, or does not have the new document. */
   texts: { before: string | null, after: string | null } | undefined
 }
 
 /**
- * Decrypts the current document of a level, so that `plannedLevel` can compare it with the planned document. The level
- * must be loaded with `readable`.
+ * Decrypts the current document of a level, so that `plannedLevel` can compare the document with the planned document.
+ * The level must be loaded with `readable`.
  *
- * @param after the decrypted document after the change; undefined if the server does not have it
+ * @param after the decrypted document after the change; undefined if the server does not have this document
  */
 export function planChange (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, change: PlannedChange['change'],
@@ -43,8 +43,8 @@ export function planChange (
 }
 
 /**
- * The result of `decide` for a dry run. The write fails with the same errors as the real change, but changes nothing;
- * it records the read.
+ * The result of `decide` for a dry run. The write fails with the same errors as the real change. It changes nothing,
+ * but records that the request has read the document.
  *
  * @param more further details of the event
  */
@@ -53,7 +53,7 @@ export function outcomeOfDryRun (
 ): NoChange {
   const own = ownSecret(state)
   const details = { dry_run: change.event, ...more }
-  // No document was read if the texts were not compared, or if the level never had a document.
+  // The request reads no document if the texts are not compared, or if the level never had a document.
   const isRead = texts !== undefined && own !== undefined
   return { read: isRead ? eventOfReading(state, [own], action, details).event : undefined, planned: change }
 }
@@ -63,7 +63,7 @@ const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined
   return own?.is_stored ? own as SecretRow & StoredDocument : undefined
 }
 
-/** Describes a planned change of a level for the response. Yields to the event loop before it reads each document. */
+/** Describes a planned change of a level for the response. Yields to the event loop before it parses each document. */
 export async function plannedLevel (
   { state, change, etag, texts }: PlannedChange, known?: PlannedLevel['names']
 ): Promise<PlannedLevel> {
@@ -92,12 +92,12 @@ async function compareTexts (
   return { added, changed, removed }
 }
 
-/** The fields that every operation sends in its response to a dry run of one level. */
+/** The common fields of all responses to a dry run of one level. */
 export function dryRunAnswer (planned: PlannedLevel): { message: string, dry_run: DryRun } {
   return { message: `${DRY_RUN_MESSAGE} ${sentenceOf(planned)}`, dry_run: { levels: [planned], more: 0 } }
 }
 
-/** The begin of the message of each dry run. */
+/** The beginning of the message of each dry run. */
 export const DRY_RUN_MESSAGE = 'Dry run: nothing was changed.'
 
 function sentenceOf ({ change, names }: PlannedLevel): string {

@@ -8,38 +8,39 @@ import type { Slice } from '../../rules/slices.ts'
 import { openDocuments, type OpenedDocument, type ReadContext } from './open-documents.ts'
 import { visibleSecrets } from './read.ts'
 
-/** An opened document. `entries` is undefined if the document cannot be parsed. */
+/** A decrypted document. `entries` is undefined if the document cannot be parsed. */
 interface Document { level: Level, secret: SecretRow, entries: Entries | undefined }
 
-/** A column of the matrix: a level, and the documents on the path to the level, from the level itself up. */
+/** A column of the matrix: a level, and the documents of the level (first) and of its ancestors. */
 interface Column { state: LevelState, path: PathDocument[] }
 
-/** A document on the path to a level, by its index in the list of documents. */
+/** A document of a level or of its ancestor. `index` is the index in `OpenedLevels.documents`. */
 interface PathDocument { index: number, level: Level, isOwn: boolean, isReadable: boolean }
 
 /** The documents of a page of levels. */
 interface OpenedLevels {
   documents: Document[]
   columns: Column[]
-  /** Whether the limits of a page left out levels. */
+  /** Whether levels were omitted because of the limits of a page. */
   isCut: boolean
 }
 
-/** The document of the level itself; undefined without a document. */
+/** The document of the level itself; undefined if the level has no document. */
 export function ownDocument ({ documents }: OpenedLevels, { path: [nearest] }: Column): Document | undefined {
   return nearest?.isOwn ? documents[nearest.index] : undefined
 }
 
 /**
- * Opens the documents of levels, and those on the path to them. Ends at the limits of a page, which depend only on the
- * documents, so that each page of names has the same levels. Documents that the restrictions exclude do not count.
+ * Decrypts the documents of levels and of their ancestors. Ends at the limits of a page. The limits depend only on the
+ * documents, so each page of names has the same levels. Documents outside of the caller's restrictions are not
+ * decrypted and do not count.
  */
 export async function openLevels (
   context: ReadContext, organizationId: string, levels: readonly LevelState[], slices: readonly Slice[]
 ): Promise<OpenedLevels> {
   const paths = levels.map((state) => visibleSecrets(state, slices))
   const listed = [...new Map(paths.flat().map((secret) => [secret.id, secret])).values()]
-  /** The opened documents by the id of their level; undefined if the document is gone. */
+  /** The decrypted documents by the id of their level; undefined if the document was deleted meanwhile. */
   const opened = new Map<string, OpenedDocument | undefined>()
   const documents: Document[] = []
   const indexes = new Map<string, number>()
@@ -72,15 +73,15 @@ export async function openLevels (
   }
 }
 
-/** Rows to compare between two yields to the event loop. */
+/** The number of rows to compare between two yields to the event loop. */
 const STEP = 200
 
-/** The names of the levels in their order, with the cells of the names of a page. */
+/** A page of the names in the levels, sorted, with a cell for each name and level. */
 export async function nameRows (
   { documents, columns }: OpenedLevels, isWanted: (name: string) => boolean, only: MatrixQuery['only'],
   { offset, limit }: { offset: number, limit: number }
 ): Promise<{ rows: MatrixName[], total: number }> {
-  // If the limits cut the levels, a document may have been opened for a level that was left out.
+  // Omits documents that belong only to levels that were omitted because of the limits.
   const used = new Set(columns.flatMap(({ path }) => path.map(({ index }) => index)))
   const names = await sortedNames(documents.filter((_, index) => used.has(index)), isWanted)
   const valuesOf = (name: string) => documents.map(({ entries }) => entries?.[name])
@@ -92,7 +93,7 @@ export async function nameRows (
   return { rows, total: matching.length }
 }
 
-// Sorts the names of each document first: the sort of the whole list is fast for sorted parts.
+// Sorts the names of each document first, because the final sort of the whole list is fast for sorted parts.
 async function sortedNames (documents: readonly Document[], isWanted: (name: string) => boolean): Promise<string[]> {
   const names = new Set<string>()
   for (const { entries } of documents) {
@@ -115,7 +116,8 @@ async function inSteps<T, U> (all: readonly T[], work: (one: T) => U): Promise<U
 /** The value of one name in each document. */
 type Values = readonly (string | undefined)[]
 
-// The document with the value that is in force at a level. A document that cannot be parsed may have any name.
+// The document with the effective value at a level. If a nearer document cannot be parsed, the result is `unknown`,
+// because that document may have the name.
 function sourceOf ({ path }: Column, values: Values): PathDocument | 'missing' | 'unknown' {
   for (const document of path) {
     if (!document.isReadable) return 'unknown'

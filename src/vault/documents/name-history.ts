@@ -9,38 +9,39 @@ import { readValue } from '../../rules/documents/value.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 import { openVersion } from './documents.ts'
 
-// A request opens at most this much, so that a few requests do not occupy the process, whatever the documents are.
+// Maximum bytes that a request decrypts, so that a few requests do not occupy the process.
 const MAX_BYTES = 8 * 1024 * 1024
-/** The page of one statement: the driver decodes its rows without a yield to the event loop. */
+/** The maximum page of one statement. The driver decodes all its rows without a yield to the event loop. */
 const PAGE = { versions: 100, bytes: 1024 * 1024 }
 /** Milliseconds of work between two yields to the event loop. */
 const SLICE_MS = 10
 
-/** A version that changed the name. `value` is undefined if the version removed the name. */
+/** A version that changed the name. `value` is the new value; undefined if the version removed the name. */
 export interface Change { version: VersionContent, change: NameChangeWord, value: Value }
 
 export interface NameHistory {
-  /** Newest first. */
+  /** The changes, newest first. */
   changes: Change[]
-  /** The versions that were opened, newest first. */
+  /** The versions that were decrypted, newest first. */
   opened: VersionContent[]
   unreadable: number
   missing: number
-  /** The next request continues with the versions older than this one; null at the end. */
+  /** The id of a version. The next request continues with older versions. Null at the end of the history. */
   next: number | null
 }
 
-/** The value of a name; undefined without the name. */
+/** The value of a name; undefined if the document does not have the name. */
 type Value = string | undefined
 
 const UNREADABLE = Symbol('unreadable')
 
 /**
- * The versions, older than `after`, that changed a name. Compares each version with the next older one that can be
- * read. A `create` is compared with an empty document, because no document existed before it. So is the version after a
- * `delete`.
+ * Finds the versions older than `after` that changed a name. Compares each version with the next older version that can
+ * be read. A version is compared with an empty document if no document existed before: after a `delete`, and for a
+ * `create`.
  *
- * If the limits end the request, the oldest opened version is not compared yet. The next request begins with it.
+ * If the limits end the request, the oldest decrypted version is not compared yet. The next request begins with this
+ * version.
  */
 export async function nameHistory (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, after: number,
@@ -49,7 +50,7 @@ export async function nameHistory (
   const valueIn = createReader(keyring, storageKey, state, name)
   const opened: VersionContent[] = []
   const found = { changes: [] as Change[], unreadable: 0, missing: 0 }
-  /** The version to compare with the next older one, and the counts before it. */
+  /** The version to compare with the next older version, with its index and the counts before it. */
   let newer: { version: VersionContent, index: number, value: Value, unreadable: number, missing: number } | undefined
   let isEnd = false
   let bytes = 0
@@ -71,7 +72,8 @@ export async function nameHistory (
     worked += performance.now() - began
   }
   if (isEnd) return { ...found, opened, next: null }
-  // If all versions after the first one are unreadable, the next request would begin with the same version.
+  // If all versions older than the first version are unreadable, skips the first version: otherwise the next request
+  // would begin with the same version.
   if (newer === undefined || newer.index === 0) return { ...found, opened, next: opened.at(-1)!.id }
   const { unreadable, missing, index } = newer
   return { ...found, unreadable, missing, opened, next: opened[index - 1]!.id }
@@ -83,7 +85,7 @@ export async function nameHistory (
     bytes += size_bytes
     found.missing += older_revision === null ? 0 : revision - older_revision - 1
     const value = valueIn(version)
-    // No document existed after a `delete`, nor before a `create`, also if the version cannot be read.
+    // No document existed after a `delete` or before a `create`, even if the version cannot be read.
     const isBorder = action === 'delete' || action === 'create'
     if (value === UNREADABLE) {
       found.unreadable++
@@ -107,10 +109,10 @@ export async function nameHistory (
 
 function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string) {
   const { organization_id, project } = state
-  // Without a document there are no versions to read.
+  // A level with versions has a document row, so `ownSecret` is defined.
   const secret = ownSecret(state)!
   const keys = new Map<number, KeyObject>()
-  // Consecutive versions often have the same content, as after a key rotation.
+  // Caches the last value, because consecutive versions often have the same content, for example after a key rotation.
   let last: { text: string, value: Value | typeof UNREADABLE } | undefined
 
   return (version: VersionContent): Value | typeof UNREADABLE => {
@@ -119,7 +121,7 @@ function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelStat
     let dataKey = keys.get(key.version)
     if (dataKey === undefined) keys.set(key.version, dataKey = dataKeyOf(keyring, key))
     const content = openBlob(dataKey, openVersion(storageKey, organization_id, { version, secret, sealed }))
-    // A client can have stored anything under a key that the server manages now.
+    // If a client managed the key before, the client may have stored any content under this key.
     if (content === undefined) return UNREADABLE
     const text = content.toString('utf8')
     if (last?.text === text) return last.value

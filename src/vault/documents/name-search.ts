@@ -7,13 +7,13 @@ import { readDocument } from '../../rules/documents/read.ts'
 import type { Slice } from '../../rules/slices.ts'
 import { hasNames, openDocuments, type OpenedDocument, type ReadContext } from './open-documents.ts'
 
-/** The last searched document. `secret_id` is null if the whole project was searched. */
+/** The position after the last searched document. `secret_id` is null if the whole project was searched. */
 export interface SearchPosition { project_id: string, secret_id: string | null }
 
-/** The position before all projects. */
+/** The position before the first project. */
 export const SEARCH_START: SearchPosition = { project_id: '', secret_id: '' }
 
-/** The range of the projects after a position, which includes a project that was not searched whole. */
+/** The range of projects to search after a position. Includes the project of the position if a part of it is left. */
 export const projectsAfter = ({ project_id, secret_id }: SearchPosition) =>
   ({ from: project_id, isInclusive: secret_id !== null })
 
@@ -21,9 +21,9 @@ export const projectsAfter = ({ project_id, secret_id }: SearchPosition) =>
 export interface SearchScope {
   organization_id: string
   slices: readonly Slice[]
-  /** Only these projects; null for all. */
+  /** Searches only projects with these ids; null for all projects. */
   projects: readonly string[] | null
-  /** The last project of an incomplete list `projects`; the next page continues after it. */
+  /** Set if the list `projects` is incomplete: its last project. The next page continues after this project. */
   lastProject?: string | undefined
 }
 
@@ -37,7 +37,7 @@ export interface NameSearch {
   next: SearchPosition | null
 }
 
-/** Searches the names of the documents after a position, up to the limits of a page. Throws IntegrityError. */
+/** Searches the names in the documents after a position, up to the limits of a page. Throws IntegrityError. */
 export async function searchNames (
   context: ReadContext, scope: SearchScope, after: SearchPosition,
   isWanted: (name: string) => boolean
@@ -71,7 +71,7 @@ export async function searchNames (
     next
   }
 
-  // The last searched document if more documents follow, else undefined.
+  // Returns the last searched document if more documents follow; otherwise undefined.
   async function searchDocuments (): Promise<SearchPosition | undefined> {
     let bytes = 0
     let count = 0
@@ -96,7 +96,7 @@ export async function searchNames (
     worked += performance.now() - began
   }
 
-  // More projects may follow if the list of projects reached its limit.
+  // The position for the next page if the list of projects reached its limit, because more projects may follow.
   function restOfProjects (): SearchPosition | null {
     const isCut = projects === null && passed.length === SEARCH_LIMITS.projects
     const lastProject = isCut ? passed.at(-1)!.id : scope.lastProject
@@ -106,7 +106,8 @@ export async function searchNames (
 
 type Project = LevelState['project']
 
-// The restrictions of a search by project. Throws for a project without restrictions among others that have some.
+// Groups the restrictions by project. The returned function throws for a project without restrictions if other projects
+// have restrictions.
 function byProject (slices: readonly Slice[]): (projectId: string) => readonly Slice[] {
   const found = new Map<string, Slice[]>()
   for (const slice of slices) {

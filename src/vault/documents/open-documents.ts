@@ -6,32 +6,32 @@ import { findLevelsOfSecrets, type LevelState, type SecretRow } from '../../repo
 import type { Slice } from '../../rules/slices.ts'
 import { currentContents, visibleSecrets } from './read.ts'
 
-/** A request that reads many documents. */
+/** The context of a request that reads many documents. */
 export interface ReadContext {
   db: Db
   keyring: Keyring
   storageKey: KeyObject
-  /** Counts the duration of a look-up against the deadline of the request. */
+  /** Waits for a look-up, and counts its duration against the deadline of the request. */
   waitFor: <T>(work: Promise<T>) => Promise<T>
-  /** Whether the client has disconnected: then the work ends. */
+  /** Whether the client has disconnected, so that the work should end. */
   isDisconnected: () => boolean
 }
 
-/** A decrypted document of a level. */
+/** A level with its decrypted document. */
 export interface OpenedDocument { state: LevelState, secret: SecretRow, text: string }
 
-/** Bytes of documents to load together, so that a request does not hold all its documents in memory. */
+/** Maximum bytes of documents in a batch, so that a request does not hold all its documents in memory. */
 const BATCH_BYTES = 512 * 1024
 
-/** Whether the documents of a project have names that the server can read. */
+/** Whether the server can read names in the documents of a project. */
 export const hasNames = ({ encryption_type, secret_format }: LevelState['project']) =>
   encryption_type !== 'client' && secret_format !== 'text'
 
 /**
  * Loads and decrypts documents in their order, and yields to the event loop between two documents. `content` is
- * undefined if the document was deleted since it was listed, or if the caller can no longer see or read it.
+ * undefined if the document was deleted after the list was loaded, or if the caller can no longer read the document.
  *
- * @param slicesOf the restrictions of the caller, by project
+ * @param slicesOf returns the restrictions of the caller in a project
  */
 export async function * openDocuments<D extends { id: string, size_bytes: number }> (
   { db, keyring, storageKey, waitFor }: ReadContext, organization_id: string, documents: readonly D[],

@@ -8,40 +8,40 @@ import type { SecretWrite } from '../../repositories/secrets/secrets.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
 import { sealCurrent, sealVersion, sizeOf } from './documents.ts'
 
-/** The effect of a write on a level. `blob` is the new document; null deletes the document. */
+/** The change of a level by a write. `blob` is the new document; null deletes the document. */
 export interface Change {
   blob: string | null
-  /** The version to record, with its content; null with `no_backup`. */
+  /** The version to record, with its content; null if the request has `no_backup`. */
   record: { action: VersionAction, blob: string, restored_from?: number } | null
   event: AuditEvent['action']
-  /** Whether the proof reveals the client's key, which the operator allows. Recorded in the event. */
+  /** Whether the key proof reveals the client's key, which the operator allows. The event records this. */
   revealed?: boolean
 }
 
-/** A write that leaves the level as it is. Records no version, and the event if the response reveals the document. */
+/** A write that changes nothing and records no version. `read`: the event, if the response reveals the document. */
 export interface NoChange {
   read: AuditEvent | undefined
-  /** In a dry run: the change, which is refused as if it were made. */
+  /** In a dry run: the planned change, which is checked against the plan's limits like a real change. */
   planned?: Change
 }
 
-/** The result of a write: the level before the write, and the new row of its document. */
+/** The result of a write: the level before the write, and the new document row. */
 export interface Written { state: LevelState, secret: SecretRow }
 
-/** A write with its sealed rows and its event. */
+/** A write with its encrypted rows and its event. */
 export interface Planned extends SecretWrite, Written {
   event: AuditEvent
   /** The change of the organization's stored bytes. */
   growth: number
 }
 
-/** The level with the document of an earlier write in the transaction, if any. `state` has no other documents. */
+/** The level with the document row of an earlier write in the transaction, if any. Writes load no other documents. */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }
 }
 
-/** Prepares the rows of a write. `counter` includes the writes before this one. Throws `plan_limit_reached`. */
+/** Prepares the rows of a write. `counter` includes earlier writes of the transaction. Throws `plan_limit_reached`. */
 export function planOf (
   { actor, storageKey }: { actor: Planned['actor'], storageKey: KeyObject }, state: LevelState,
   { blob, record, event, revealed = false }: Change, counter: Pick<Counter, 'next_version' | 'stored_bytes' | 'plan' | 'at'>

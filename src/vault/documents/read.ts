@@ -25,20 +25,20 @@ export interface Reading {
   merge: Merge
   raw: boolean
   filters?: RetrieveBody['filters'] | undefined
-  /** Read the documents as of this moment. */
+  /** Reads the documents that existed at this moment. */
   at?: Date | undefined
-  /** Whether this is a retrieve request (with a body), whose response may include the values. */
+  /** Whether the request is a retrieve request (with a body), whose response may include the values. */
   isRetrieve: boolean
   /** The path of the request, without its query. */
   path: string
 }
 
-/** The documents of a level and its parents that a caller with these restrictions may see. */
+/** The documents of a level and of its ancestors that a caller with these restrictions may read. */
 export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
   return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
 }
 
-/** The format of a project's documents. Throws 422 if they have no names that the server can read. */
+/** The format of a project's documents. Throws 422 if the server cannot read names in the documents. */
 export function requireNames ({ project: { encryption_type, secret_format } }: LevelState): NamedFormat {
   if (encryption_type === 'client') fail('client_managed_encryption')
   return secret_format === 'text'
@@ -46,7 +46,7 @@ export function requireNames ({ project: { encryption_type, secret_format } }: L
     : secret_format
 }
 
-/** The columns of a document, without the content, that a response contains. */
+/** The columns of a document that a response contains besides the content. */
 type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
 
 /** The ETag of a response, from its documents and the parameters of the request. */
@@ -54,7 +54,7 @@ export function readingEtag (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
 ): string {
   const { decrypt, merge, raw, filters, isRetrieve, at } = reading
-  // A re-encrypted version has another key version at the same revision.
+  // Re-encryption changes the key version of a version, but not its revision.
   const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
   return etagOf(
     storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw),
@@ -73,7 +73,7 @@ export async function currentContents (
   return contentsOf(visible, (secret) => contentOf(openCurrent(storageKey, state, secret as StoredSecret), dataKey))
 }
 
-/** The contents of past documents, each decrypted with the key that encrypted it; 422 for a client's key. */
+/** The contents of past documents, each decrypted with its own key. 422 if a client manages one of the keys. */
 export async function pastContents (
   keyring: Keyring, storageKey: KeyObject, visible: readonly PastDocument[], decrypt: boolean
 ): Promise<Contents> {
@@ -82,7 +82,7 @@ export async function pastContents (
     contentOf(openPast(storageKey, document), decrypt ? dataKeyOf(keyring, document.key) : undefined))
 }
 
-/** The decrypted content of a version; 422 for a client's key. */
+/** The decrypted content of a version. 422 if a client manages the key. */
 export async function versionContents (
   keyring: Keyring, storageKey: KeyObject, found: FullVersion
 ): Promise<Contents> {
@@ -92,11 +92,11 @@ export async function versionContents (
     contentOf(openVersion(storageKey, key.organization_id, found), dataKeyOf(keyring, key)))
 }
 
-/** The size of decrypted documents, and about the size of a response with them. */
+/** The total length of decrypted documents, which is about the size of a response with these documents. */
 export const charactersOf = (documents: Contents): number =>
   [...documents.values()].reduce((sum, { length }) => sum + length, 0)
 
-/** The audit event of a read of documents, of a level or an organization, and the bytes of their content. */
+/** The audit event for a read of documents of a level or an organization, and the bytes of their content. */
 export function eventOfReading (
   { level, level_id }: { level: Level | 'organization', level_id: string },
   visible: readonly Pick<SecretRow, 'id' | 'revision' | 'sealed'>[],
@@ -113,10 +113,10 @@ export const documentDetails = (documents: readonly Pick<SecretRow, 'id' | 'revi
   revisions: documents.map(({ revision }) => revision).join(' ')
 })
 
-/** Documents of this length or more take milliseconds to decrypt. */
+/** The decryption of a document with at least this length takes milliseconds. */
 const LARGE_DOCUMENT = 64 * 1024
 
-// Yields to other requests between large documents.
+// Decrypts documents. Yields to the event loop after each large document.
 async function contentsOf<D extends Pick<Shown, 'level'>> (
   documents: readonly D[], open: (document: D) => string
 ): Promise<Contents> {
@@ -129,7 +129,7 @@ async function contentsOf<D extends Pick<Shown, 'level'>> (
   return contents
 }
 
-/** The response to a read: one object of values with `raw`, else the documents in the requested form. */
+/** The response to a read: with `raw` an object of names and values, otherwise the documents in the requested form. */
 export async function answerReading (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
@@ -139,20 +139,20 @@ export async function answerReading (
   return filterValues(await valuesOf(state, documents, levels, refuseUnreadable), filters)
 }
 
-/** The decrypted document; without a data key, the blob. */
+/** The decrypted document; without a data key, the encrypted blob. */
 export function contentOf (blob: string, dataKey: KeyObject | undefined): string {
   if (dataKey === undefined) return blob
-  // Content was validated when it was stored, so a blob that does not decrypt was manipulated.
+  // The content was validated when it was stored. So if it does not decrypt, the blob was manipulated.
   const plain = openBlob(dataKey, blob)
   if (plain === undefined) throw new IntegrityError()
   return plain.toString('utf8')
 }
 
-/** The merged values of the levels of a state. 422 for an invalid document. */
+/** The merged values of a level and its ancestors. 422 for an invalid document. */
 export const mergedValues = async (state: LevelState, documents: Contents): Promise<Entries> =>
   valuesOf(state, documents, LEVELS, refuseUnreadable)
 
-/** The levels that have a name, from the project down, for each name of the documents. 422 for an invalid document. */
+/** For each name in the documents, the levels that have the name, project first. 422 for an invalid document. */
 export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
   const found = new Map<string, Level[]>()
   for (const [level, text] of documents) {
@@ -169,7 +169,8 @@ export async function levelsByName ({ project }: LevelState, documents: Contents
 
 const refuseUnreadable = (level: Level) => fail('document_unreadable', { level })
 
-// Merges the values of levels in their order; the last one overrides. `unreadable` handles an invalid document.
+// Merges the values of levels in their order. The value of a later level replaces that of an earlier level.
+// `unreadable` handles a document that does not parse.
 async function valuesOf<Unreadable> (
   { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable
 ): Promise<Entries | Unreadable> {
@@ -190,7 +191,7 @@ async function toAnswer (
   const { project, target, environment } = state
   const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
   const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS, refuseUnreadable)
-  // If a document cannot be parsed, the response has no values.
+  // If a document does not parse, the response has no values.
   const readable = () => valuesOf(state, documents, LEVELS, () => undefined)
   const values = action === 'decrypt' && isRetrieve ? merged ?? await readable() : undefined
   const format = project.secret_format === 'json' ? 'json' : 'env'
@@ -242,7 +243,7 @@ function filterValues (values: Entries, filters: Reading['filters']): Entries {
   if (tags.length > 0) return kept
   const wanted = search?.toLowerCase()
   const listed = new Set(names)
-  // The values have no prototype, so `in` sees only own properties.
+  // The object of values has no prototype, so `in` sees only its own properties.
   for (const name in values) {
     const isListed = listed.size === 0 || listed.has(name)
     if (isListed && (wanted === undefined || name.toLowerCase().includes(wanted))) kept[name] = values[name]!

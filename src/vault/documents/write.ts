@@ -18,14 +18,14 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { planOf, withDocument, type Change, type NoChange, type Planned, type Written } from './plan-write.ts'
 
 /**
- * A write of a document. `decide` is called under the organization's lock, with the level (undefined if it does not
- * exist) and the version to restore. It returns the change, or throws an error that refuses the write. It is
- * synchronous, so that other changes of the organization do not wait for I/O.
+ * A write of a document. `decide` is called while the organization's counter row is locked. `decide` gets the level
+ * (undefined if the level does not exist) and the version to restore. `decide` returns the change, or throws an error
+ * that refuses the write. `decide` is synchronous, so that other changes of the organization do not wait for I/O.
  */
 export interface Write<C extends Change | NoChange = Change | NoChange> {
   storageKey: KeyObject
   target: Target
-  /** The bytes of the document that the write sends. */
+  /** The bytes of the document in the request. */
   bytes: number
   decide: (state: LevelState | undefined, restored: FullVersion | undefined) => C
 }
@@ -38,12 +38,12 @@ interface ReadRequest { organizationId: string, bytes: number, row: EventRow }
 type Request = (WriteRequest | ReadRequest) & { isApart?: boolean }
 type Queued = Entry & Request & { commit: SynchronousCommit, resolve: (written: Written | undefined) => void }
 
-/** The result of a request. After RowLocked, the request is queued again. */
+/** The result of a request. After the error RowLocked, the request is queued again. */
 type Outcome = { written: Written | undefined } | { error: unknown }
 
 /**
- * Writes a document with its version and its event. Queued changes share one transaction; `decide` sees the committed
- * state and the earlier writes of the transaction. Undefined after a NoChange. Throws the errors of `decide`;
+ * Writes a document with its version and its event. Queued changes share one transaction. `decide` sees the committed
+ * state and the earlier writes of the transaction. Returns undefined after a NoChange. Throws the errors of `decide`;
  * `plan_limit_reached`; CallerEnded; OrganizationInactive; DatabaseUnavailable after the deadline, for example while a
  * long operation locks the project.
  */
@@ -55,7 +55,7 @@ export async function writeLevel (
 ): Promise<Written | undefined> {
   const request: WriteRequest = {
     ...write,
-    // The document and its version.
+    // The document is stored twice: as the current document and as a version.
     bytes: 2 * write.bytes,
     organizationId: id,
     actor
@@ -69,16 +69,16 @@ export async function writeLevel (
 }
 
 /**
- * Records the events of requests that only read, in batches with other changes.
+ * Records the events of requests that only read. Batches of events share a transaction with other changes.
  *
- * @param commit with `off`, a crash of the database can lose events of the last second whose responses were sent
+ * @param commit with `off`, a crash of the database can lose the events of the last second, whose responses were sent
  */
 export function createReadRecorder (db: Db, commit: SynchronousCommit): RecordRead {
   return async (actor, event, bytes = 0) => {
     const request: ReadRequest = { organizationId: actor.organization_id, bytes, row: eventRow(actor, event) }
     await enqueue(db, request, actor, commit).catch((error: unknown) => {
       if (error instanceof CallerEnded) throw error
-      // A response must not be sent without a recorded event.
+      // If the event is not recorded, the request fails, because no response may be sent without a recorded event.
       const { message, code } = databaseError(error)
       throw new DatabaseUnavailable(`An event could not be recorded: ${message}`, code)
     })
@@ -90,7 +90,7 @@ const enqueue = (db: Db, request: Request, { waited }: Actor, commit: Synchronou
     queueOf(db).join({ ...request, until: endOfWait(waited), commit, run: writeTogether, resolve, reject } as Queued)
   })
 
-// Minimum time for a transaction: longer than `lock_timeout`, so that a locked counter is reported as such.
+// Minimum timeout of a transaction: longer than `lock_timeout`, so that a locked counter row gives a lock timeout.
 const MIN_TIMEOUT_MS = 1_500
 
 async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void> {
@@ -106,18 +106,19 @@ async function writeTogether (db: Db, entries: readonly Queued[]): Promise<void>
     }
   } catch (error) {
     const isLocked = isLockTimeout(error) || isLostTransaction(error)
-    // An error without a code means that no connection was available: retries would get none either.
+    // An error without a code means that no connection was available, so a retry of each change would fail, too.
     const isOfOne = entries.length > 1 && codeOf(error) !== undefined && isUndone(error) && !isAwayForAll(error)
     if (!isLocked && !isOfOne) throw error
     for (const entry of entries) {
-      // One change made the transaction fail: changes with different `run` functions do not share a transaction.
+      // One of the changes made the transaction fail. Each change gets its own `run` function, because changes with
+      // different `run` functions do not share a transaction.
       if (!isLocked) entry.run = (db, entries) => writeTogether(db, entries)
       requeue(db, entry)
     }
   }
 }
 
-// Queues a change again: at first immediately, later after a pause.
+// Queues a change again: the first time immediately, later after a pause.
 function requeue (db: Db, entry: Queued) {
   const join = () => { queueOf(db).join(entry) }
   if (entry.isApart) pauseUntil(entry.until).then(join, entry.reject)
@@ -128,15 +129,15 @@ function requeue (db: Db, entry: Queued) {
 }
 
 /**
- * Locks the counters, decides the requests in order, and writes the rows and events. If another instance has locked a
- * counter, requests with `isApart` wait for the lock; others get RowLocked.
+ * Locks the counter rows, calls `decide` of the requests in order, and writes the rows and events. If another
+ * transaction has locked a counter row, requests with `isApart` wait for the lock. Other requests get RowLocked.
  */
 async function apply (db: Db, requests: readonly Request[], commit: SynchronousCommit): Promise<Outcome[]> {
   const writes = requests.filter((request) => 'decide' in request)
   const ids = new Set(requests.map(({ organizationId }) => organizationId))
   const isApart = requests.every(({ isApart }) => isApart)
   const own = counterOf(db)
-  // Pipelined: the statements run in this order, so the last three see the state under the lock.
+  // The statements are pipelined and run in this order, so the last three see the state under the lock.
   const [locked, verdicts, levels, versions] = await Promise.all([
     own === undefined ? lockCounters(db, ids, isApart ? 'all' : 'free', commit) : new Map([[own.organization_id, own]]),
     validateCallers(db, writes.map(({ organizationId, actor }) =>
@@ -155,7 +156,7 @@ async function apply (db: Db, requests: readonly Request[], commit: SynchronousC
     if (write.actor.caller != null) requireOpen(counter)
     const level = levelOf()
     const state = level && withDocument(level.state, documents)
-    // Decide before checking the locks, so that a refusal does not depend on locks.
+    // Calls `decide` before the check of the locks, so that a refusal does not depend on locks.
     const change = write.decide(state, versions.get(write)?.())
     if (verdict === 'locked' || level?.isFree === false) throw new RowLocked()
     if ('read' in change) {

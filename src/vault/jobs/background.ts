@@ -1,10 +1,10 @@
-/** A background job. The work list is in the database, so that another instance can continue the work. */
+/** A background job. Its work list is in the database, so that any instance can continue the work. */
 export interface Background {
-  /** Runs the job now and then regularly, because another instance may have left work. */
+  /** Runs the job now, and then regularly, because another instance may have left work undone. */
   start (): void
   /** Runs the job now, because a request has created work. */
   wake (): void
-  /** Stops after the current batch. */
+  /** Stops the job after the current batch. */
   stop (): Promise<void>
 }
 
@@ -12,8 +12,8 @@ const INTERVAL_MS = 30_000
 const MIN_REST_MS = 5
 
 /**
- * Runs `work` on each wake-up, one run at a time. Long work must check `isStopped` before each batch, and should call
- * `rest` after it.
+ * Runs `work` on each wake-up. Only one run takes place at a time. Long work must check `isStopped` before each batch,
+ * and should call `rest` after each batch.
  */
 export function createBackground (work: (isStopped: () => boolean) => Promise<void>, every = INTERVAL_MS): Background {
   let timer: NodeJS.Timeout | undefined
@@ -58,6 +58,6 @@ export function sideBySide (...all: readonly Background[]): Background {
   }
 }
 
-/** Pauses for as long as the last batch took, and at least `least` milliseconds, so that requests have priority. */
+/** Pauses as long as the last batch took, at least `least` milliseconds, so that requests get enough CPU time. */
 export const rest = (began: number, least = MIN_REST_MS): Promise<void> =>
   new Promise((resolve) => { setTimeout(resolve, Math.max(least, performance.now() - began)) })

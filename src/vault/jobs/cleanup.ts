@@ -27,13 +27,13 @@ interface Deletion {
   organization: { id: string }
   actor: Actor
   below: Below
-  /** Called in the transaction of a long operation, before any change. */
+  /** If the deletion is a long operation, called in the transaction before any change. */
   countLongOperation?: () => Promise<void>
 }
 
 /**
- * Returns a function that runs a deletion of a level in a transaction that locks the project. A deletion of more than
- * 1,000 levels is a long operation.
+ * Returns a function that deletes a level in a transaction that locks the project. The deletion of more than 1,000
+ * levels is a long operation (`runLongOperation`).
  */
 export function deletionRunner (
   { db: handle, reads, longTransactions }: { db: Db, reads: Db, longTransactions: Db },
@@ -54,15 +54,16 @@ export function deletionRunner (
 }
 
 /**
- * Deletes a level and those below it, in a `deletionRunner`, and the API tokens and team roles that are restricted to
- * these levels. `projectId`: the project of a target or an environment; the team roles of a project end with its row.
+ * Deletes a level and the levels below it, in a `deletionRunner`. Also deletes the API tokens and team roles that are
+ * restricted to these levels. `projectId` is the project of a deleted target or environment. If a project is deleted,
+ * its team roles are deleted with its row.
  */
 export async function deleteLevel (
   db: Db, actor: Actor, below: Below, event: Omit<AuditEvent, 'details'>,
   deleteRow: (gone: { documents: number }) => Promise<void>, projectId?: string
 ): Promise<void> {
   const { bytes, ...gone } = await removeHistories(db, actor.organization_id, below)
-  // Validate the caller before deleting tokens and team roles, which may include those of the caller.
+  // Validates the caller before the deletion of tokens and team roles, which may include those of the caller.
   await lockCounterLast(db, actor)
   await deleteRow(gone)
   await removeSome(db, actor.organization_id)
@@ -77,10 +78,10 @@ export async function deleteLevel (
       details: { project_id: projectId!, with: event.resource_type }
     }))
   )
-  // After the events, because the caller's token or role may be among these.
+  // Must come after the events, because the caller may use one of these tokens or team roles.
   await deleteTokens(db, actor.organization_id, tokens)
   if (projectId !== undefined) await deleteTeamsOfProject(db, actor.organization_id, projectId, teams)
-  // Without the level, the other tokens give no access. A background job deletes them.
+  // If more tokens are left, a background job deletes them. They give no access, because their levels are deleted.
   if (tokens.length === PIECE) await createTokenRemovals(db, levelsOf(actor.organization_id))
 }
 
@@ -89,32 +90,34 @@ const levelsOf = (organization_id: string): TokenRemoval => ({ organization_id, 
 const endingsOf = (tokens: readonly number[], cause: string): AuditEvent[] =>
   tokens.map((id) => eventOf('api-token.delete', id, { with: cause }))
 
-/** Deletes a first batch of the rows that the transaction has marked as removed. The worker deletes the others. */
+/** Deletes a first batch of the rows that the transaction has marked as removed. A worker deletes the rest. */
 export async function removeSome (db: Db, organizationId: string): Promise<void> {
   await deleteRemovedVersions(db, organizationId, START, PIECE)
   await deleteEmptyHistories(db, organizationId, PIECE)
 }
 
-/** Deletes a batch; returns the cursor for the next batch, or undefined after the last one. */
+/** Deletes a batch. Returns the cursor for the next batch; undefined after the last batch. */
 type Step = (organization: string, place: Removal) => Promise<Removal | undefined>
 
-/** A kind of cleanup in one organization, in steps. */
+/**
+ * A kind of cleanup. `list` returns organizations that need this cleanup; in each, `steps` run in order, then `end`.
+ */
 interface Kind {
   list (db: Db, after: string, limit: number): Promise<string[]>
   steps: Step[]
   end? (organization: string): Promise<void>
 }
 
-/** A kind of cleanup (by its index) that is due in an organization. */
+/** An organization that needs cleanup, and the index of the kind of cleanup. */
 interface Removing { kind: number, organization: string }
 
-/** The current step, and its cursor. */
+/** The index of the current step, and the cursor of the step. */
 interface Place { step: number, at: Removal }
 
 /**
  * Deletes in the background: purged versions, the rows of deleted levels and organizations, expired responses and
- * invitations, and expired or ended API tokens. Ended tokens have a separate worker, because a former member can only
- * join again after their deletion.
+ * invitations, and invalid API tokens. The tokens in `token_removals` have a separate worker, because a former member
+ * can join again only after the deletion of the tokens.
  */
 export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Background {
   const inBatches = (take: (db: Db, organization: string, limit: number) => Promise<number>): Step =>

@@ -12,22 +12,22 @@ import { createMember, lockMemberships, reachedLimit } from '../../repositories/
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 
-// Each function runs in the caller's transaction, and locks the organization before the account (0029).
+// Each function runs in the caller's transaction, and locks the organization before the account (decision 0029).
 
 export interface Invitee { id: number, name: string, email: string }
 
 /**
  * Why an invitation cannot be accepted:
- * - `gone`: it was withdrawn, declined or accepted, it expired, or it is to another address;
- * - `memberships_full`: the person is in, or owns, as many organizations as one person can;
- * - `organization_full`: the plan has no seat left;
- * - `tokens_left`: API tokens of an earlier membership are still being removed.
+ * - `gone`: the invitation was withdrawn, declined or accepted, has expired, or is to another address;
+ * - `memberships_full`: the person has reached the maximum number of memberships or of owned organizations;
+ * - `organization_full`: the plan allows no more members;
+ * - `tokens_left`: the API tokens of an earlier membership are not deleted yet.
  */
 export type Refusal = 'gone' | 'memberships_full' | 'organization_full' | 'tokens_left'
 
 /**
- * Makes the invited person a member. `actorOf` returns the person as an actor with the given role. Throws
- * OrganizationInactive.
+ * Makes the invited person a member. `actorOf` returns the person as the actor of the event, with the given role.
+ * Throws OrganizationInactive.
  */
 export async function acceptInvitation (
   db: Db, organizationId: string, id: string, person: Invitee, actorOf: (role: Role) => Actor
@@ -41,7 +41,7 @@ export async function acceptInvitation (
   const role = member?.role ?? invitation.role
   if (member === undefined) {
     if (reachedLimit(memberships, role) !== undefined) return 'memberships_full'
-    // The open invitation is already counted as a member.
+    // The limit already counts the open invitation as a member.
     if (await findFull(db, organizationId, plan, 'members', 0) !== undefined) return 'organization_full'
     if (!await endTokensOfBefore(db, organizationId, person.id)) return 'tokens_left'
     await createMember(db, { organization_id: organizationId, user_id: person.id, role })
@@ -51,7 +51,7 @@ export async function acceptInvitation (
   return { role }
 }
 
-/** Declines an invitation; false if there is none. The organization learns nothing about the person but the address. */
+/** Declines an invitation; false if there is none. The event shows the organization only the e-mail address. */
 export async function declineInvitation (
   db: Db, organizationId: string, id: string, person: Invitee
 ): Promise<boolean> {
@@ -63,9 +63,7 @@ export async function declineInvitation (
   return true
 }
 
-/**
- * Deletes up to 1,000 expired invitations, with events; returns their number. The caller has locked the organization.
- */
+/** Deletes up to 1,000 expired invitations, with events. Returns the number. The caller has locked the organization. */
 export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
   const { deleted, expired } = await deleteExpiredInvitations(db, organizationId)
   const events = expired.map(({ id, email }) => eventOf('invitation.expire', id, { email }))
@@ -81,15 +79,16 @@ async function lockInvitationTo (
 }
 
 /**
- * Deletes a membership with its places in teams and the API tokens that the person made in the organization. The last
- * owner who can act is not deleted. `judge` validates the locked membership and may throw. Returns the former member;
- * `member` is undefined if the MAC of the account does not verify. If a person leaves, records a personal event, too.
+ * Deletes a membership, the person's team memberships, and the API tokens that the person created in the organization.
+ * The only owner who can act is not deleted. `judge` validates the locked membership, and may throw. Returns the former
+ * member; `member` is undefined if the account has a wrong MAC. If a person leaves, also records an event of the
+ * person's account.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
   const { organization_id } = actor
-  // If two owners remove each other, the second transaction waits here and then sees the first removal.
+  // If two owners remove each other, the second transaction waits for this lock, and then sees the first removal.
   if (await lockPlan(db, organization_id) === undefined) return 'none'
   const otherOwners = await lockOtherOwners(db, organization_id, userId)
   const member = await lockMember(db, organization_id, userId)
@@ -98,7 +97,7 @@ export async function endMembership (
   if (isLastOwner(member, otherOwners)) return 'last_owner'
   const seen = await findMember(db, organization_id, userId)
   const tokens = await lockTokensOfMember(db, organization_id, userId)
-  // Record before deleting: a person who leaves is the caller, who must still be a member.
+  // Records the event before the deletion, because a person who leaves is the caller and must still be a member.
   const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
   await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
@@ -110,6 +109,6 @@ export async function endMembership (
   return { member: seen }
 }
 
-/** Whether a member is the only owner who can act. */
+/** Whether a member is an owner, and no other owner can act (`countOtherOwners`). */
 export const isLastOwner = ({ role }: { role: Role }, otherOwners: number): boolean =>
   role === 'owner' && otherOwners === 0

@@ -12,27 +12,27 @@ import { secondFactorContext } from '../keys/contexts.ts'
 import { openCurrent, openVersion } from '../documents/documents.ts'
 import { dataKeyOf, keyCheckOf, keyStringOf, saltOf, storageKeyOf } from '../keys/keys.ts'
 
-// Decrypts everything in a database, as the service would on request, to show that a restored backup works.
+// Decrypts all encrypted values in a database, as the service does on request, to show that a restored backup works.
 
 interface Rehearsed {
-  /** Decrypted versions and current documents. `of_clients` of them are client-managed: only decrypted at rest. */
+  /** The numbers of decrypted values. `of_clients` are client-managed: decrypted with the storage key only. */
   versions: number
   documents: number
   of_clients: number
-  /** Versions of removed histories that wait for deletion. */
+  /** The number of versions of removed histories, which a background job will delete. */
   removed: number
   keys: number
   rows: number
 }
 
-/** The tables whose rows `openEverything` opens or verifies; a table occurs once for each time. */
+/** The tables whose rows `openEverything` decrypts or verifies. A table is listed twice if both apply. */
 export const OPENED: readonly string[] = [
   'second_factors', 'encryption_keys', 'secret_versions', 'secrets', ...Object.keys(AUTHENTICATED)
 ]
 
 /**
- * Reports one line for each value that cannot be decrypted and for each row that is not authentic. Calls `onRow` for
- * each row.
+ * Decrypts and verifies all rows. Calls `tell` with a line for each value that cannot be decrypted and for each row
+ * with a wrong MAC. Calls `onRow` for each row.
  */
 export async function openEverything (
   db: Db, keyring: Keyring, tell: (line: string) => void, onRow: () => void
@@ -97,7 +97,7 @@ async function openOrganization (
   }
 }
 
-// Without a data key, the client manages the key, and the server cannot decrypt the content.
+// Without a stored data key, the client manages the key, so the server cannot decrypt the content.
 const isOurs = (key: KeyRow | null) => key !== null && key.data_key !== null
 
 function openContent (keyring: Keyring, key: KeyRow | null, blob: string): void {
@@ -121,7 +121,7 @@ const opening = (tell: (line: string) => void): Opens => (what, open) => {
 
 const shown = (value: unknown) => Buffer.isBuffer(value) ? value.toString('hex').slice(0, 16) : String(value)
 
-// Iterates over all rows, page by page.
+// Yields all rows of a list that is loaded in pages.
 async function * all<T, K> (first: K, next: (after: K) => Promise<T[]>, idOf: (row: T) => K): AsyncGenerator<T> {
   for (let after = first; ;) {
     const page = await next(after)

@@ -2,38 +2,39 @@ import { databaseError } from '../../db/database.ts'
 import type { Log } from '../../telemetry/log.ts'
 import { createBackground, rest, type Background } from './background.ts'
 
-/** The result of a step: more work after a place, a row locked by another transaction, or no work left. */
+/** The result of a step. `more`: work is left after this place. `locked`: another transaction has locked the row. */
 export type StepResult<Place> = { more: Place } | 'locked' | 'nothing'
 
 export interface JobSource<Job, Place> {
-  /** The next page of jobs after a job, in a fixed order. Each round reads the list again. */
+  /** The page of jobs that follows the job `after`, in a fixed order. Each round reads the list again. */
   list (after: Job | undefined, limit: number): Promise<Job[]>
   nameOf (job: Job): string
-  /** Runs one step from the place where the previous step ended; undefined: from the beginning. */
+  /** Runs one step of a job from the place where the previous step ended; without a place, from the beginning. */
   step (job: Job, place: Place | undefined): Promise<StepResult<Place>>
   log: Log
   failure: string
-  /** The fields of a job in log lines. */
+  /** The fields that log lines about a job contain. */
   about (job: Job): object
-  /** Called with the jobs that have been locked for more than a second. */
+  /** Called with jobs whose row another transaction has locked for more than a second. */
   onLocked? (locked: Job[]): void
   /** Milliseconds until a failed job is retried. */
   retryDelay?: number | undefined
 }
 
 const PAGE = 100
-// Shorter than the interval of `createBackground`, so that each run retries failed jobs.
+// Shorter than the interval of `createBackground`, so that each run retries the jobs that failed in the previous run.
 const RETRY_DELAY_MS = 20_000
-// Milliseconds until a locked job is checked again, doubled from `first` to `last`. A finished job waits for `last`.
+// Milliseconds until a locked job runs again: first 10, then twice as long each time, up to 1,000. A job without work
+// left runs again after 1,000 milliseconds.
 const PAUSE_MS = { first: 10, last: 1_000 }
-// Maximum jobs whose place is kept between rounds. Other jobs start from the beginning in each round.
+// Maximum number of jobs whose place is kept between rounds. Other jobs start from the beginning in each round.
 const MAX_TRACKED_JOBS = 1_000
 
 interface JobState<Place> { place?: Place, pause: number, until: number, isLocked: boolean }
 
 /**
- * Runs jobs in the background, round robin: one step of each job in a round, so that a large job does not delay others.
- * A failed job is logged, and retried after `retryDelay` at the earliest.
+ * Runs jobs in the background, round robin: each round runs one step of each job, so that a large job does not delay
+ * the others. A job that fails is logged, and retried after `retryDelay` at the earliest.
  */
 export function createRoundRobin<Job, Place> (
   { list, nameOf, step, log, failure, about, onLocked, retryDelay = RETRY_DELAY_MS }: JobSource<Job, Place>

@@ -9,16 +9,17 @@ import { createRoundRobin, type StepResult } from './round-robin.ts'
 const REPORT_INTERVAL_MS = 5_000
 const MAX_LOGGED_IDS = 10
 
-/** One pass over a project: its cursor and counts. */
+/** One pass over the versions of a project: the cursor, and the numbers of versions. */
 interface Pass { after: Cursor, moved: number, held: number, unreadable: number, named: number[], reported: number }
 
-/** Re-encrypts histories in the background, one batch of each project in turn. Several instances share the work. */
+/** Re-encrypts versions in the background, one batch of each project in turn. Several instances share the work. */
 export function createHistoryWorker ({ db, keyring, log }: { db: Db, keyring: Keyring, log: Log }): Background {
   const begin = (): Pass => ({ after: START, moved: 0, held: 0, unreadable: 0, named: [], reported: performance.now() })
   const about = ({ organization, project_id }: Waiting) => ({ organization: organization.id, project: project_id })
 
-  // After the last batch, ends the re-encryption if no versions are left. Otherwise another instance may have locked
-  // some versions: if this pass has moved or skipped any, repeats the pass.
+  // After the last batch, ends the re-encryption if no versions are left. If versions are left, another instance may
+  // have locked them. If this pass has re-encrypted any version, the next pass starts at once. If this pass has only
+  // skipped locked versions, the next pass starts later.
   async function take (one: Waiting, pass = begin()): Promise<StepResult<Pass>> {
     const of = about(one)
     const { organization, project_id } = one

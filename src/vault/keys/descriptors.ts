@@ -4,7 +4,7 @@ import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import type { KeyRow } from '../../repositories/keys/encryption-keys.ts'
 import { keyCheckOf, keyStringOf, saltOf } from './keys.ts'
 
-/** The public attributes of a key. Omits `key_check` of the active key, because it proves knowledge of the key. */
+/** The public attributes of a key. Omits `key_check` of the active key, because it would prove knowledge of the key. */
 export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   const { version, managed, is_active, created_at, rotated_at, iterations } = key
   const check = is_active ? undefined : keyCheckOf(keyring, key)
@@ -20,7 +20,7 @@ export function describeKey (keyring: Keyring, key: KeyRow): KeyDescriptor {
   }
 }
 
-/** The key for callers who may retrieve it, with the key string of a server-managed key. */
+/** The response for callers who may retrieve a key. Contains the key string of a server-managed key. */
 export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
   const { id, version, managed, iterations, is_active, created_at } = key
   const keyString = keyStringOf(keyring, key)
@@ -42,6 +42,6 @@ export function revealKey (keyring: Keyring, key: KeyRow): EncryptionKeyAnswer {
   }
 }
 
-/** The event of a key retrieval; it is recorded before the response is sent. */
+/** The event of a key retrieval. It is recorded before the response is sent. */
 export const retrievalOf = ({ id, version }: KeyRow): AuditEvent =>
   ({ action: 'key.retrieve', resource_type: 'encryption-key', resource_id: String(id), details: { version } })

@@ -10,14 +10,14 @@ import { answerContext, checkContext, keyContext, storageKeyContext } from './co
 
 interface KeyId { organization_id: string, project_id: string, version: number }
 
-/** A new random key, plain and wrapped for a context. */
+/** Creates a random key. Returns the key itself, and the key wrapped under the master key for a context. */
 export function makeKey (keyring: Keyring, context: Buffer): { key: KeyObject, wrapped: Buffer } {
   const bytes = random(32)
   const wrapped = keyring.wrap(bytes, context)
   return { key: takeKey(bytes), wrapped }
 }
 
-/** Returns undefined when `open` throws because a value was manipulated or its master key is missing. */
+/** Returns undefined if `open` throws because a value was manipulated or its master key is missing. */
 export function unlessTampered<T> (open: () => T): T | undefined {
   try {
     return open()
@@ -34,7 +34,7 @@ export function storageKeyOf (keyring: Keyring, organization: { id: string, stor
   return keyring.unwrapKey(organization.storage_key, storageKeyContext(organization.id))
 }
 
-/** Seals stored responses under the storage key of their organization. */
+/** Encrypts stored responses under the storage key of their organization. */
 export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
   seal: (organization, answer, text) =>
     sealAtRest(storageKeyOf(keyring, organization), Buffer.from(text, 'utf8'), answerContext(answer)),
@@ -43,8 +43,8 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
 })
 
 /**
- * Wraps a server-managed key: the given key string or a new one of 256 bits. Call before a transaction begins, because
- * the derivation of the data key is slow. Throws KeyWorkOverloaded.
+ * Makes a server-managed key from the given key string, or from a new key string of 256 bits, and wraps it. Call this
+ * before a transaction begins, because the derivation of the data key is slow. Throws KeyWorkOverloaded.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,
@@ -72,7 +72,7 @@ export function serverKeyColumns (keyring: Keyring, id: KeyId, keyString: string
   }
 }
 
-/** The stored columns of a client-managed key: its wrapped proof, never the key. */
+/** The columns of a client-managed key: its wrapped proof, never the key itself. */
 export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: KeyId, check: Buffer) {
   return {
     managed: 'client' as const,
@@ -83,11 +83,11 @@ export function clientKeyColumns (keyring: Keyring, storageKey: KeyObject, id: K
   }
 }
 
-/** A hash to look up a proof among all keys of a project, without unwrapping the stored proofs. */
+/** A hash that finds a proof among all keys of a project. The stored proofs need not be unwrapped for the search. */
 export const checkHashOf = (storageKey: KeyObject, key: Omit<KeyId, 'version'>, check: Buffer): Buffer =>
   hmac(deriveKey(storageKey, Buffer.from('strongroom key checks'), 'hash'), checkContext(key, check))
 
-/** A client's proof of its key, with the derivation parameters. */
+/** A client's proof that it knows its key, with the parameters of the key derivation. */
 export interface ProofTriple { check: Buffer, salt: Buffer, iterations: number }
 
 export function registerClientKey (
@@ -102,7 +102,7 @@ export function registerClientKey (
   }
 }
 
-/** Unwraps a data key. Never cached, so that no instance can decrypt after the data key is deleted from the row. */
+/** Unwraps a data key. Never cached, so that no instance can decrypt after the key was deleted from the database. */
 export function dataKeyOf (keyring: Keyring, key: KeyId & Pick<KeyRow, 'data_key'>): KeyObject {
   if (key.data_key === null) throw new Error('the key has no data key')
   return takeKey(keyring.unwrap(key.data_key, keyContext(key, 'data_key')))

@@ -6,17 +6,17 @@ import {
 import { chainKeyContext, keyContext, secondFactorContext, serviceKeyContext, storageKeyContext } from './contexts.ts'
 
 /**
- * Locks the canary of the current master key. Every transaction that stores a newly wrapped value calls this first. So
- * a re-wrap cannot miss the new row and retire the master key.
+ * Locks the canary of the current master key. Call this before each transaction stores a newly wrapped value. With this
+ * lock, a concurrent re-wrap cannot miss the new row and retire the master key.
  */
 export async function lockCurrentCanary (db: Db, keyring: Keyring): Promise<void> {
   await lockCanary(db, keyring.currentId, makeCanary(keyring, authorityOf(db).fingerprint))
 }
 
-/** A row whose values the newest master key wraps, and the number of values that were re-wrapped. */
+/** A row after its values were wrapped by the newest master key, and the number of values that were changed. */
 export interface Rewrapped<Row> { row: Row, values: number }
 
-// Throws MasterKeyMissing or IntegrityError when a value cannot be unwrapped.
+// Throws MasterKeyMissing or IntegrityError if a value cannot be unwrapped.
 const rewrapper = <Row extends { [C in Column]: Buffer | null }, Column extends string>(
   columns: readonly Column[], contextOf: (row: Row, column: Column) => Buffer
 ) => (keyring: Keyring, row: Row): Rewrapped<Row> => {

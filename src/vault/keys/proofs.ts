@@ -9,14 +9,14 @@ import { checkHashOf, keyCheckOf } from './keys.ts'
 
 export type ProofState = 'absent' | 'right' | 'wrong'
 
-/** Compares a proof with that of the active key, in constant time. Detects a wrong key and authorizes nothing. */
+/** Compares a key proof with that of the active key, in constant time. Detects a wrong key, but authorizes nothing. */
 export function validateProof (keyring: Keyring, key: KeyRow, proof: string | undefined): ProofState {
   if (proof === undefined) return 'absent'
   const [sent, check] = [decodeProof(proof), keyCheckOf(keyring, key)]
   return sent !== undefined && check !== undefined && proofMatches(sent, check) ? 'right' : 'wrong'
 }
 
-/** Whether a proof belongs to any current or former client-managed key of the locked project, with one lookup. */
+/** Whether a proof is that of any current or former client-managed key of the locked project. Makes one look-up. */
 export async function provesAnyKey (
   db: Db, storageKey: KeyObject, { organization_id, id }: KeyState, proof: string
 ): Promise<boolean> {
@@ -25,13 +25,13 @@ export async function provesAnyKey (
     hasCheckHash(db, { organization_id, id }, checkHashOf(storageKey, { organization_id, project_id: id }, sent))
 }
 
-/** Whether the proof itself decrypts the content, which means that the client has sent its data key (S-8.7). */
+/** Whether the proof decrypts the content. If so, the client has sent its data key as the proof (S-8.7). */
 export function revealsKey (proof: string | undefined, content: string): boolean {
   const sent = proof === undefined ? undefined : decodeProof(proof)
   return sent !== undefined && proofOpens(sent, content)
 }
 
-/** Throws `key_proof_reveals_key` (422) if a proof reveals its key and the operator does not allow that. */
+/** Throws `key_proof_reveals_key` (422) if a proof reveals the client's key and the operator does not allow this. */
 export function refuseRevealing (
   { allowRevealingKeyProof }: Pick<Config, 'allowRevealingKeyProof'>, reveals: boolean
 ): boolean {

@@ -11,10 +11,10 @@ import { lockCurrentCanary } from './master-keys.ts'
 
 const RECOVERY_CODES = 10
 
-/** An account and the id of its active second factor; null: the account has none. */
+/** An account and the id of its active second factor (null: no active second factor). */
 export interface Holder { id: number, second_factor_id: number | null }
 
-/** Begins the setup of a second factor; returns its secret. Replaces an unfinished setup. */
+/** Begins the setup of a second factor and returns its TOTP secret. Replaces an unfinished setup. */
 export async function beginFactor (db: Db, keyring: Keyring, user_id: number): Promise<Buffer> {
   const secret = generateFactorSecret()
   const factor = { user_id, id: await makeFactorId(db, user_id) }
@@ -23,9 +23,7 @@ export async function beginFactor (db: Db, keyring: Keyring, user_id: number): P
   return secret
 }
 
-/**
- * Completes the setup; returns the recovery codes. Undefined if the code is wrong, or there is no setup to complete.
- */
+/** Completes the setup and returns the recovery codes. Undefined if the code is wrong or no setup has begun. */
 export async function confirmFactor (
   db: Db, keyring: Keyring, user_id: number, code: string
 ): Promise<string[] | undefined> {
@@ -42,7 +40,7 @@ export async function confirmFactor (
   return taken ? renewRecoveryCodes(db, factor) : undefined
 }
 
-/** Replaces all recovery codes and returns the new ones, which are shown only once. */
+/** Replaces all recovery codes. Returns the new codes, which are shown only once. */
 export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id: number }): Promise<string[]> {
   const codes = Array.from({ length: RECOVERY_CODES }, mintRecoveryCode)
   await createRecoveryCodes(db, factor, codes.map(hashRecoveryCode))
@@ -50,8 +48,8 @@ export async function renewRecoveryCodes (db: Db, factor: { user_id: number, id:
 }
 
 /**
- * Consumes a TOTP or recovery code; undefined if the code is wrong or was used. Throws TamperedRow if the factor is
- * missing or its MAC does not verify, so that an attacker cannot remove a second factor.
+ * Marks a TOTP or recovery code as used. Undefined if the code is wrong or was used before. Throws TamperedRow if the
+ * factor is missing or has a wrong MAC, so that an attacker with access to the database cannot remove a second factor.
  */
 export async function useCode (
   db: Db, keyring: Keyring, { id: user_id, second_factor_id }: Holder, code: string

@@ -15,27 +15,29 @@ import {
 } from '../keys/keys.ts'
 import { inBatches } from './rotate.ts'
 
-// The client has chosen the iterations, so an organization derives one key at a time: it cannot occupy all derivations.
+// A client chooses the iterations of its key, so a derivation can be slow. Each organization runs one derivation at a
+// time, so that it cannot occupy all threads for derivations.
 const gateOf = createGates(1, 8, () => new KeyWorkOverloaded())
 
-/** A validated change of custody. */
+/** A validated change of custody (whether server or client manages the key). */
 interface Handover {
-  /** Applies the change to the locked project, or throws without changes. */
+  /** Applies the change to the locked project. If it throws, it has changed nothing. */
   make: (db: Db, project: KeyState) => Promise<void>
-  /** Whether the proof is the data key itself. */
+  /** Whether the client's key proof equals the data key. */
   revealed: boolean
 }
 
-/** The first parameter of a client's proof triple that differs from the server-managed key. */
+/** The first parameter of a client's proof that differs from the parameters of the server-managed key. */
 export function differenceOf (keyring: Keyring, key: KeyRow, triple: ProofTriple): 'salt' | 'iterations' | undefined {
   if (!sameBytes(triple.salt, saltOf(keyring, key))) return 'salt'
   return triple.iterations === key.iterations ? undefined : 'iterations'
 }
 
 /**
- * Hands the key over to the client. The key stays the same: salt and iterations of the triple must equal those of the
- * key (`differenceOf`), and both proofs must be right, since otherwise the documents would be lost. Then deletes the
- * key strings and data keys of this key and of former keys, which must have no versions left.
+ * Hands a server-managed key over to the client. The key stays the same: the salt and iterations of `triple` must be
+ * those of the key (`differenceOf`). Both proofs must be right, because otherwise the client could not decrypt the
+ * documents. Then deletes the key strings and data keys of this key and of the former server-managed keys. No version
+ * may be left under a former key.
  */
 export async function handToClient (
   keyring: Keyring, organization: Organization, key: KeyRow, triple: ProofTriple, proof: string | undefined
@@ -60,7 +62,7 @@ export async function handToClient (
   }
 }
 
-/** Hands the key over to the server. The key string must match the stored proof and decrypt every current document. */
+/** Hands a client-managed key over to the server. The key string must match the proof and decrypt all documents. */
 export async function handToServer (
   keyring: Keyring, organization: Organization, key: KeyRow, keyString: string
 ): Promise<Handover> {
@@ -81,7 +83,7 @@ export async function handToServer (
           if (openBlob(dataKey, blob) === undefined) fail('content_not_decryptable')
         }
       })
-      // The server cannot re-encrypt the versions that are left under former keys of the client.
+      // Ends the re-encryption, because the server cannot re-encrypt versions under former keys of the client.
       await finishReEncryption(db, project, 0)
       await changeCustody(db, project, columns)
     }

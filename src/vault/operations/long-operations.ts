@@ -7,22 +7,21 @@ import { lockLongOperations } from '../../repositories/operations/long-operation
 import { lockProject } from '../../repositories/levels/projects.ts'
 import { fail } from '../../rules/errors.ts'
 
-// Long operations may write every document of a project: key rotations, a change of who holds the key, `restore-to`,
-// deletions of many levels. An organization runs one at a time across all instances, so that it cannot occupy all
-// connections.
+// Long operations may write every document of a project: key rotations, changes of custody, `restore-to`, deletions of
+// many levels. An organization runs one at a time across all instances, so that it cannot occupy all connections.
 
-/** Maximum levels, including the project or target itself, of a deletion that is not a long operation. */
+/** A deletion of more levels than this, including the deleted level itself, is a long operation. */
 export const MAX_LEVELS_OF_SHORT_DELETION = 1_000
 
 class LongOperationOverloaded extends WorkOverloaded {
   override readonly name = 'LongOperationOverloaded'
 }
 
-// Operations of an organization are queued in the process, without a connection.
+// The operations of an organization wait in a queue in the process, without a database connection.
 const gateOf = createGates(1, 8, () => new LongOperationOverloaded(), 8_000, (milliseconds, late) =>
   atWaitTime(waitNow() + milliseconds, late))
 
-/** The error code for 409, when the project or the organization is in use by another long operation. */
+/** The code of the 409 response if another long operation uses the project or the organization. */
 type InUse = 'rotation_in_progress' | 'conflict'
 
 export interface LongOperation<T> {
@@ -35,9 +34,9 @@ export interface LongOperation<T> {
 }
 
 /**
- * Runs a long operation in one transaction of up to a minute. Fails with 409 (`inUse`) when another request works on
- * the project, or an operation on another instance does not end within the lock timeout; with 503
- * (LongOperationOverloaded) when the queue of the organization is full or takes too long.
+ * Runs a long operation in one transaction of up to a minute. Fails with 409 (`inUse`) if another request uses the
+ * project, or if a long operation of the organization on another instance does not end within the lock timeout. Fails
+ * with 503 (LongOperationOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
@@ -52,13 +51,13 @@ export async function runLongOperation<T> (
     gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
 }
 
-// The transaction stays open during a pause, so the pause is limited.
+// Maximum pause. The pause is limited because the transaction stays open.
 const MAX_REST_MS = 1_000
 
 /**
- * After a batch that began at `began` (`performance.now`), pauses for as long as the batch took, at most `MAX_REST_MS`,
- * so that other requests get half of the CPU and disk time. Does not pause on the only connection, because all other
- * requests wait for that connection.
+ * Pauses after a batch that began at `began` (`performance.now`), so that other requests get half of the CPU and disk
+ * time. The pause is as long as the batch took, at most `MAX_REST_MS`. If the database has only one connection, does
+ * not pause, because all other requests wait for this connection.
  */
 export async function leaveHalf (began: number): Promise<void> {
   if (areWaitsPaused()) return
@@ -68,7 +67,7 @@ export async function leaveHalf (began: number): Promise<void> {
 
 const projectsInUse = new Map<string, Actor['answering']>()
 
-// Fails at once when this process works on the same project: `conflict` for a repeated request, else `inUse`.
+// Fails at once if this process already works on the project: `conflict` for a repeated request, otherwise `inUse`.
 async function oncePerProject<T> (
   projectId: string, answering: Actor['answering'], inUse: InUse, work: () => Promise<T>
 ): Promise<T> {
@@ -81,7 +80,7 @@ async function oncePerProject<T> (
   }
 }
 
-/** Converts a lock timeout of the transaction into 409 instead of 503: another request has the lock. */
+/** Runs `work`. After a lock timeout, fails with 409 instead of 503, because another request has the lock. */
 export async function conflictOnLockTimeout<T> (
   work: () => Promise<T>, inUse: InUse = 'rotation_in_progress'
 ): Promise<T> {

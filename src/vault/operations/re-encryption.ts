@@ -20,18 +20,18 @@ import { conflictOnLockTimeout } from './long-operations.ts'
 interface Vault { db: Db, keyring: Keyring }
 type Owner = Pick<Organization, 'id' | 'storage_key'>
 
-// A batch is small, so that it blocks other requests for milliseconds only.
+// Maximum size of a batch. A small batch blocks other requests for milliseconds only.
 const BATCH = { versions: 25, bytes: 256 * 1024 }
 
-// Maximum bytes of a response, so that the client can send all versions back in one request.
+// Maximum bytes of versions in a response. The client can send all these versions back in one request.
 const MAX_PENDING_BYTES = 1024 * 1024
 
-/** The cursor; the counts of moved and locked versions; the ids of unreadable ones; whether the batch was empty. */
+/** `last` is the cursor. `moved` and `held` count re-encrypted and locked versions. `end`: the batch was empty. */
 interface Batch { last: Cursor, moved: number, held: number, unreadable: number[], end: boolean }
 
 /**
- * Re-encrypts the next versions of a server-managed project, in one short transaction. Several instances never move a
- * version twice: the row is locked, and then no longer under a former key.
+ * Re-encrypts the next versions of a server-managed project, in one short transaction. Two instances never re-encrypt
+ * the same version: the first one locks the row, and then the version is no longer under a former key.
  */
 export async function moveBatch (
   { db: handle, keyring }: Vault, organization: Owner, projectId: string, after: Cursor
@@ -50,12 +50,12 @@ export async function moveBatch (
     const moved = found.flatMap((version) => {
       const plain = unlessTampered(() =>
         openBlob(dataKeyOf(keyring, version.key), blobOf(storageKey, project, version)))
-      // The version was manipulated, or a client stored invalid content: it stays unchanged.
+      // The version was manipulated, or a client stored invalid content. The version stays unchanged.
       if (plain === undefined) {
         unreadable.push(version.id)
         return []
       }
-      // The size does not change: the same plaintext in the same format.
+      // The size does not change, because the plaintext and the format are the same.
       const blob = sealBlob(dataKey, plain)
       plain.fill(0)
       return sealed(storageKey, project, version, blob)
@@ -65,7 +65,7 @@ export async function moveBatch (
   })
 }
 
-/** Ends a re-encryption with at most `unreadable` versions left. Undefined if more are left or it has ended already. */
+/** Ends a re-encryption with at most `unreadable` versions left. Undefined if more are left, or if it has ended. */
 export async function endReEncryption (
   { db: handle }: Vault, organization: Owner, projectId: string, unreadable: number
 ): Promise<Progress | undefined> {
@@ -82,7 +82,7 @@ export async function endReEncryption (
   })
 }
 
-/** A page of versions that a client has to re-encrypt, oldest first. Counts manipulated versions as `unreadable`. */
+/** A page of versions that the client must re-encrypt, oldest first. `unreadable` counts manipulated versions. */
 export async function listPending (
   { db, keyring }: Vault, organization: Organization, project: KeyState,
   { limit, after }: { limit: number, after: number }
@@ -99,7 +99,7 @@ export async function listPending (
   return { versions, unreadable: found.length - versions.length, remaining }
 }
 
-/** Stores versions re-encrypted by a client, all or none. `key_version_conflict` for a proof of a former key. */
+/** Stores versions that a client has re-encrypted, all or none. `key_version_conflict` for a proof of a former key. */
 export async function submitVersions (
   { db: handle, keyring, config }: Vault & { config: Parameters<typeof refuseRevealing>[0] },
   organization: Organization, actor: Actor, projectId: string,
@@ -156,7 +156,7 @@ function sealed (
 const reEncryptionOf = ({ id }: KeyState, details: AuditEvent['details']): AuditEvent =>
   ({ action: 'history.re_encrypt', resource_type: 'project', resource_id: id, details })
 
-// The first versions up to a total size, and at least one.
+// The first versions whose total size is at most `most` bytes, but at least one version.
 function fitting<V extends { size_bytes: number }> (versions: readonly V[], most: number): V[] {
   let bytes = 0
   for (const [i, { size_bytes }] of versions.entries()) {

@@ -19,20 +19,21 @@ import { restoredContent } from './restore-to.ts'
 type Context = Omit<ReadContext, 'keyring'> & { vault: Parameters<typeof restoredContent>[0] }
 
 export interface RestorePreview {
-  /** The levels that would change, sorted as the levels of a project. */
+  /** The levels that the restore would change, in the order of `listLevels`. */
   levels: PlannedLevel[]
   restored: number
   emptied: number
   unreadable: number
-  /** How many changed levels were not compared, because of the limits. */
+  /** The number of changed levels that were not compared, because of the limits. */
   more: number
-  /** The present documents that were compared. */
+  /** The current documents that were compared. */
   opened: SecretRow[]
 }
 
 /**
- * What `restoreTo` would change. Locks nothing, so that writes do not wait; a level that changes meanwhile is compared
- * as it is when its batch is loaded. Throws the errors of the restore, except those of levels beyond the limits.
+ * Computes what `restoreTo` would change. Takes no locks, so that writes do not wait. If a level changes meanwhile, the
+ * preview has the level as it was when its batch was loaded. Throws the errors of the restore, except errors of levels
+ * beyond the limits.
  */
 export async function previewRestore (
   context: Context, organization: Organization, project: LevelState['project'], at: Date
@@ -56,7 +57,7 @@ export async function previewRestore (
     ]))
     for (const [i, { id, size_bytes }] of page.entries()) {
       const state = states[i]
-      // Deleted since it was listed.
+      // Undefined if the level was deleted after the list was loaded.
       if (state !== undefined) await add(state, versions.get(id))
       bytes += size_bytes
       compared++
@@ -78,7 +79,7 @@ export async function previewRestore (
   function emptied (state: LevelState): PlannedChange | undefined {
     if (!ownSecret(state)!.is_stored) return undefined
     preview.emptied++
-    // A deletion records the present document as a version.
+    // A deletion records the current document as a version.
     const change = { blob: null, record: { action: 'delete' as const, blob: '' } }
     return planChange(vault.keyring, storageKey, state, change, null)
   }
@@ -105,6 +106,6 @@ export async function previewRestore (
   }
 }
 
-// The bytes of the present document and of the version.
+// Adds the bytes of the version to restore to the bytes of the current document.
 const withSize = (level: ChangedLevel) =>
   ({ ...level, size_bytes: level.size_bytes + (level.held === 'version' ? level.version_bytes! : 0) })

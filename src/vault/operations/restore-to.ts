@@ -36,10 +36,10 @@ interface LockedProject {
 type Restored = ChangedLevel & { held: 'version', version: number }
 
 /**
- * Restores all documents of a project to a moment, in one transaction. Documents whose content was different at that
- * moment are replaced; the restored content is recorded as a new version. Documents that did not exist at that moment
- * are deleted; their content becomes a version. The checks are those of a single restore, in this order: retention,
- * missing versions, key. `unreadable`: how many restored documents do not parse in the project's format.
+ * Restores all documents of a project to a moment, in one transaction. Replaces each document whose content was
+ * different at that moment, and records the restored content as a new version. Deletes each document that did not exist
+ * at that moment, and records its content as a version. Makes the checks of a single restore, in this order: retention,
+ * missing versions, key. `unreadable` is the number of restored documents that do not parse in the project's format.
  */
 export async function restoreTo (
   vault: Vault, organization: Organization, actor: Actor, projectId: string, at: Date,
@@ -62,9 +62,9 @@ export async function restoreTo (
     let first_version: number | null = null
     const changed = [...restored, ...toEmpty]
     if (changed.length > 0) {
-      // The counter is the last lock: other writes of the organization wait from here on.
+      // Locks the counter row last, because other writes of the organization wait from here until the commit.
       const counter = (await lockCounterLast(db, actor))!
-      // Deletions do not change the stored bytes: the document becomes a version.
+      // A deletion does not change the stored bytes, because the document becomes a version.
       requireBytes(counter.plan, counter.stored_bytes, growth)
       const ids = takeVersionIds(counter, changed.length)
       const versions = new Map(changed.map(({ id, version, held }) => [id, held === 'version' ? version : null]))
@@ -86,8 +86,8 @@ export async function restoreTo (
   }
 }
 
-// Replaces documents whose content differs. Returns their levels, the growth of the stored bytes, and how many do not
-// parse. Each new content counts twice: as the document and as its version.
+// Replaces documents whose content differs. Returns their levels, the growth of the stored bytes, and the number of
+// documents that do not parse. New content counts twice in the growth: as the document and as its version.
 async function replaceContents (held: LockedProject, levels: readonly Restored[]) {
   const { db, vault, organization, project, key, storageKey } = held
   const state = { organization_id: organization.id, project, key }
@@ -122,7 +122,7 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   return { restored, growth, unreadable }
 }
 
-/** The content to restore; undefined when the level already has it. `document` is undefined if it was deleted. */
+/** The content to restore; undefined if the level has this content. `document` is undefined if it was deleted. */
 export function restoredContent (
   vault: Parameters<typeof acceptRestored>[0], storageKey: KeyObject, state: Parameters<typeof acceptRestored>[2],
   document: StoredDocument | undefined, version: FullVersion
@@ -138,7 +138,7 @@ export function restoredContent (
   return before !== undefined && after !== undefined && before.equals(after) ? undefined : accepted
 }
 
-// For each target, how many documents were added or, if negative, removed. A `target_id` of null stands for the
+// For each target, the number of added documents minus the number of removed documents. `target_id` is null for the
 // document of the project itself.
 function gainedBy (changed: readonly ChangedLevel[]) {
   const gained = new Map<string | null, number>()

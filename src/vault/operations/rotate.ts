@@ -25,24 +25,24 @@ import { lockCurrentCanary } from '../keys/master-keys.ts'
 
 interface Vault { longTransactions: Db, keyring: Keyring }
 
-// Limits of a batch, which is in memory and blocks the event loop. A larger document is a batch by itself.
+// Limits of a batch, because a batch is in memory and blocks the event loop. A larger document is a batch of its own.
 const PIECE = { documents: 50, bytes: 1024 * 1024 }
 
-/** The active key of a project as the caller saw it. */
+/** The active key of a project when the request was checked. */
 export interface SeenKey { id: string, version: number, managed: Managed }
 
-/** A rotation: the project as the caller saw it, the new key, and the conversion of documents. */
+/** A rotation: the expected active key, the new key, and the conversion of documents. */
 export interface Rotation {
   seen: SeenKey
   key: NewKey
   policy: HistoryPolicy | undefined
   /** Validates the request against the locked project and the ids of all its current documents. */
   judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
-  /** Called before the first write, when only a concurrent change can still reject the rotation. */
+  /** Called before the first write. From then on, only a concurrent change can still reject the rotation. */
   beforeEffect: () => Promise<void>
-  /** Re-encrypts a document's blob from the old to the new key. */
+  /** Returns a document's blob (encrypted content) re-encrypted under the new key. */
   convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
-  /** The new size of a document, if it changes. */
+  /** The size of a document after the rotation, if the size changes. */
   sizeOf?: (id: string) => number
   details?: Record<string, boolean>
 }
@@ -50,8 +50,9 @@ export interface Rotation {
 export interface Rotated { key: KeyRow, documents: number, waiting: number }
 
 /**
- * Replaces a project's key and re-encrypts every current document, with one `rotate` version each, in one transaction.
- * A concurrent rotation gets 409. With `re_encrypt`, the history is queued for re-encryption.
+ * Replaces a project's key and re-encrypts every current document, in one transaction. Records a version of each
+ * document with the action `rotate`. A concurrent rotation gets 409. Unless the history policy is `keep`, also starts
+ * the re-encryption of the versions under former keys.
  */
 export async function rotate (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
@@ -63,10 +64,10 @@ export async function rotate (
     const documents = found.map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
     await judge?.(db, project, documents.map(({ id }) => id))
-    // Each document is stored twice: as the current document, replacing the former one, and as a version.
+    // Each new document is stored twice: as the current document, in place of the former one, and as a version.
     const expected = found.reduce((sum, { id, size_bytes }) =>
       sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
-    // Early, by the plan at authentication. The counter's plan decides below.
+    // An early check against the plan at the authentication. The final check below uses the plan under the lock.
     requireBytes(organization.plan, await findStoredBytes(db, organization.id), expected)
     await rotation.beforeEffect()
     const retention = project.encryption_type === 'client' ? organization.plan.retention_days : null
@@ -76,12 +77,12 @@ export async function rotate (
     const storageKey = storageKeyOf(keyring, organization)
     const state = { organization_id: organization.id, project }
 
-    // Growth of the stored bytes, by documents and versions.
+    // The growth of the stored bytes, by documents and versions.
     let growth = 0
     await inBatches(documents, async (ids) => {
       const began = performance.now()
       const current = await findDocuments(db, organization.id, ids)
-      // A batch is read, re-encrypted and written in separate turns of the event loop.
+      // Reads, re-encrypts and writes a batch in separate turns of the event loop, between other requests.
       await rest()
       const converted = current.map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
@@ -96,7 +97,7 @@ export async function rotate (
     })
     const waiting = policy === 'keep' ? 0 : await countWaiting(db, under, retention)
     if (waiting > 0) await startReEncryption(db, under, waiting)
-    // The counter is the last lock: all other writes of the organization wait from here until the commit.
+    // Locks the counter row last, because all other writes of the organization wait from here until the commit.
     const counter = (await lockCounterLast(db, actor))!
     requireBytes(counter.plan, counter.stored_bytes, growth)
     const ids = takeVersionIds(counter, documents.length)
@@ -121,7 +122,7 @@ export async function rotate (
   })
 }
 
-/** Re-encrypts a server-managed document under the new key. */
+/** Returns a `convert` that re-encrypts a document of a server-managed project under the new key. */
 export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['convert'] {
   let old: KeyObject | undefined
   return (_document, blob, oldKey) => {
@@ -134,7 +135,7 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
   }
 }
 
-/** Runs a change of a key as a long operation. Fails with 409 when the key or its custody differs from `seen`. */
+/** Runs a change of a key as a long operation. Fails with 409 if the active key or its custody is no longer `seen`. */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
   change: (db: Db, project: KeyState) => Promise<T>
@@ -166,8 +167,8 @@ export async function inBatches (
 }
 
 /**
- * Records a version of each document, with the ids and the time of `takeVersionIds`. A document whose version has the
- * action `delete` is deleted; its version then has the next revision.
+ * Records a version of each document, with the ids and the time of `takeVersionIds`. If `versionOf` returns the action
+ * `delete`, deletes the document, and its version gets the next revision.
  */
 export async function recordDocuments (
   { db, actor, project, storageKey }: { db: Db, actor: Actor, project: KeyState, storageKey: KeyObject },
@@ -195,7 +196,7 @@ export async function recordDocuments (
   })
 }
 
-// Whether an unfinished re-encryption to the present active key has versions left.
+// Whether an unfinished re-encryption under the current active key has versions left.
 async function underWay (db: Db, project: KeyState, retentionDays: number | null): Promise<boolean> {
   const progress = await findReEncryption(db, project)
   return progress?.finished_at === null && await isAnyWaiting(db, project, retentionDays)
