@@ -11,7 +11,7 @@ const OF_ALL = new Set<ErrorCode>([
   'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
   'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
-  // Errors of repeatable operations.
+  // Errors of every operation that supports `Idempotency-Key`.
   'conflict', 'idempotency_key_reused'
 ])
 
@@ -35,7 +35,7 @@ export function documentAccess (route: RouteOptions): void {
     if (!route.config?.whenInactive) codes.push('organization_inactive')
   }
   if (route.url.includes(':organization')) codes.push('not_found')
-  // The look-up of the level verifies MACs.
+  // The look-up of the level verifies the MACs of the rows.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
   const own = new Set<ErrorCode>(errors.filter((code) => !OF_ALL.has(code)))
   const { body, querystring, response } = route.schema ?? {}
@@ -63,7 +63,7 @@ export function documentAccess (route: RouteOptions): void {
   }
 }
 
-// The description that the route declares, its scopes and its own errors. The purpose of a scope is in `security`.
+// The description that the route declares, its scopes and its own errors. `oauth` in `security` explains them.
 function descriptionOf (
   { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
   less: readonly Scope[], own: ReadonlySet<ErrorCode>
