@@ -87,6 +87,6 @@ export const secondFactor: Domain = async (app) => {
 const factorOf = ({ id: user_id, second_factor_id: id }: User) => ({ user_id, id: id! })
 
 async function disable (db: Db, userId: number): Promise<undefined> {
-  // The account's row was verified under its lock, so a missing factor means tampering.
+  // The locked and authentic row of the account names a factor, so a missing factor was deleted outside the service.
   if (!await deleteFactor(db, userId)) tampered()
 }
