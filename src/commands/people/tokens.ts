@@ -104,7 +104,7 @@ export async function revokeToken ({ db: handle }: Database, id: number): Promis
     const none = `There is no token ${id}`
     const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
     await lockPlan(db, organization) ?? refuse(none)
-    // Finds the token even if its MAC does not verify. After a concurrent revocation, do not record a second event.
+    // Finds the token even if its MAC does not verify. If the token was just revoked, records no second event.
     await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))

@@ -187,7 +187,7 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project; empty if the caller's own role is enough. For a path, the guard loads them.
+// The caller's team roles in a project; empty if the caller's own role is enough. For a path, the guard loaded them.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
