@@ -8,7 +8,8 @@ import { fail, refuse } from '../../rules/errors.ts'
 export interface Bounds { members: number, depth: number, nul?: boolean | undefined }
 
 const MAX_DEPTH = 20
-// Additional members above the maximum of the schema: with few unknown fields, the error of the validator names them.
+// A body may have this many members more than its schema allows, so that a body with a few unknown fields reaches the
+// validator, whose error names these fields.
 const SLACK = 100
 const MAX_PATH = 200
 

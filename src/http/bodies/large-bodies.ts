@@ -10,7 +10,7 @@ import { errorsByMember, judging } from './validation.ts'
 // The limit of a large body is this multiple of the normal body limit, but at most `MAX_BYTES`.
 const BODY_LIMIT_FACTOR = 16
 const MAX_BYTES = 64 * 1024 * 1024
-// Maximum of large bodies in memory at once.
+// Maximum number of large bodies in memory at once.
 const MAX_SLOTS = 4
 const MAX_SLOTS_OF_ORGANIZATION = 2
 

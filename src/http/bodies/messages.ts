@@ -22,7 +22,7 @@ export function messageOf ({ type, schema, value, message, errors }: ValueError)
   return messageOf(problem) + (alternatives.some((one) => one.type === 'null') ? ', or null' : '')
 }
 
-/** The values of an enumeration, from `x-published` if the OpenAPI document shows that schema instead of this one. */
+/** The values of an enumeration. `x-published` is the schema that the OpenAPI document shows instead of this one. */
 function choicesOf (schema: TSchema): unknown[] | undefined {
   const { anyOf = [schema] } = (schema['x-published'] ?? schema) as { anyOf?: TSchema[] }
   return anyOf.every((one) => 'const' in one) ? anyOf.map((one) => one.const as unknown) : undefined

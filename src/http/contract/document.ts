@@ -79,7 +79,7 @@ const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// A YAML collection of at most this many characters is written on one line.
+// A YAML collection of at most this many characters is on one line. Examples and lists of scalars always are.
 const LINE = 1200
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
@@ -137,7 +137,7 @@ function simplify (schema: Json): Json {
   return { ...first, ...rest, type: [first.type, 'null'] }
 }
 
-// Code generators make a constant of each word, but cannot make a name of `*`.
+// Code generators make a constant of each word. `*` gives no valid name, so its constant is called `ALL`.
 const namesOf = (words: readonly string[]) => words.includes('*') && {
   'x-enum-varnames': words.map((word) => word === '*' ? 'ALL' : word.toUpperCase().replace(/\W/g, '_'))
 }
@@ -158,7 +158,7 @@ const withExamples = (value: unknown): unknown => replaceObjects(value, (object)
   const copy = mapMembers(rest, withExamples)
   if (schema === undefined) return copy
   if (rest.in === 'query' && rest.required !== true) {
-    // Swagger UI fills in the example and sends it, although the user set no filter.
+    // Swagger UI sends the example of an optional parameter, although the user has not filled in the parameter.
     const { example: _example, ...optional } = copy
     return { ...optional, schema: withExamples(schema) }
   }
@@ -190,8 +190,8 @@ const WITH_ETAG = /^restoreVersion$|^(?:read|store|retrieve|change)\w*(?:Secrets
 const isGood = (status: string) => Number(status) < 400
 
 // Adds response headers and response descriptions, and says whether a body is required. Moves deprecated operations to
-// a tag of their own. To keep the document short, X-Request-Id is listed only for errors, although every response has
-// it, and the rate-limit headers only for success and 429, although nearly every response has them.
+// a tag of their own. To keep the document short, X-Request-Id, which every response has, is listed only for errors.
+// The rate-limit headers, which nearly every response has, are listed only for success and 429.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -215,8 +215,8 @@ function describe (paths: Paths): Paths {
       if (!isGood(status)) response.description = STATUS_CODES[status] ?? response.description
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
-    // A body with fields is documented as required, although the service accepts a missing body if no field is
-    // required: for optional bodies, code generators leave out the body parameter or declare it in different ways.
+    // Documents each body with fields as required, because code generators leave out optional bodies or declare them in
+    // different ways. If no field is required, the service also accepts a request without a body.
     if (operation.requestBody !== undefined) operation.requestBody.required = hasFields(media?.schema ?? {})
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     for (const parameter of operation.parameters ?? []) sayDefaultOfWords(parameter as Json & { schema: Json })
@@ -227,7 +227,8 @@ function describe (paths: Paths): Paths {
 const hasFields = ({ properties = {}, anyOf, oneOf }: Json) =>
   anyOf !== undefined || oneOf !== undefined || Object.keys(properties as Json).length > 0
 
-// Replaces the responses of errors that every operation can have by one response. Keeps responses of own errors.
+// Replaces the error responses that every operation can have by one common response. Keeps the response of a status
+// with an error that only this operation has (`ownStatuses`).
 function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
   const isCommon = (status: string, { content }: Json) => COMMON_STATUSES.includes(Number(status)) &&
     !ownStatuses.includes(Number(status)) && /^Errors?_/.test(titleIn(content))
@@ -242,7 +243,8 @@ function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
   }
 }
 
-// The key of the common response until `share` renames it to `default`, which `mapMembers` takes for a keyword.
+// The key of the common response. `share` renames the key to `default` at the end, because `mapMembers` takes a member
+// `default` for the keyword of schemas.
 const COMMON = 'common'
 const titleIn = (content: unknown) =>
   String((content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title)
@@ -257,7 +259,7 @@ const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ defaul
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 })
 
-// Moves the default of an enumeration parameter to its description: the Kotlin generator cannot write such a default.
+// Moves the default of an enumeration parameter to its description: the Kotlin code for this default does not compile.
 function sayDefaultOfWords (parameter: Json & { schema: Json }) {
   const { default: word, ...schema } = parameter.schema
   if (typeof word !== 'string' || oneOfWords(schema) === undefined) return

@@ -30,7 +30,7 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
     const { operationId = '', description = '' } = operation
     const [purpose = '', own] = description.split(OWN_ERRORS)
     if (own === undefined) return operation
-    // Other `onRoute` hooks add errors, so the config is complete only now.
+    // Other `onRoute` hooks add errors later, so `config.errors` is complete here, but not in the hook above.
     const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(`\`${codeOf(code)}\``)))
     return { ...operation, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
   }

@@ -46,7 +46,7 @@ export function documentAccess (route: RouteOptions): void {
   const replaced = limitOfEffect && replacedBy(limitOfEffect)
   const { mayNeed, lessAccess } = route.config ?? {}
   const less = lessAccess?.anyOf ?? []
-  // Without a scope in `access`, the scopes in `mayNeed` are alternatives.
+  // If `access` has no scope, a request needs one of the scopes in `mayNeed`.
   const alternatives = access === 'authenticated'
     ? mayNeed?.map((scope) => [scope]) ?? [[]]
     : [scopesOf(access)]
@@ -63,7 +63,8 @@ export function documentAccess (route: RouteOptions): void {
   }
 }
 
-// The description that the route declares, its scopes and its own errors. `oauth` in `security` explains them.
+// Appends the names of the scopes and the own errors to the description that the route declares. The purpose of each
+// scope is in the security scheme `oauth`.
 function descriptionOf (
   { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
   less: readonly Scope[], own: ReadonlySet<ErrorCode>

@@ -98,7 +98,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   // After a slow body, checks the caller again. Only reads need this: a change locks its caller until the commit.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    // Routes of the documentation are registered before the guard: their `judgedAt` is undefined, so this is false.
+    // Routes of the documentation are registered before the guard: `judgedAt` is undefined and the comparison false.
     if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
@@ -106,8 +106,9 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 }
 
 /**
- * If the effect was counted, even if it failed, removes the request from its route's group before the response is sent.
- * Until then the request counts in both groups, so that concurrent requests cannot exceed either limit.
+ * If the effect was counted, also if it failed later, removes the request from the group of the route (`limit`) before
+ * the response is sent. Until then the request counts in both groups, so that concurrent requests cannot exceed either
+ * limit.
  */
 async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request

@@ -187,7 +187,8 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project; empty if the caller's own role is enough. For a path, the guard loaded them.
+// The caller's team roles in a project; empty if the caller's own role is enough. If the path names the project, the
+// guard has loaded the roles.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
@@ -198,8 +199,8 @@ async function teamsIn (
   return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
 }
 
-// Ends the request with 403 if the team roles in this project do not grant the scopes, which the guard accepted for
-// roles in any project. The response does not depend on whether the project exists.
+// Ends the request with 403 if the team roles in this project do not grant the scopes of the request. The guard has
+// accepted the scopes because of team roles in any project. The response does not depend on whether the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { needs } = request.byTeams
@@ -234,13 +235,13 @@ export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readon
 /** Whether the caller has a scope at a place, a level in the hierarchy. */
 export type Reach = (place: Place) => boolean
 
-/** Where below the level of the path the caller has a scope. The request itself need not require this scope. */
+/** Tells where below the level of the path the caller has a scope, which the request itself need not require. */
 export function reachBelow (request: FastifyRequest, scope: Scope): Reach {
   const principal = principalOf(request)
   return reachOf(principal, rolesIn(principal.teams.inProject, levelOf(request)), scope)
 }
 
-/** Where the caller has a scope in the given projects. For responses that list several projects. */
+/** Tells where in the given projects the caller has a scope. For responses that list several projects. */
 export async function reachIn (
   app: FastifyInstance, request: FastifyRequest, projectIds: readonly string[], scope: Scope
 ): Promise<Reach> {

@@ -7,7 +7,7 @@ import { isInside } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 import { namesIn, namesLevel, slicesOf } from './level-lookup.ts'
 
-// The resource of each path parameter that has another name than its resource.
+// The name of the resource, for path parameters with another name.
 const RESOURCES: Readonly<Record<string, string>> = { id: 'api-token', payment_method: 'payment-method' }
 
 /**
@@ -50,7 +50,7 @@ export async function missingLevel (
   const depth = missing === -1 ? paths.length - 1 : missing
   const parent = depth === 0 ? undefined : found[depth - 1]
   const isVisible = missing === -1
-    // The level exists now, but was deleted or replaced while the request ran.
+    // All levels exist now, but one of them was missing or replaced when the request looked it up.
     ? isInside(slices, placeOf(found[depth]!))
     : parent === undefined ? slices.length === 0 : isInside(slices, placeOf(parent))
   return isVisible ? LEVELS[depth] : undefined

@@ -197,7 +197,8 @@ export function joinCommonCounters (
   function ask (pending: Pending[], back?: GivenBack, done = () => {}) {
     askedAt = performance.now()
     const number = ++last
-    // `setImmediate`: after the event loop was blocked, a result that has already arrived is read before the timeout.
+    // `setImmediate` runs after messages are read, so a result that arrived while the event loop was blocked is in
+    // time.
     const timer = setTimeout(() => { setImmediate(giveUp, number) }, timeout).unref()
     open.set(number, { pending, timer, done })
     const query = { counting: number, of: pending.map(({ counting }) => counting) }
@@ -211,7 +212,8 @@ export function joinCommonCounters (
     return taken
   }
 
-  // Ignores a late result, so the member continues to count alone. Otherwise slow shared counters delay each request.
+  // Ignores a late result, so the member continues to count alone. If late results ended this, each request would wait
+  // for the timeout while the shared counters are slow.
   function settle (number: number, are: Counted[]) {
     const taken = take(number)
     if (taken === undefined) return

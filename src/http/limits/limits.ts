@@ -11,7 +11,7 @@ const DEFAULT_PLAN_LIMIT = 100
 
 /**
  * The rate-limit groups (S-14.2). A request counts in the group of its route (`limit`), and when its effect begins,
- * also in the group of the effect (`limitOfEffect`). With `insteadOf`, only the group of the effect counts then.
+ * also in the group of the effect (`limitOfEffect`). With `insteadOf`, it then counts only in the group of the effect.
  */
 export const LIMITS = {
   api: { setting: 'api', window: MINUTE },

@@ -61,7 +61,7 @@ return 0`
 /**
  * Counters in Redis, which all instances share. One round trip counts all requests of a turn of the event loop. While
  * Redis is slow, unreachable or refuses writes, `own` counts, starting from the last counts of Redis. Logs a warning
- * when this begins and when it ends. Waits at most one second for the first connection.
+ * when `own` begins to count and when Redis counts again. Waits at most one second for the first connection.
  */
 export async function countInRedis (
   app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
@@ -80,7 +80,7 @@ export async function countInRedis (
     enableOfflineQueue: false,
     autoResendUnfulfilledCommands: false,
     maxRetriesPerRequest: 0,
-    // Not needed: the first count also checks whether Redis accepts writes.
+    // The ready check is not needed, because the first count also checks whether Redis accepts writes.
     enableReadyCheck: false,
     protocol: 2,
     disableClientInfo: true

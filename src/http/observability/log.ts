@@ -114,7 +114,7 @@ const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
 
-/** A response that was sent without a handler. `isDisconnected`: the client left before its request was complete. */
+/** A response that was sent without a handler. `isDisconnected`: the client left before its whole request arrived. */
 export interface Answered { status: number, code: ErrorCode, isDisconnected: boolean }
 
 /** Called once per request with the data of its log line. */
@@ -124,8 +124,9 @@ export type ObserveRequest = (
 ) => void
 
 /**
- * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
- * got the whole response. The line of a complete request waits for the outcome, so that every effect is logged.
+ * Writes exactly one line per request. The status is null if no response was sent. `aborted`: the client disconnected
+ * before it got the whole response. The line of a completely received request waits for the outcome, so that each
+ * effect is logged.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,

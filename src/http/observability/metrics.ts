@@ -77,7 +77,7 @@ export function measureDatabase (metrics: Metrics, database: Database, refusals:
     'Organizations with events that have no anchor in the log yet', () => chain.lag().organizations)
   metrics.watch('gauge', 'strongroom_audit_unanchored_oldest_seconds',
     'How long the first of these has been waiting for its anchor', () => chain.lag().seconds)
-  // For a row that was changed outside the service, the row is skipped and reported, or the request fails.
+  // A row that was changed outside the service is skipped and reported, or the request fails (`integrity_error`).
   metrics.watch('counter', 'strongroom_integrity_violations_total',
     'How often data turned out to be changed outside the service',
     () => authority.reports() + refusals.integrity_error)

@@ -10,8 +10,8 @@ const FOLDER = fileURLToPath(new URL('../../../console', import.meta.url))
 const YEAR = 365 * 24 * 60 * 60
 
 /**
- * Serves the console. Its files have hashes in their names, so browsers may cache them for a year, but never the page.
- * Every other path below `/console/` is a view of the application and returns the page.
+ * Serves the console. Its files have hashes in their names, so browsers cache the files for a year. The page is never
+ * cached. Every other path below `/console/` is a view of the application and returns the page.
  */
 export async function installConsole (app: FastifyInstance) {
   const source = readFileSync(`${FOLDER}/index.html`, 'utf8')

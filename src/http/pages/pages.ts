@@ -40,7 +40,8 @@ ${body}
 </body>
 </html>
 `
-  // Views have paths without the base path of the service, so add it here.
+  // Paths in views lack the base path of the service, which is added here. User data cannot match the expression,
+  // because quotes in data are escaped.
   const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply.server)}`)
   return reply.code(status).headers({
     'content-security-policy': policy, 'cache-control': 'no-store'

@@ -28,8 +28,9 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Implements and documents ETags and preconditions. A change without support for preconditions rejects a request with
- * one as 422. To ignore the precondition can overwrite a concurrent change, and after 412 clients try again.
+ * Implements and documents ETags and preconditions. Changes without support for preconditions reject requests that have
+ * one with 422. If the precondition were ignored, the request could overwrite a concurrent change, and after 412
+ * clients try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)

@@ -40,7 +40,7 @@ export interface RedactedReplay {
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Stored responses per API token, or per user in an organization. */
+/** Maximum number of stored responses per API token, or per user in an organization. */
 const MAX_RESPONSES = 20_000
 
 const KEY_RULE = '1 to 255 visible ASCII characters, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
@@ -283,7 +283,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/** Sends a stored response again. Loads the secret that it lacks and records this read; 409 if the secret is gone. */
+/** Sends a stored response again. Adds a secret that was left out and records this read; 409 if it is gone. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {

@@ -3,7 +3,7 @@ import { rest } from '../../crypto/rest.ts'
 /** In characters. Responses of at least this size are serialized in steps, with turns of the event loop in between. */
 const LARGE = 256 * 1024
 
-/** The response, or its JSON text if it is large. */
+/** Returns the response, or its JSON text if the response is large. */
 export const writeIfLarge = async (answer: object, characters: number): Promise<object> =>
   characters < LARGE ? answer : writeInSteps(answer)
 

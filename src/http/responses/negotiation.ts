@@ -1,4 +1,6 @@
-/** The weight of a media range (RFC 9110, 12.4.2), and how exactly it names a type: 2, 1 for `text/*`, 0 for any. */
+/**
+ * The weight (RFC 9110, 12.4.2) and the precision of a media range: 2 for a full type, 1 for `text/*`, 0 for any type.
+ */
 interface Range { weight: number, precision: number }
 
 /**

@@ -36,7 +36,7 @@ function callerOf (request: FastifyRequest): Caller {
   return { ...caller, teams: roles }
 }
 
-/** The actor in one organization: a user on an account page, or of an application at the token endpoint. */
+/** The actor in one organization: the user of an account page, or of an application at the token endpoint. */
 export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
   return {
     organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null

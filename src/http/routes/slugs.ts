@@ -8,8 +8,8 @@ import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from 
 
 /**
  * The slug of a new resource: the given slug, or a slug from the name, with a number or a random suffix if a sibling
- * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined), so no lock: of
- * two concurrent creations with the same name, the second fails with `slug_taken`.
+ * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined), so no lock
+ * protects the slug: of two concurrent creations with the same name, the second fails with `slug_taken`.
  */
 export async function chooseSlug (
   db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined,
