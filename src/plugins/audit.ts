@@ -142,7 +142,8 @@ function daysOf ({ to = startOf(new Date(Date.now() + DAY)), from: given }: Even
 const startOf = (time: Date) => new Date(dayOf(time))
 
 // Restricted callers see no events: the resource of an event may be deleted or outside of the hierarchy, so
-// restrictions cannot be checked. A person whose own role includes no projects may have restricted roles through teams.
+// restrictions cannot be checked. A person whose own role includes no projects counts as restricted, because team roles
+// may have restrictions.
 function seesEvents ({ slices, caller }: Principal): boolean {
   return slices.length === 0 && (caller.role === undefined || scopesOfRole(caller.role).includes('project:read'))
 }

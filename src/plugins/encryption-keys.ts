@@ -28,7 +28,8 @@ import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vau
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
 // The response stored for an `Idempotency-Key` has no key string, so that no copy outlives the key. A repeated request
-// reads the key string of the active key. It loads the project again, because `levelOf` may be older than the commit.
+// reads the key string of the active key. It loads the project again, because `levelOf` may be older than the commit of
+// the first request.
 const KEY_STRING: RedactedReplay = {
   keep: (answer: Rotated) => withKey(answer, ''),
   give: async (app, request, answer: Rotated) => {
@@ -225,7 +226,7 @@ const clientRotation: Domain = async (app) => {
       judgePlace: (request) => locate(app, request)
     }),
     config: {
-      // `secret:write`, because the rotation replaces every document of the project.
+      // Requires `secret:write`, because the rotation replaces every document of the project.
       access: ['key:rotate', 'secret:write'],
       at: 'project',
       include: 'key',
@@ -292,7 +293,7 @@ const clientRotation: Domain = async (app) => {
   })
 }
 
-// The state of the last re-encryption. While it runs, counts the pending versions; its result is stored when it ends.
+// The state of the last re-encryption. Counts pending versions while it runs. Later, only unreadable versions remain.
 async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {
   const progress = await findReEncryption(app.lists, project)
   if (progress === undefined) return null

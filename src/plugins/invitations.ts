@@ -42,7 +42,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
   return row && toItem(row)
 }
 
-/** Invitations of an organization. Accepting an invitation is the only way to become a member. */
+/** Invitations of an organization. Through the API, a person joins an organization only by an invitation. */
 export const invitations: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {

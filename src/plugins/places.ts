@@ -146,7 +146,7 @@ const placesOf = (
       refuseReserved(kind, body.slug)
       const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
         const { organization_id, level_id: id, project, environment } = level
-        // Restrictions with `except_status` depend on the status: only callers with access to the whole project change
+        // Restrictions with `except_status` depend on the status, so only callers with access to the whole project set
         // it.
         if (body.status !== undefined && body.status !== environment?.status) {
           requireInside(request, { project_id: project.id })

@@ -169,7 +169,7 @@ export const secrets: Domain = async (app) => {
           const change: Change = { blob, record, event: 'secret.store', revealed }
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
-          // The response tells whether the document has the sent values, so this is recorded as a read of values.
+          // The response tells whether the document has the sent values, so the event is a read of values.
           return outcomeOfDryRun(change, planned, 'secret.decrypt')
         }
       })

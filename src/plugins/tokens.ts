@@ -176,8 +176,8 @@ export const tokens: Domain = async (app) => {
       const token = mintApiToken(organization.id)
       const api_key = await changeLocked(request, id, async (db, locked) => {
         refuseEscalation(principal, grantOf(locked), 'api-token:create')
-        // The rotation moves the token to the caller's grant. The old owner may know the previous value, so it must
-        // end.
+        // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
+        // may know that value.
         if (overlap_seconds > 0 && !endsWith(principal, locked)) {
           refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
         }
@@ -185,7 +185,7 @@ export const tokens: Domain = async (app) => {
         if (!endsWith(principal, locked) && locked.is_live) {
           await requireQuota(db, organization.id, principal.person!.user_id, locked)
         }
-        // Recorded before the rotation: recording checks that the caller's token is valid, which may be this token.
+        // Recorded before the rotation: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const isKeyed = request.answering !== null
         return await rotateToken(db, locked, storedToken(token), overlap_seconds, principal, isKeyed) ?? fail('not_found')
@@ -208,7 +208,7 @@ export const tokens: Domain = async (app) => {
       await inOrganization(app, request, async (db, organizationId) => {
         const slices = await findSlices(db, organizationId, id)
         requireVisible(request, slices && { id, slices })
-        // Recorded before the deletion: recording checks that the caller's token is valid, which may be this token.
+        // Recorded before the deletion: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organizationId, [id])
       })
@@ -253,7 +253,7 @@ function requireVisible<T extends { id: number, slices: Slice[] | null }> (
 const grantOf = ({ abilities, slices, expires_at }: TokenRow) =>
   ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
 
-// Fixed fields may be sent if they are unchanged, so that clients can send back a resource as read.
+// Fixed fields may be sent if they are unchanged, so that clients can send back a token as they read it.
 async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }: UpdateTokenBody) {
   const isSame = (one: readonly unknown[], other: readonly unknown[]) => {
     const [all, others] = [one, other].map((list) => new Set(list.map((each) => JSON.stringify(each))))
@@ -290,7 +290,7 @@ async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a time in the future')
 }
 
-// Undefined if the expiry is unchanged, so that clients can send back a token as read, even an expired token.
+// Undefined if the expiry is unchanged, so that clients can send back a token as they read it, even an expired one.
 async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: string | null | undefined) {
   if (text === undefined) return undefined
   const sent = text === null ? undefined : requireTimestamp('expires_at', text)

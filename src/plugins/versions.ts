@@ -162,7 +162,8 @@ export const versions: Domain = async (app) => {
           const change: Change = { blob, record, event: 'secret.restore', revealed }
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
-          // With `content`, the response tells whether the document has the sent values: a read of values.
+          // With `content`, the response tells whether the document has the sent values, so the event is a read of
+          // values.
           const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
           return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
         }
@@ -262,7 +263,7 @@ export const versions: Domain = async (app) => {
 
   app.post('/:organization/:project/restore-to', {
     config: {
-      // `secret:write`, because the restore deletes documents that did not exist at that time.
+      // Requires `secret:write`, because the restore deletes documents that did not exist at that time.
       access: ['secret:restore', 'secret:write'],
       at: 'project',
       limitOfEffect: 'project_restore',

@@ -119,7 +119,8 @@ export const changes: Domain = async (app) => {
 /** Errors that depend on the content of the document. Such a request is recorded as a read before the error is sent. */
 const OF_CONTENT: ErrorCode[] = ['validation_failed', 'document_unreadable']
 
-// The read that a request without a change records: its response tells whether the document has these names and values.
+// The event of a read, which a request that changes nothing records: its response tells whether the document has these
+// names and values.
 function eventOfRead ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
   const details = { secrets: id, revisions: String(revision) }
   return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }

@@ -17,7 +17,7 @@ import {
 import { eventOfReading } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
-/** The search for a name in all projects of an organization. */
+/** Searches for a name in all projects of an organization. */
 export const nameSearch: Domain = async (app) => {
   app.get('/:organization/secrets/names', {
     config: {
@@ -58,8 +58,8 @@ export const nameSearch: Domain = async (app) => {
   }
 
   // The projects that the caller can search: the projects in the token's restrictions, or all projects (null). If the
-  // caller has a scope only by team roles, only the projects in which these roles grant the scopes. `projects` is an
-  // empty list if there are none, because an empty `slices` alone means all levels.
+  // caller has a scope only by team roles, only the projects in which these roles grant the scopes. If there are none,
+  // `projects` is an empty list: `slices` is empty then, which without `projects` means all levels.
   async function searchScope (request: FastifyRequest, position: SearchPosition): Promise<SearchScope> {
     const { byTeams } = request
     const principal = principalOf(request)

@@ -161,7 +161,10 @@ export const names: Domain = async (app) => {
     await app.recordRead(actorOf(request), event, bytes)
   }
 
-  /** Decrypts the document of the level, or all on its path. Sets the ETag; undefined if `If-None-Match` lists it. */
+  /**
+   * Decrypts the document of the level, or if merged all documents on its path. Sets the ETag. Returns undefined if
+   * `If-None-Match` lists this ETag.
+   */
   async function open (
     request: FastifyRequest, reply: FastifyReply, isMerged: boolean, shape: readonly string[]
   ): Promise<Opened | undefined> {

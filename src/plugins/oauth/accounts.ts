@@ -135,7 +135,7 @@ export const accounts: Domain = async (app) => {
   const findInviter = async ({ email }: SignedIn['user'], id: string) =>
     findInvitingOrganization(app.db, email, id)
 
-  // Each form changes the organization that `find` returns: it has invited the user, or the user is a member.
+  // Each form changes the organization that `find` returns, which has invited the user or has the user as a member.
   for (const [path, { event, find, act, missing }] of Object.entries({
     'invitations/accept': {
       event: 'member.join', find: findInviter, act: accept, missing: { problem: REFUSALS.gone, status: 422 }

@@ -35,7 +35,7 @@ export const authorize: Domain = async (app) => {
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
     if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
     const { client_id, redirect_uri, state, code_challenge, freshness } = judged.request
-    // Redirects without a code. The console then repeats the authorization request from its own page.
+    // Another site opened this request: redirects without a code. The console then sends a request from its own page.
     if (client_id === CONSOLE_CLIENT && isForeign(request)) return redirect_uri
     const to = { redirect_uri, state }
     const session = await signedIn(app, request)

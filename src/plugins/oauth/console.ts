@@ -27,7 +27,8 @@ interface RequestOfConsole { redirect_uri: string, code_challenge: string, scope
 
 /**
  * Whether a page of another site opened the authorization request in this browser. Such a request gets no code, because
- * the console has no consent page to refuse it. Over http to another machine, browsers do not send `Sec-Fetch-Site`.
+ * the console has no consent page to refuse it. Over http to another machine, browsers do not send `Sec-Fetch-Site`, so
+ * the request is accepted.
  */
 export const isForeign = ({ headers }: FastifyRequest): boolean =>
   !['same-origin', 'none', undefined].includes(headers['sec-fetch-site'] as string | undefined)
@@ -91,7 +92,7 @@ export const signOut: Domain = async (app) => {
         : undefined
       if (user_id === undefined) return sendPage(reply, FORBIDDEN)
       const session = await signedIn(app, request)
-      // This browser has no session, or a session of another person who has signed in meanwhile.
+      // The person's session has ended: this browser has no session, or another person has signed in meanwhile.
       if (session?.user.id !== user_id) {
         await transaction(app.db, async (db) => {
           await lockUser(db, user_id)
@@ -105,7 +106,7 @@ export const signOut: Domain = async (app) => {
         }, request)
       }
       setCookie(app, reply, 'session', undefined)
-      // Without "cookies", which deletes the cookies of all services of the domain, and the cookie of known devices.
+      // Does not list "cookies": this deletes the cookies of all services of the domain, and the `device` cookie.
       return reply.code(204).header('clear-site-data', '"cache", "storage"').send()
     }
   })

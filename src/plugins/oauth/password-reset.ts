@@ -38,7 +38,7 @@ const GONE = problemPage(
   `It was already used, or it is older than ${RESET_MINUTES} minutes, or you asked for a newer link, or your password was changed. Choose "Forgot your password?" on the sign-in page to get a new link.`
 )
 
-/** The account pages for a forgotten password: a mailed link sets a new one (decision 0067). */
+/** The account pages for a forgotten password: a mailed link sets a new password (decision 0067). */
 export const passwordReset: Domain = async (app) => {
   const { showPage, onForm } = pagesOf(app)
 

@@ -15,7 +15,7 @@ import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type Si
 const HOME = '/account/second-factor'
 const WRONG_PASSWORD = 'The password is wrong.'
 
-/** The account pages of the second factor: set it up, create new recovery codes, turn it off. */
+/** The account pages of the second factor: set up the factor, create new recovery codes, turn off the factor. */
 export const secondFactor: Domain = async (app) => {
   pagesOf(app).showOwnPage(HOME, async (_request, _reply, session) => overview(session))
   const { onOwnForm } = pagesOf(app, HOME)

@@ -46,8 +46,8 @@ export const token: Domain = async (app) => {
     }
   })
 
-  // RFC 6749, 4.1.3. The transaction returns errors instead of throwing them, so that the changes of a refused request
-  // (a counted attempt, a revoked grant) are committed.
+  // Redeems a code (RFC 6749, 4.1.3). The transaction returns errors instead of throwing them, so that the changes of a
+  // refused request (a counted attempt, a revoked grant) are committed.
   async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
     const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) =>
       required(parameters, name)) as [string, string, string]

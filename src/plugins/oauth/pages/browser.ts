@@ -39,8 +39,9 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
 export class SessionEnded extends Error {}
 
 /**
- * Runs a change of a signed-in user in a transaction. It locks the account, or with `organization_id` the counter row
- * of the organization (organization_counters). Throws `SessionEnded` and changes nothing if the session has ended.
+ * Runs a change of a signed-in user in a transaction. The transaction locks the account, or with `organization_id` the
+ * counter row of the organization (organization_counters). Throws `SessionEnded` and changes nothing if the session has
+ * ended.
  */
 export async function inSession<T> (
   app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, change: (db: Db) => Promise<T>,
@@ -170,7 +171,7 @@ export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE
 /** The name of a new account; undefined if the field is empty. */
 export const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
-/** A code that is entered during sign-in. Wrong codes have counters as wrong passwords do, but separate counters. */
+/** A code that is entered during sign-in. Wrong codes are counted like wrong passwords, in counters of their own. */
 export async function codeOfStranger (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
 ): Promise<CodeGiven> {
@@ -202,7 +203,7 @@ export async function withSecondFactor<T> (
 
 /**
  * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
- * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`. Throws
+ * wrong, and the refusal is recorded. Returns `wrong` or the seconds to wait, as `withSecondFactor` does. Throws
  * `SessionEnded` and changes nothing if the session has ended.
  */
 export async function withAttempt<T extends object> (

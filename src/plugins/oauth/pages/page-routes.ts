@@ -24,8 +24,8 @@ const INSECURE = problemPage(
 )
 
 // Whether a browser on another machine uses http, which sends passwords unencrypted. Browsers send `Sec-Fetch-Site`
-// only over https and to their own machine. Without it, `isOwnForm` refuses a form, but too late: the password was
-// sent.
+// only over https and to their own machine. Without this header, `isOwnForm` refuses a form, but the password was
+// already sent.
 function isInsecure (app: FastifyInstance, { headers, protocol, hostname }: FastifyRequest): boolean {
   return isOpenInsecurely(app.config) && headers['sec-fetch-site'] === undefined && protocol === 'http' &&
     !isLoopback(hostname)

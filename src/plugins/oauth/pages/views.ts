@@ -29,7 +29,7 @@ export interface Problem { problem: string, status: number }
 export interface SignIn {
   /** The cookie to which the form is bound. */
   cookie: string
-  /** The query of the authorization request to continue; empty: the account page. */
+  /** The query of the authorization request to continue. If it is empty, the account page follows. */
   query: string
   email?: string
   problem?: string
@@ -131,7 +131,7 @@ export interface SecondStep {
   cookie: string
   /** Identifies the sign-in that waits for the code. */
   step: string
-  /** The query of the authorization request to continue; empty: the account page. */
+  /** The query of the authorization request to continue. If it is empty, the account page follows. */
   query: string
   problem?: string
   status?: number
@@ -224,8 +224,9 @@ ${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="$
 </fieldset>
 `
 
-// Enter in an input activates the first submit button of a form (implicit submission). So this button comes before
-// "Allow". It has no effect outside of a dialog. It is not `disabled`, because Chromium skips disabled buttons.
+// Enter in an input activates the first submit button of a form (implicit submission). This hidden button comes first,
+// so that Enter does not activate "Allow". The button has no effect outside of a dialog. It is not `disabled`, because
+// Chromium skips disabled buttons.
 const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
 
 /** Shown to an invited person without an account: the form creates the account and accepts the invitation. */
