@@ -48,7 +48,7 @@ export const noun: Noun = {
       if (since !== undefined && filter.file !== undefined) {
         fail('--since cannot be combined with --file: an export states its own start')
       }
-      // Exit status 1 means a broken chain; errors that prevent the verification use 2.
+      // Exit status 1 means a broken chain. Errors that prevent the verification have exit status 2.
       try {
         const config = loadConfig(env)
         return await withProgress({ json, left: 'The verification is incomplete. Nothing was changed.' }, async (progress) => {
@@ -133,7 +133,7 @@ export async function * rotateChainKeys (
         yield { line: `${id}: the organization is deleted, so its chain is closed`, isDone: false }
       }
     } catch (error) {
-      // After a lock timeout, only this organization fails. An unavailable database fails for all organizations.
+      // A lock timeout concerns only this organization. An unavailable database concerns all organizations.
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
       yield { line: `${id}: ${lineOf(error)}`, isDone: false }
     }
@@ -181,7 +181,7 @@ export async function * verifyDatabase (
   }
 }
 
-/** Yields the lines of an export. With `since`, the export omits earlier events, so it cannot verify these. */
+/** Yields the lines of an export. With `since`, an export lacks the earlier events, so these cannot be verified. */
 export async function * exportEvents (
   { database: { db }, keyring }: Opened, { organization, since }: Filter, progress = NO_PROGRESS
 ): AsyncGenerator<string> {

@@ -259,8 +259,8 @@ export async function restoreInto (
   throw new Error('a backup has an end')
 }
 
-// Gives the database the schema of the backup. A new embedded database may have this schema already. Otherwise drops
-// the tables, and creates them with the migrations of the backup.
+// Gives the database the schema of the backup, which a new embedded database may already have. Otherwise drops all
+// tables and creates them with the migrations of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
   if (areUnreleased(migrations)) refuse('This backup was made by an unreleased build of Strongroom and cannot be restored.')

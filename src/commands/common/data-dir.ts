@@ -48,8 +48,8 @@ function requireFolder (dataDir: string, advice: string): void {
   throw new FolderMissing(`There is no folder ${resolve(dataDir)} (DATA_DIR): ${advice}`)
 }
 
-// Whether a directory exists. Throws a StartError if this user may not read the directory: `existsSync` does not tell
-// a missing directory from a forbidden one.
+// Whether a directory exists. Throws a StartError if this user may not read the directory: `existsSync` also returns
+// false for a forbidden directory.
 function isReadable (dir: string): boolean {
   try {
     accessSync(dir, constants.R_OK | constants.X_OK)

@@ -4,8 +4,9 @@ import { refuse } from './errors.ts'
 import type { Opened } from './open.ts'
 import { warn, withTerminal, write } from './stdio.ts'
 
-// One process at a time can have the embedded database open. While the service has it open, a command of an operator
-// runs inside the service: its process sends the arguments, and prints the output that the service sends back.
+// One process at a time can have the embedded database open. While the service has the database open, a command of an
+// operator runs inside the service: the process of the command sends the arguments, and prints the output that the
+// service sends back.
 
 const opened = new AsyncLocalStorage<Opened>()
 

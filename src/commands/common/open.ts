@@ -61,7 +61,8 @@ export async function open (
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits, onRequest })
   return orClose(database, async () => {
-    // An interrupted restore also leaves an empty database. Here no keys are created: `init` and `restore` need none.
+    // An interrupted restore also leaves an empty database. No keys are created in it here, because `init` and
+    // `restore` need a database without keys.
     if (!creates && await wrapsNothing(database.db)) {
       refuse(`The database at ${database.where} is empty: start the service, or run \`init\` or \`restore\``)
     }
@@ -118,7 +119,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
     return openCopy(config, error)
   })
   return orClose(database, async () => {
-    // `openCopy` does not refuse a database of an unreleased build, as `openDatabase` does.
+    // `openDatabase` refuses a database of an unreleased build, but `openCopy` does not.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
@@ -147,8 +148,8 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 }
 
 /**
- * Opens the database without master keys. Creates a missing data directory and embedded database. Where they must
- * exist, call `requireDatabase` first. Throws UnreleasedDatabase for a database of an unreleased build.
+ * Opens the database without master keys. Creates a missing data directory and embedded database. If they must exist,
+ * call `requireDatabase` first. Throws UnreleasedDatabase for a database of an unreleased build.
  *
  * @throws StartEnded when `waits` is aborted
  */

@@ -7,7 +7,7 @@ import { setDisplay, warn } from './stdio.ts'
 export interface Progress {
   /** Aborted by SIGINT and SIGTERM; the reason is an Interrupted. */
   signal: AbortSignal
-  /** Begins a step, such as `Restoring`. `unit` is a plural; the size of bytes is shown in MiB. */
+  /** Begins a step, such as `Restoring`. `unit` is a plural noun; `bytes` are shown in MiB. */
   begin (step: string, unit: string, total: number | undefined): void
   /** Adds `by` units to the progress of the step. Throws an Interrupted after SIGINT or SIGTERM. */
   advance (by?: number): void
@@ -15,7 +15,7 @@ export interface Progress {
   leaves (left: string): void
 }
 
-/** For callers that show nothing and cannot be interrupted. */
+/** For callers that show no progress and cannot be interrupted. */
 export const NO_PROGRESS: Progress = {
   signal: new AbortController().signal, begin () {}, advance () {}, leaves () {}
 }
@@ -26,9 +26,9 @@ const STEP_TIMEOUT_MS = 2_000
 const END_TIMEOUT_MS = 15_000
 
 interface Options {
-  /** Shows nothing, because standard output is for a program. */
+  /** Shows no progress, because a program reads standard output. */
   json?: boolean | undefined
-  /** Standard output is data: shows nothing if standard output is a terminal. */
+  /** Standard output is data: shows no progress if standard output is a terminal. */
   isData?: boolean
   /** The sentence that an interruption prints until `leaves` is called. */
   left: string

@@ -88,7 +88,7 @@ const isParameter = (segment: string | undefined) => segment?.startsWith('{') ==
 
 const HEAD = '| Column or table | What a change does |\n|---|---|\n'
 
-/** SECURITY.md with the current table of columns and tables without a MAC. Those with the same effect share a row. */
+/** SECURITY.md with the current table of columns and tables without a MAC. Entries with the same effect share a row. */
 export function renderSecurityPage (page: string): string {
   const names = new Map<string, string[]>()
   const add = (name: string, effect: string) => names.set(effect, [...names.get(effect) ?? [], `\`${name}\``])

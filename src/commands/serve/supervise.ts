@@ -54,8 +54,8 @@ export function exitOnUncaughtErrors (exit: (reason: string, error: unknown) => 
 
 /**
  * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates the schema, creates the first
- * organization, prints the greeting and counts requests for rate limits. It handles no requests, so that no request can
- * crash the supervisor.
+ * organization, prints the greeting and counts requests for rate limits. The supervisor handles no requests, so that no
+ * request can crash it.
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
