@@ -6,7 +6,7 @@ import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.
 /** Limits of one request: names to set or to remove, and characters of all names and values together. */
 export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
 
-/** Maximum length of a name to change, or to read the history of. Also percent-encoded, such a name fits into a URL. */
+/** Maximum length of a name in a request that changes the name or reads its history. Encoded, it fits into a URL. */
 export const SECRET_NAME_LENGTH = 512
 
 /** Media type of RFC 7396. */
