@@ -82,7 +82,8 @@ export const members: Domain = async (app) => {
       const role = canonicalRole(request.body.role)
       await app.countEffect(request, reply)
       const updated = await inOrganization(app, request, async (db, organizationId) => {
-        // Locks the account of the new owner, or of the other owners. Accounts before memberships: decision 0029.
+        // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships (decision
+        // 0029).
         const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
         const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
         const member = await lockMember(db, organizationId, id) ?? fail('not_found')

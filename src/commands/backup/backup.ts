@@ -259,7 +259,7 @@ export async function restoreInto (
   throw new Error('a backup has an end')
 }
 
-// Gives the database the schema of the backup, which a new embedded database may already have. Otherwise drops all
+// Gives the database the schema of the backup. A new embedded database may already have this schema. If not, drops all
 // tables and creates them with the migrations of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return

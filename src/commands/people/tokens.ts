@@ -53,7 +53,7 @@ export async function addToken (
   return transaction(handle, async (db) => {
     const none = `There is no organization ${organization}`
     const { id } = await findOrganization(db, organization) ?? refuse(none)
-    // Lock the organization, because a concurrent deletion would not delete the new token.
+    // Locks the organization, because a concurrent deletion of the organization does not delete the new token.
     await lockPlan(db, id) ?? refuse(none)
     const limit = await findReachedTokenLimit(db, id, null)
     if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)

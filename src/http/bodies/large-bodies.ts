@@ -43,8 +43,8 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
-      // Without `destroyOnReturn: false`, an error in `readLargeJson` would destroy the connection before the error
-      // response is sent.
+      // Without `destroyOnReturn: false`, an error in `readLargeJson` destroys the connection before the error response
+      // is sent.
       const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
       // The body now stays in memory until the response, even if the client disconnects. So the slot stays occupied.
       const slot = held.get(request)

@@ -42,8 +42,8 @@ const BOOLEANS: Readonly<Record<string, boolean>> = { true: true, 1: true, false
 
 /**
  * Converts query parameters from text by schema type: digits to an integer; `true`, `false`, `1` and `0`, in upper or
- * lower case, to a boolean. Validation rejects other text. Unknown parameters are errors, because clients would not
- * notice that a parameter has no effect. Empty parameters are errors too, unless the schema has `minLength: 0`: a
+ * lower case, to a boolean. Validation rejects other text. Unknown parameters are errors, because otherwise clients do
+ * not notice that a parameter has no effect. Empty parameters are errors too, unless the schema has `minLength: 0`: a
  * script with an unset variable sends `?at=` instead of `?at=$TIME`, and must not get the current state.
  */
 function fromText (schema: TSchema, query: Record<string, unknown>) {

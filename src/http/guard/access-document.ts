@@ -6,7 +6,7 @@ import { replacedBy } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
 
-// Errors that every operation can return. The description of an operation lists the others.
+// Errors that every operation can return. The description of an operation lists its other errors.
 const OF_ALL = new Set<ErrorCode>([
   'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',

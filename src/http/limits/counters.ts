@@ -212,8 +212,8 @@ export function joinCommonCounters (
     return taken
   }
 
-  // Ignores a late result, so the member continues to count alone. If late results ended this, each request would wait
-  // for the timeout while the shared counters are slow.
+  // Ignores a late result, so the member continues to count alone. A late result shows that the shared counters are
+  // slow: with these counters, each request waits for the timeout.
   function settle (number: number, are: Counted[]) {
     const taken = take(number)
     if (taken === undefined) return
