@@ -76,7 +76,7 @@ export const AuditEventList = Answer('AuditEventList', { data: Type.Array(AuditE
 
 /** The most days that the counts of events include. */
 export const MAX_DAYS = 92
-/** The days that they include by default. */
+/** The days that the counts include by default. */
 export const DEFAULT_DAYS = 31
 
 export const AuditCountsQuery = Type.Object({
@@ -97,7 +97,7 @@ export const AuditCounts = Answer('AuditEventCountList', {
   data: Type.Array(AuditCount.item, { description: 'each day in UTC, also without events, oldest first' })
 })
 
-/** Events in one response of the export. */
+/** Maximum number of events in one response of the export. */
 export const MAX_EXPORTED = 1000
 
 export const AuditExportQuery = Type.Object({

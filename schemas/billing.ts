@@ -51,7 +51,7 @@ const IntervalName = OneOf(INTERVALS, { title: 'Interval' })
 const StatusOfPayment = OneOf(PAYMENT_STATUSES, { title: 'PaymentStatus' })
 const StatusOfInvoice = OneOf(INVOICE_STATUSES, { title: 'InvoiceStatus' })
 const Currency = OneOf(CURRENCY_CODES, { title: 'Currency', description: 'ISO 4217', examples: ['EUR'] })
-/** In minor units: cents for euros, whole yen. */
+/** An amount in minor units of the currency: cents for EUR, whole yen for JPY. */
 const Amount = Type.Integer({
   minimum: 1, maximum: MAX_AMOUNT, title: 'Amount', description: 'in minor units of the currency', examples: [2900]
 })

@@ -6,13 +6,13 @@ import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.
 /** Limits of one request: names to set or to remove, and characters of all names and values together. */
 export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
 
-/** The length of a name that a request changes or traces. Any such name fits into a URL, in which it is encoded. */
+/** Maximum length of a name in a request that changes the name or reads its history. Encoded, it fits into a URL. */
 export const SECRET_NAME_LENGTH = 512
 
 /** Media type of RFC 7396. */
 export const MERGE_PATCH_TYPE = 'application/merge-patch+json'
 
-/** An object with any names. */
+/** An object with arbitrary names, whose values all have the schema `value`. */
 const Named = <T extends TSchema>(
   value: T, options: { title?: string, description?: string, examples?: unknown[] } = {}
 ) => Type.Unsafe<Record<string, Static<T>>>(
@@ -40,7 +40,7 @@ const MergePatch = Named(Type.Union([Value, Type.Null()]), {
 })
 export type MergePatch = Static<typeof MergePatch>
 
-/** Fastify validates the body by its media type. */
+/** Fastify selects the schema of the body by the media type of the request. */
 export const ChangeBodies = {
   content: { 'application/json': { schema: ChangeBody }, [MERGE_PATCH_TYPE]: { schema: MergePatch } }
 }

@@ -1,9 +1,11 @@
 import type { Scope } from './scopes.ts'
 
-// What the service and the console share (decision 0070). Imports types only, so that the application in the browser
-// contains no schema library.
+// Constants that the service and the console share (decision 0070). This module imports only types, so that the console
+// in the browser contains no schema library.
 
-/** The id of the console's OAuth client. It is part of the service: it needs no consent, and no command changes it. */
+/**
+ * The id of the console's OAuth client, which is part of the service: it needs no consent, and no command changes it.
+ */
 export const CONSOLE_CLIENT = 'strongroom-console'
 
 /** The scopes of daily work, which the normal token of the console has. All other scopes are privileged. */
@@ -15,8 +17,8 @@ export const DAILY_SCOPES: readonly Scope[] = [
   'member:read', 'member:delete', 'billing:read'
 ]
 
-/** Seconds that a token with a privileged scope lives, and the maximum age of the sign-in before it. */
+/** Seconds: the lifetime of a token with a privileged scope, and the maximum age of the sign-in when it is issued. */
 export const PRIVILEGED_SECONDS = 300
 
-/** Whether a token of the console with this scope is short. */
+/** Whether a token of the console with this scope has the short lifetime. */
 export const isPrivileged = (scope: string): boolean => !(DAILY_SCOPES as readonly string[]).includes(scope)

@@ -7,7 +7,7 @@ const TIME =
   '[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})'
 const MAX_LENGTH = 'environment:'.length + 2 * SLUG_LENGTH + 1
 
-/** A version, a level or a moment. The route parses the text, since the message of a pattern would explain nothing. */
+/** A version, a level or a moment. The route parses the text, because its errors explain more than a pattern. */
 const Side = (options: SchemaOptions & { 'x-named': string }) => PublishedAs(
   Type.String({ maxLength: MAX_LENGTH, ...options }),
   Type.String({

@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { LevelName } from './levels.ts'
 import { Answer, Example, Flag, NameList, Nullable, OneOf, Slug, exampleOf } from './shapes.ts'
 
-/** Limits of a dry run of several levels: it ends after `levels`, or after the first level that reaches `bytes`. */
+/** Limits of a dry run of several levels, which ends after `levels` levels, or after the level that reaches `bytes`. */
 export const DRY_RUN_LIMITS = { levels: 200, bytes: 8 * 1024 * 1024 } as const
 
 export const DryRunQuery = Type.Object({
@@ -46,7 +46,7 @@ export type DryRun = Static<typeof DryRun>
 /** The field of a response to a change that supports dry runs. */
 export const DRY_RUN = Type.Optional(DryRun)
 
-/** The response to a dry run of an operation that has no response body otherwise. */
+/** The response to a dry run of an operation whose other responses have no body. */
 export const DryRunAnswer = Answer('DryRunAnswer', {
   message: Example(Type.String(), 'Dry run: nothing was changed. The request would delete the document: 0 names added, 0 changed, 2 removed.'),
   dry_run: Example(DryRun, {

@@ -8,7 +8,7 @@ interface ErrorSpec {
   details?: TSchema
   example?: object
   as?: string
-  /** The message of an error with `details`; without it, `message`. */
+  /** Makes the message from `details`. Without this function or without details, the message is `message`. */
   inWords?: (details: never) => string
   /** Responses may omit `details`. */
   mayLackDetails?: true
@@ -228,7 +228,7 @@ export type ErrorCode = keyof typeof ERRORS
 type DetailsOf<C extends ErrorCode> = (typeof ERRORS)[C] extends {
   details: infer S extends TSchema
 } ? Static<S> : never
-/** The arguments after the code: `details` if the catalogue defines a schema for them. */
+/** The arguments of `fail` after the code: `details` if the catalogue defines a schema of details for this code. */
 export type ErrorArgs<C extends ErrorCode> = [DetailsOf<C>] extends [never]
   ? []
   : (typeof ERRORS)[C] extends { mayLackDetails: true } ? [details?: DetailsOf<C>] : [details: DetailsOf<C>]
@@ -239,13 +239,13 @@ export function canNameSide (code: ErrorCode): boolean {
   return details !== undefined && 'side' in (details.properties as TProperties)
 }
 
-/** The message for people. */
+/** The `message` of an error response. */
 export function messageOf (code: ErrorCode, details?: unknown): string {
   const { message, inWords }: ErrorSpec = ERRORS[code]
   return details === undefined || inWords === undefined ? message : inWords(details as never)
 }
 
-/** The public code, as in responses. */
+/** The code in responses, which is `as` for some errors. */
 export function codeOf (code: ErrorCode): string {
   const spec: ErrorSpec = ERRORS[code]
   return spec.as ?? code
@@ -283,14 +283,14 @@ function exampleOf (code: ErrorCode) {
 
 /**
  * The schema of all errors with a status: a union with the discriminator `error`. Codes with the same body share one
- * schema, named after the status or after the first code. Optional details make no difference: all codes of the schema
- * get them.
+ * schema, named after the status or after the first code. Codes that differ only in optional details also share a
+ * schema, which then has all these details.
  */
 export function ErrorBodies (status: number): TSchema {
   return unionOf(bodiesOf(status), `Errors_${status}`)
 }
 
-/** Statuses whose errors mean the same in every operation: the document lists them once, as `default`. */
+/** Statuses whose errors mean the same in every operation: the OpenAPI document lists them once, as `default`. */
 export const COMMON_STATUSES = [400, 401, 413, 415, 500, 503]
 
 /** The schema of all errors of `COMMON_STATUSES`. */

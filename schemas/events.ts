@@ -1,6 +1,6 @@
 import { SCOPE_NAMES, type Scope } from './scopes.ts'
 
-// In the order of the document. An event of a scope needs no entry (`ofScopes`).
+// The events in the order of the OpenAPI document. Events that follow from a scope may be omitted (`ofScopes`).
 const LISTED = [
   'organization.create', 'organization.update', 'organization.delete',
   'project.create', 'project.update', 'project.delete', 'project.restore',

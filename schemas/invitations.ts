@@ -37,7 +37,7 @@ export const Invitation = Resource('invitations', { title: 'Invitation', id: ID 
 })
 export type InvitationAttributes = Static<typeof Invitation.attributes>
 
-/** Empty: the path identifies the invitation. */
+/** The body is empty, because the path identifies the invitation. */
 export const SendInvitationBody = Body({}, { title: 'SendInvitationBody', examples: [{}] })
 export const AcceptInvitationBody = Body({}, { title: 'AcceptInvitationBody', examples: [{}] })
 

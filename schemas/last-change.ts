@@ -10,7 +10,7 @@ const Creator = Type.Unsafe<{ id: number, name: string } | null>({
 
 export const CREATED_BY = Example(Creator, { id: 1, name: 'First token' })
 
-/** The newest version of a level, or of any level of a project, as lists show it. */
+/** The newest version of a level, or of all levels of a project, in a list. */
 export interface LastChange { version: string, created_at: Date, created_by: { id: number, name: string } | null }
 
 const Change = Type.Unsafe<LastChange | null>({
@@ -22,7 +22,7 @@ const Change = Type.Unsafe<LastChange | null>({
     'versions, and without `secret:history` there'
 })
 
-/** The field of a level in a list. */
+/** The field `last_change` of a project, target or environment in a list. */
 export const LastChangeOfList = Example(Change, {
   version: '1', created_at: '2026-03-01T12:00:00.000Z', created_by: { id: 1, name: 'First token' }
 })

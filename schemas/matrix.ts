@@ -5,7 +5,7 @@ import {
   Answer, Example, Flag, ListQuery, Nullable, OneOf, PageMeta, Patterned, SLUG_LENGTH, SLUG_PATTERN, Slug, exampleOf
 } from './shapes.ts'
 
-/** Limits of one page of levels. It ends after `levels`, or with the first document that reaches `bytes` or `names`. */
+/** Limits of a page of levels. It ends after `levels` levels, or with the document that reaches `bytes` or `names`. */
 export const MATRIX_LIMITS = { levels: 100, bytes: 4 * 1024 * 1024, names: 50_000 } as const
 
 const SLUG = SLUG_PATTERN.slice(1, -1)

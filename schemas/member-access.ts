@@ -4,7 +4,7 @@ import { Answer, Example, Page, PagedMeta, Slug, Ulid } from './shapes.ts'
 import { TeamRestriction } from './teams.ts'
 import { RoleName } from './users.ts'
 
-/** Projects on a page of a member's access. Each can have a thousand restrictions. */
+/** Maximum number of projects on a page. It is small, because a project can have a thousand restrictions. */
 export const MAX_ACCESS_PAGE = 25
 
 export const MemberAccessQuery = Type.Object({

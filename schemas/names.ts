@@ -25,7 +25,7 @@ export const ValuesAnswer = {
         description: '`NAME=\'value\'` lines that a POSIX shell can source', examples: ["HELLO='world'\nFOO='bar'\n"]
       })
     },
-    // The schema describes the parsed text: generated clients parse YAML.
+    // The schema describes the parsed YAML, because generated clients parse the response.
     [YAML_TYPE]: { schema: Values }
   }
 }
@@ -117,8 +117,8 @@ export const NameHistoryAnswer = Answer('NameHistory', {
 })
 
 /**
- * Limits of one search request. It ends after `documents` documents, or after the first document that reaches `bytes`
- * or `names`. It looks at no more than `projects` projects.
+ * Limits of one search request. The search ends after `documents` documents, after the document that reaches `bytes` or
+ * `names`, or after `projects` projects.
  */
 export const SEARCH_LIMITS = { documents: 200, projects: 200, bytes: 8 * 1024 * 1024, names: 1_000 } as const
 

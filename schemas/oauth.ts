@@ -34,7 +34,7 @@ export type OAuthErrorCode = keyof typeof OAUTH_ERRORS
 /** Lifetimes: codes and access tokens in seconds, refresh tokens and grants in days. */
 export const LIFETIMES = { code: 60, access: 3600, refreshIdleDays: 30, grantDays: 90 } as const
 
-/** Maximum number of live grants per user and application. A new grant revokes the oldest. */
+/** Maximum number of live grants per user and application. A further grant revokes the oldest grant. */
 export const MAX_GRANTS = 100
 
 export const STATE_LENGTH = 4096

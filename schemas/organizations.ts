@@ -17,7 +17,7 @@ export const OrganizationInPath = Type.String({ maxLength: 128, examples: [FIRST
 
 const StatusOfOrganization = OneOf(ORGANIZATION_STATUSES, { title: 'OrganizationStatus' })
 
-/** Repeated at the top level, where existing clients read these fields. */
+/** Fields that responses repeat outside of `attributes`, where existing clients read them. */
 const fields = {
   name: Example(Type.String(), FIRST_ORGANIZATION.name),
   slug: Example(Slug, FIRST_ORGANIZATION.slug),

@@ -16,7 +16,7 @@ const SecretFormat = OneOf(SECRET_FORMATS, {
 /** Who holds the key of a project: the server, or only the clients. */
 export const MANAGED = ['server', 'client'] as const
 export type Managed = (typeof MANAGED)[number]
-// No title: oapi-codegen would generate a constant `Client` that conflicts with its type `Client`.
+// This schema has no title: with one, oapi-codegen generates a constant `Client` that conflicts with its type `Client`.
 export const Custody = OneOf(MANAGED)
 const CUSTODY = '`server`: the server holds the key and can decrypt; `client`: the server never sees the key'
 

@@ -47,8 +47,8 @@ type ResourceOf<S> = S extends `${infer Resource}:${string}` ? Resource : never
 type Resource = ResourceOf<Scope>
 
 /**
- * The resources of the scopes, in the order of the consent page, with their headings there. With `isInProject`, a role
- * in a single project gives their scopes.
+ * The resources of the scopes and their headings, in the order of the consent page. With `isInProject`, a role in a
+ * single project gives the scopes of the resource.
  */
 export const SCOPE_RESOURCES: Readonly<Record<Resource, { heading: string, isInProject: boolean }>> = {
   secret: { heading: 'Secrets', isInProject: true },
@@ -68,7 +68,7 @@ export type Ability = Scope | '*'
 
 export const SCOPE_NAMES = Object.keys(SCOPES) as Scope[]
 
-/** Whether a role in a single project gives the scope. A project is created in the organization. */
+/** Whether a role in a single project gives the scope. `project:create` is a scope of the organization. */
 export const isScopeOfProject = (scope: Scope): boolean =>
   SCOPE_RESOURCES[scope.split(':')[0] as Resource].isInProject && scope !== 'project:create'
 

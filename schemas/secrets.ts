@@ -13,9 +13,9 @@ export { LEVELS, LevelName, type Level } from './levels.ts'
 export const MERGES = ['false', 'true', 'both'] as const
 export type Merge = (typeof MERGES)[number]
 
-/** Media type of responses to `raw=true`: only the values. */
+/** Media type of responses to `raw=true`, which contain only names and values. */
 export const RAW_TYPE = 'application/vnd.strongroom.raw+json'
-/** Media type of other reads. Without a charset, because generated clients compare the whole header. */
+/** Media type of other reads. It has no charset, because generated clients compare the whole header. */
 export const READ_TYPE = 'application/json'
 
 export const ReadSecretsQuery = Type.Object({
@@ -83,7 +83,7 @@ const RawSecrets = Type.Record(
   Type.String(), Type.String(), { title: 'RawSecrets', examples: [{ HELLO: 'world', FOO: 'bar' }] }
 )
 
-/** Two media types, because the two forms of the response have different schemas. */
+/** A response has one of two media types, because its two forms have different schemas. */
 const orRaw = (answer: TSchema) => ({
   content: { [READ_TYPE]: { schema: answer }, [RAW_TYPE]: { schema: RawSecrets } }
 })

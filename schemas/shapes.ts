@@ -79,7 +79,9 @@ export function Body<T extends TProperties> (
 
 const RULE = Symbol('rule')
 
-/** A text with a pattern. The error of another text is `must be ${rule}`, which ends with an example: `, such as …`. */
+/**
+ * A string with a pattern. The error for other strings is `must be ${rule}`; a rule ends with an example (`such as …`).
+ */
 export function Patterned (pattern: string, rule: string, options: StringOptions = {}): TString {
   return Object.assign(Type.String({ pattern, ...options }), { [RULE]: rule })
 }
@@ -128,7 +130,7 @@ export const Name = Patterned('\\S', `a text of 1 to ${NAME_LENGTH} characters t
   minLength: 1, maxLength: NAME_LENGTH, examples: ['Orbit']
 })
 
-/** A description in a request, and below in a response. */
+/** A description in a request. `NullableDescription` is a description in a response. */
 export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))
 export const NullableDescription = Example(Nullable(Type.String()), null)
 
@@ -181,10 +183,10 @@ export type ListQuery = Static<typeof ListQuery>
 export const SORTS = ['name', 'created_at', '-name', '-created_at'] as const
 export type Sort = (typeof SORTS)[number]
 
-/** The order of a list, and texts that the name, or one of the searched columns, must contain. */
+/** The order of a list, and the texts that the name (`name`) or one of the searched columns (`search`) must contain. */
 export interface Selection { sort?: Sort | undefined, name?: string | undefined, search?: string | undefined }
 
-// A name cannot contain NUL characters, and PostgreSQL rejects them.
+// NUL characters are rejected here, because no name contains them, and PostgreSQL rejects them, too.
 const Contained = (options: SchemaOptions) =>
   Patterned('^[^\\x00]+$', `a text of 1 to ${NAME_LENGTH} characters without NUL, such as web`, {
     minLength: 1, maxLength: NAME_LENGTH, ...options
@@ -246,7 +248,7 @@ export const ReadHeaders = Type.Object({
 })
 
 const ETAG = '(?:W/)?"[^"]*"'
-/** RFC 9110, 13.1: `*` or a list of ETags. Rejects other values, which would protect nothing. */
+/** RFC 9110, 13.1: `*` or a list of ETags. Rejects other values, because they protect nothing. */
 export const PRECONDITION = `^(?:\\*|${ETAG}(?:[ \\t]*,[ \\t]*${ETAG})*)$`
 
 const PRECONDITION_RULE = '`*` or a list of ETags in double quotes, such as "m1VJp2b0nQYkWq3S8dT5xg"'
@@ -262,7 +264,7 @@ export const WriteHeaders = Type.Object({
   }))
 })
 
-/** A field of the response to a write. */
+/** The warning in the response to a write. */
 export const UnreadableWarning = Type.Optional(Type.String({
   description: "a stored document does not parse in the project's `secret_format`: it cannot be merged with other levels"
 }))

@@ -88,7 +88,7 @@ export const UpdateTeamBody = Body(UPDATE_NAMED, {
   title: 'UpdateTeamBody', examples: [{ name: 'Platform and tools' }]
 })
 
-/** Empty: the path identifies the member. */
+/** The body is empty, because the path identifies the member. */
 export const AddTeamMemberBody = Body({}, { title: 'AddTeamMemberBody', examples: [{}] })
 
 /** Roles that grant scopes in a project (see `scopesInProject`). */

@@ -106,7 +106,9 @@ const api_key = Example(ApiToken, {
   ...exampleOf(fields), name: 'CI of the website', expires_at: '2099-03-01T12:00:00.000Z'
 })
 
-/** A token and its new value. Both are at the top level and in `data`, because existing clients read either. */
+/**
+ * A token and its new value. Both are at the top level and in `data`, because existing clients read one or the other.
+ */
 export const RotatedToken = Answer('RotatedToken', {
   success, message, token, api_key, data: Type.Object({ token, api_key })
 })

@@ -16,9 +16,9 @@ export const MEMBER_STATUSES = ['active'] as const
 export const EMAIL_LENGTH = 320
 /**
  * Exactly one `@`. The local part has no space and no special character of RFC 5322, 3.2.3. The domain has letters,
- * digits and hyphens of any script. Only the ASCII full stop separates labels, not the others of RFC 3490, 3.1.
- * Default-ignorable characters are excluded, because a DNS look-up drops them (RFC 5892, 2.6). So each address has
- * only one spelling.
+ * digits and hyphens of any script. Only the ASCII full stop separates labels, not the other dots of RFC 3490, 3.1.
+ * Default-ignorable characters are excluded, because a DNS look-up drops them (RFC 5892, 2.6). So each address has only
+ * one spelling.
  */
 export const EMAIL_PATTERN =
   /^(?!.*\p{DI})[^\s@\p{C}()<>[\]:;,\\"]+@(?:[\p{L}\p{M}\p{Nd}-]+\.)*[\p{L}\p{M}\p{Nd}-]+$/u

@@ -58,7 +58,7 @@ export async function run (argv: string[], env: Environment, begin = () => {}): 
     begin()
     return 2
   }
-  // The supervisor warns once for all workers.
+  // Only the primary process prints warnings, not each worker.
   if (cluster.isPrimary) for (const line of unknownVariables(env)) warn(line)
   return untilExit(async () => {
     const noun = await load()

@@ -82,7 +82,7 @@ export const audit: Domain = async (app) => {
       const principal = principalOf(request)
       const { after, ...filter } = request.query
       const id = principal.organization.id
-      // One more event shows whether another part follows.
+      // Reads one event more than a page has, to know whether another page follows.
       const rows = seesEvents(principal)
         ? await exportEvents(app.lists, id, filterOf(filter), after, MAX_EXPORTED + 1)
         : []
@@ -99,7 +99,7 @@ export const audit: Domain = async (app) => {
     }
   })
 
-  // The names are looked up once for all events. A person sees only the names in lists that the person may read.
+  // Looks up the names of all actors at once. Shows only names from lists that the caller may read.
   async function toItems (request: FastifyRequest, rows: readonly EventOfList[]) {
     const principal = principalOf(request)
     const { id } = principal.organization
@@ -122,10 +122,10 @@ const filterOf = ({ from, to, ...filter }: Filter): EventFilter => ({
   ...(to !== undefined && { to: requireTimestamp('to', to) })
 })
 
-// The days of the counts in UTC; the first and the last one can be parts of days. By default, until the end of today,
-// because the clock of the database, which dates the events, can be ahead.
+// The days to count, in UTC; the first and the last day can be partial. The default of `to` is the end of today instead
+// of now, because the clock of the database, which dates the events, can be ahead.
 function daysOf ({ to = startOf(new Date(Date.now() + DAY)), from: given }: EventFilter): CountedDay[] {
-  // A day that ends with `to` is the last one.
+  // If `to` is at midnight, the day that ends then is the last day.
   const last = startOf(new Date(to.getTime() - 1))
   const from = given ?? new Date(last.getTime() - (DEFAULT_DAYS - 1) * DAY)
   if (from >= to) refuse('from', 'Expected a time before `to`')
@@ -134,15 +134,16 @@ function daysOf ({ to = startOf(new Date(Date.now() + DAY)), from: given }: Even
   return daysUntil(dayOf(last), count).flatMap((date) => {
     const start = new Date(date)
     const end = new Date(start.getTime() + DAY)
-    // The default start of a `to` in January of the year 1 is before the first valid time.
+    // Leaves out days before the first valid time: with `to` in January of the year 1, the default `from` is earlier.
     return start.getTime() < EARLIEST ? [] : [{ date, from: from > start ? from : start, to: to < end ? to : end }]
   })
 }
 
 const startOf = (time: Date) => new Date(dayOf(time))
 
-// The resource of an event may be deleted or outside of the hierarchy, so restrictions cannot be checked. A person can
-// have restricted roles through teams if the role in the organization includes no projects.
+// Restricted callers see no events: the resource of an event may be deleted or outside of the hierarchy, so
+// restrictions cannot be checked. A person whose own role includes no projects counts as restricted, because team roles
+// may have restrictions.
 function seesEvents ({ slices, caller }: Principal): boolean {
   return slices.length === 0 && (caller.role === undefined || scopesOfRole(caller.role).includes('project:read'))
 }

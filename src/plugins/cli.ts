@@ -1,7 +1,7 @@
 import { TelemetryAnswer } from '../../schemas/cli.ts'
 import type { Domain } from '../http/routes/types.ts'
 
-/** Usage telemetry of existing command-line tools. */
+/** Accepts and discards the usage telemetry that existing command-line tools send. */
 export const cli: Domain = async (app) => {
   app.post('/cli/telemetry', {
     config: { access: 'public', audit: 'none' },

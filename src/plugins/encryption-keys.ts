@@ -27,8 +27,9 @@ import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf 
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
-// The response stored for repeats has no key string, so that no copy outlives the key. A repeated request looks up the
-// project again and reads the key string of its active key: `levelOf` may be older than the first request's commit.
+// The response stored for an `Idempotency-Key` has no key string, so that no copy outlives the key. A repeated request
+// reads the key string of the active key. It loads the project again, because `levelOf` may be older than the commit of
+// the first request.
 const KEY_STRING: RedactedReplay = {
   keep: (answer: Rotated) => withKey(answer, ''),
   give: async (app, request, answer: Rotated) => {
@@ -109,7 +110,7 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
-      // The key derivation takes 200 ms, so it must not happen inside the transaction.
+      // The key derivation takes 200 ms, so it runs before the transaction.
       const key = await makeServerKey(
         app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
       )
@@ -225,7 +226,7 @@ const clientRotation: Domain = async (app) => {
       judgePlace: (request) => locate(app, request)
     }),
     config: {
-      // The rotation replaces every document of the project.
+      // Requires `secret:write`, because the rotation replaces every document of the project.
       access: ['key:rotate', 'secret:write'],
       at: 'project',
       include: 'key',
@@ -292,7 +293,7 @@ const clientRotation: Domain = async (app) => {
   })
 }
 
-// Counts pending versions only while the re-encryption runs; the result of a finished one is stored.
+// The state of the last re-encryption. Counts pending versions while it runs. Later, only unreadable versions remain.
 async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, project: KeyState) {
   const progress = await findReEncryption(app.lists, project)
   if (progress === undefined) return null
@@ -300,8 +301,8 @@ async function reEncryptionOf (app: FastifyInstance, { plan }: Organization, pro
   if (progress.finished_at !== null) return { ...rest, state: 'done' as const, remaining: unreadable }
   const isClients = project.encryption_type === 'client'
   const remaining = await countWaiting(app.lists, project, isClients ? plan.retention_days : null)
-  // In a client-managed project, a purge can delete the last pending version, or the retention window can lock it:
-  // `finished_at` is then null.
+  // In a client-managed project, the last pending version can also be purged, or locked by the retention window. Then
+  // nothing sets `finished_at`.
   return { ...rest, state: isClients && remaining === 0 ? 'done' as const : 'running' as const, remaining }
 }
 

@@ -42,7 +42,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
   return row && toItem(row)
 }
 
-/** Invitations of an organization. Accepting an invitation is the only way to become a member. */
+/** Invitations of an organization. Through the API, a person joins an organization only by an invitation. */
 export const invitations: Domain = async (app) => {
   app.post('/organizations/:organization/members', {
     config: {
@@ -181,7 +181,7 @@ export const invitations: Domain = async (app) => {
     }
   })
 
-  // The text must not reveal whether the address has an account, or whether it already got an e-mail today.
+  // The text must not reveal whether the address has an account or already got an e-mail today.
   function howToAccept (isReserved: boolean): string {
     const page = `${app.issuer()}/account`
     if (isReserved) {
@@ -191,20 +191,21 @@ export const invitations: Domain = async (app) => {
     return `${reason}. Tell the person to accept the invitation on ${page}. If the person has no account, ask the operator to create one: npm run -s cli -- user add --email ADDRESS`
   }
 
-  /** Sends no e-mail if the queue is full or the organization has sent one to this address in the last 24 hours. */
+  /** Sends no e-mail if the queue is full, or if the organization sent this address an e-mail in the last 24 hours. */
   function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
     let room: Room | undefined
     let isTaken = false
     return {
-      // Called for every address before the change, so that the duration does not reveal whether an account exists.
+      // Reserves a place in the queue for every address: the duration must not reveal whether the address has an
+      // account.
       reserve () {
         room ??= app.outbox.reserve(
           { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
         )
       },
       isReserved: () => room !== undefined,
-      /** Called in the invitation's transaction. The hash of the link's secret; undefined if no e-mail is sent. */
+      /** Call this in the transaction. Returns the hash of the secret in the link; undefined if no e-mail is sent. */
       async take (db: Db): Promise<Buffer | undefined> {
         isTaken = room !== undefined && await takeInvitationMail(db, organization.id, email)
         return isTaken ? hashToken(secret) : undefined

@@ -20,10 +20,10 @@ import { pageMeta, type PageRequest } from '../rules/pagination.ts'
 import { holds, powersOfRole, rightsIn, type TeamRole } from '../rules/roles.ts'
 import { restrictionOf, type Slice } from '../rules/slices.ts'
 
-// For an estimate of the size of a response.
+// The approximate number of characters of a restriction in a response.
 const CHARACTERS_OF_RESTRICTION = 100
 
-/** What a member can do: computed by the functions with which the guard authorizes requests (`rules/roles.ts`). */
+/** Shows what a member can do. The functions of `rules/roles.ts` that compute this also authorize requests. */
 export const memberAccess: Domain = async (app) => {
   app.get('/organizations/:organization/members/:member/access', {
     config: { access: 'organization:read', at: 'organization', mayNeed: ['member:read', 'team:read'] },
@@ -54,7 +54,7 @@ export const memberAccess: Domain = async (app) => {
   })
 }
 
-/** What a member can do in the organization and, by a page of projects, through teams. */
+/** What a member can do in the organization, and by team roles in each project of one page. */
 async function accessOf (db: Db, organization_id: string, { user_id, role }: MemberAttributes, page: PageRequest) {
   const powers = powersOfRole(role)
   const { rows, total } = await listProjectsOfTeams(db, { organization_id, user_id }, page)
@@ -67,7 +67,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
   const projects: ProjectAccess[] = []
   for (const [i, project] of rows.entries()) {
     const held = roles[i]!.map((role) => withoutDeleted(role, slugs)).filter((role) => role.slices?.length !== 0)
-    // The list does not verify the MACs of the roles.
+    // `listProjectsOfTeams` does not verify the MACs of team roles, so it can list a project without a valid role.
     if (held.length === 0) continue
     projects.push({
       ...project,
@@ -87,7 +87,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
   }
 }
 
-// A level can be deleted between the statements. A restriction to a deleted level includes nothing.
+// Removes restrictions to levels that were deleted between the statements. Such a restriction includes nothing.
 const withoutDeleted = (role: TeamRole, slugs: ReadonlyMap<string, string>): TeamRole =>
   ({ ...role, slices: role.slices?.filter((slice) => restrictionOf(slice, slugs).length > 0) ?? null })
 

@@ -28,7 +28,7 @@ async function findItem (db: Db, organizationId: string, id: string) {
   return row && toItem(row)
 }
 
-/** The members of an organization and their roles. They join through invitations (`invitations.ts`). */
+/** The members of an organization and their roles. A person joins through an invitation (`invitations.ts`). */
 export const members: Domain = async (app) => {
   app.get('/organizations/:organization/members', {
     config: { access: 'member:read', at: 'organization' },
@@ -82,7 +82,8 @@ export const members: Domain = async (app) => {
       const role = canonicalRole(request.body.role)
       await app.countEffect(request, reply)
       const updated = await inOrganization(app, request, async (db, organizationId) => {
-        // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships (0029).
+        // Locks the account of the new owner, or of the other owners. Lock order: accounts before memberships (decision
+        // 0029).
         const { owned } = role === 'owner' ? await lockMemberships(db, id) : { owned: 0 }
         const otherOwners = role === 'owner' ? undefined : await lockOtherOwners(db, organizationId, id)
         const member = await lockMember(db, organizationId, id) ?? fail('not_found')
@@ -91,7 +92,7 @@ export const members: Domain = async (app) => {
         requireRole(principal, role)
         if (member.role !== role && reachedLimit({ joined: 0, owned }, role) !== undefined) fail('memberships_full')
         if (otherOwners !== undefined && isLastOwner(member, otherOwners)) fail('last_owner')
-        // Recorded before the update, because recording requires that the caller still has the role of the request.
+        // Recorded before the update: recording fails if the caller, who may be this member, has lost the role.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organizationId, id, role)
         return await findMember(db, organizationId, id) ?? tampered()
@@ -103,7 +104,7 @@ export const members: Domain = async (app) => {
 
   app.delete('/organizations/:organization/members/:member', {
     config: {
-      // Members can leave with any role, if the application was granted `member:delete`.
+      // A member can leave with any role; an application can do this for the member if it was granted `member:delete`.
       access: 'authenticated',
       at: 'organization',
       mayNeed: ['member:delete'],
@@ -142,7 +143,7 @@ export const members: Domain = async (app) => {
     }
   })
 
-  // No notification without a mail server or if the e-mail queue is full.
+  // Notifies the member by e-mail, except without a mail server or if the e-mail queue is full.
   function tell ({ organization, person }: Principal, { user_id, email, name }: MemberAttributes, role: Role | null) {
     const room = app.outbox.reserve(
       { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)

@@ -147,7 +147,7 @@ export const organizations: Domain = async (app) => {
         const { members, tokens } = await lockEverybody(db, id)
         await requireCurrent(db, request, id)
         await endUntoldCharges(db, id)
-        // Recorded before the deletion, because the caller's membership is deleted, too.
+        // Recorded before the deletion: recording needs the caller's membership, which the deletion removes.
         await recordEvent(db, actorOf(request), eventOf('organization.delete', id, { members, tokens }))
         await deleteOrganization(db, id, principalOf(request).person?.user_id)
       }, actorOf(request))
@@ -169,7 +169,7 @@ export const organizations: Domain = async (app) => {
   })
 }
 
-// Locks the organization for the precondition check; without a precondition, the update locks the row itself.
+// Locks the organization and reads it, to check preconditions. Without preconditions, the update itself locks the row.
 async function lockItem (db: Db, id: string) {
   await lockPlan(db, id)
   const found = await readOrganization(db, id)

@@ -34,7 +34,7 @@ interface Kind {
   bodies: { create: TSchema, update: TSchema }
   /** Values of the columns that only this kind has. */
   own: (body: CreateBody, target_id: string | undefined) => Pick<NewPlace, 'target_id' | 'status' | 'is_production'>
-  /** What the level is, for the document. */
+  /** Explains the level in the OpenAPI document. */
   meaning: string
   /** Deleting a target can be a long operation; deleting an environment deletes a single level. */
   deletion: { summary: string, isLong: boolean }
@@ -44,7 +44,7 @@ const placesOf = (
   { kind, a, parent, parentPath, answers, placeOf, bodies, own, meaning, deletion }: Kind
 ): Domain => async (app) => {
   const plural = `${kind}s` as const
-  // For operation ids: `createTarget`.
+  // The name of the kind in operation ids, such as `createTarget`.
   const Kind = `${kind[0]!.toUpperCase()}${kind.slice(1)}`
   const [listPath, path] = [`/:organization${parentPath}/${plural}`, `/:organization${parentPath}/:${kind}`]
   const toItem = ({ id, ...attributes }: Place) => ({ type: plural, id, attributes })
@@ -146,7 +146,8 @@ const placesOf = (
       refuseReserved(kind, body.slug)
       const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
         const { organization_id, level_id: id, project, environment } = level
-        // The status decides about access, so a caller that is restricted to a part of the project cannot change it.
+        // Restrictions with `except_status` depend on the status, so only callers with access to the whole project set
+        // it.
         if (body.status !== undefined && body.status !== environment?.status) {
           requireInside(request, { project_id: project.id })
         }

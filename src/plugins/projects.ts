@@ -54,12 +54,12 @@ export const projects: Domain = async (app) => {
         ids: projectsInside(principal.slices),
         user_id: request.byTeams === null ? null : principal.person!.user_id
       }
-      // With roles through teams, or a selection, the query's duration grows with the number of projects, so it uses
-      // another pool.
+      // With team roles, a search or a sort order, the duration of the query grows with the number of projects. Such a
+      // query uses the pool for slow lists.
       const db = shown.user_id === null && isDefault(page) ? app.pages : app.lists
       const { rows, total } = await listProjects(db, shown, page)
       const changed = rows.filter(({ last_change }) => last_change !== null).map(({ ulid }) => ulid)
-      // The last change can be at any level, so it is shown only to those who may list the versions of all levels.
+      // The last change can be at any level, so it is shown only to callers who may list the versions of all levels.
       const showsHistory = await reachIn(app, request, changed, 'secret:history')
       const data = rows.map(({ last_change, ...project }) => ({
         ...toItem(project),
@@ -86,7 +86,7 @@ export const projects: Domain = async (app) => {
   app.post('/:organization/projects', {
     config: {
       access: 'project:create',
-      // A new project is outside of the restrictions of every token.
+      // A token with restrictions cannot create a project, because a new project is outside of its restrictions.
       at: 'organization',
       etag: true,
       audit: 'project.create',
@@ -107,7 +107,7 @@ export const projects: Domain = async (app) => {
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
-      // The key derivation takes 200 ms, so it must not happen inside the transaction.
+      // The key derivation takes 200 ms, so it runs before the transaction.
       const key = encryption_type === 'client'
         ? registerClientKey(app.keyring, storageKeyOf(app.keyring, organization), keyId, clientKeyOf(body))
         : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
@@ -240,8 +240,8 @@ export const projects: Domain = async (app) => {
       return undefined
     }
     requireScope(request, 'key:rotate')
-    // Counted before the key derivation, which is expensive and would allow guessing the key. In both directions the
-    // audit event records that the server knew the key.
+    // `countEffect` runs before the key derivation, which is expensive and shows whether a guessed key is right. In
+    // both directions the audit event records that the server knew the key.
     const details = { from: key.managed, to: storage_mode, key_version: key.version, server_knew_key: true }
     if (storage_mode === 'server') {
       const keyString = body.encryption_key ??

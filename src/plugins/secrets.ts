@@ -56,7 +56,7 @@ export const secrets: Domain = async (app) => {
         mayNeed: ['secret:decrypt', 'secret:history'],
         judge: (request) => validateCombinations(readingOfQuery(request)),
         at: level,
-        // Also called before the query is validated, when `decrypt` is a string.
+        // The prefetch calls this function before the query is validated, when `decrypt` is still a string.
         include: (request) => {
           const { decrypt, at } = request.query as ReadSecretsQuery
           return at === undefined ? includedForRead(request, booleanIn(String(decrypt)) === true) : 'place'
@@ -169,7 +169,7 @@ export const secrets: Domain = async (app) => {
           const change: Change = { blob, record, event: 'secret.store', revealed }
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
-          // The response tells whether the document has the sent values, so it counts as a read of values.
+          // The response tells whether the document has the sent values, so the event is a read of values.
           return outcomeOfDryRun(change, planned, 'secret.decrypt')
         }
       })
@@ -227,7 +227,7 @@ export const secrets: Domain = async (app) => {
     }
   })
 
-  /** Returns the change in a dry run, which can also be about a deletion without a snapshot. */
+  /** Deletes the document and keeps a snapshot. A dry run of a deletion with or without a snapshot returns the plan. */
   async function deleteWithSnapshot (
     request: FastifyRequest, no_backup: boolean
   ): Promise<PlannedChange | undefined> {
@@ -324,7 +324,7 @@ export const secrets: Domain = async (app) => {
     return reply.send(await writeIfLarge(answer, charactersOf(documents)))
   }
 
-  // Not called for 304, which reveals nothing new to the caller.
+  // A read with status 304 is not recorded, because it reveals nothing new to the caller.
   async function recordReading (request: FastifyRequest, ...reading: Parameters<typeof eventOfReading>) {
     const { event, bytes } = eventOfReading(...reading)
     await app.recordRead(actorOf(request), event, bytes)
@@ -346,7 +346,7 @@ const isConditional = ({ method, headers }: FastifyRequest) =>
 
 const includedContents = (decrypt: boolean): Include => decrypt ? 'readable' : 'documents'
 
-// A conditional request loads the contents of documents only if its ETag differs.
+// A conditional request first loads only the revisions. `read` loads the contents if the ETag differs.
 const includedForRead = (request: FastifyRequest, decrypt: boolean): Include =>
   isConditional(request) ? 'revisions' : includedContents(decrypt)
 
@@ -398,6 +398,6 @@ const toReading = ({ method, url }: FastifyRequest, parameters: ReadParameters):
 const readingOfBody = ({ body }: FastifyRequest) => {
   const { action = 'read', filters, merge = 'false', raw = false } = body as RetrieveBody
   const decrypt = action === 'decrypt'
-  // Clients of the API also send `merge` with `read`, and expect the separate levels.
+  // Some clients also send `merge` with the action `read`, and expect the unmerged documents of the levels.
   return { action, decrypt, merge: decrypt ? String(merge) as Merge : 'false', raw, filters }
 }

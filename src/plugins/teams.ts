@@ -136,7 +136,7 @@ export const teams: Domain = async (app) => {
     config: {
       ...CHANGE,
       at: 'organization',
-      // A membership has no fields to change.
+      // There is no duplicate with PATCH, because a membership has no fields to change.
       onlyMethod: true,
       etag: true,
       audit: 'team-member.create',
@@ -278,7 +278,7 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// The restrictions of a role, by ids; null for none. Several restrictions of one level are one.
+// Converts the restrictions of a role from slugs to ids, without duplicates; null for no restrictions.
 async function slicesIn (
   db: Db, { organization_id, project }: LevelState, restrictions: readonly TeamRestriction[]
 ): Promise<Slice[] | null> {
@@ -308,8 +308,8 @@ async function requireRolesOf (db: Db, principal: Principal, teamId: string, pro
   }
 }
 
-// Ignores the caller's own roles through teams: every role that may change teams already includes all scopes in
-// projects.
+// Does not check team roles of the caller: every role in the organization that may change teams already includes all
+// scopes in projects.
 function requireRole (principal: Principal, role: Role) {
   for (const scope of scopesInProject(role)) {
     if (!holds(principal, scope)) fail('role_not_held', { role })

@@ -24,7 +24,7 @@ import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 
-// The value of a token is never stored, not even for repeated requests. A client that lost it rotates the token.
+// The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
 const VALUE: RedactedReplay = {
   keep: ({ api_key: { id } }: { api_key: { id: string } }) => ({ id }),
   give: async (_app, _request, { id }: { id: string }) => fail('idempotent_secret_unavailable', { id })
@@ -169,14 +169,15 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
-      // Otherwise a retry could not authenticate, and a lost response would lose the new value.
+      // If the response is lost, the retry must still authenticate with the previous value.
       if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
         refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
       }
       const token = mintApiToken(organization.id)
       const api_key = await changeLocked(request, id, async (db, locked) => {
         refuseEscalation(principal, grantOf(locked), 'api-token:create')
-        // The rotation moves the token to the caller's grant, but the old owner may know the previous value.
+        // The rotation moves the token to the caller's grant. The previous value must end then, because the old owner
+        // may know that value.
         if (overlap_seconds > 0 && !endsWith(principal, locked)) {
           refuse('overlap_seconds', 'Only allowed for a token that belongs to your own grant')
         }
@@ -184,7 +185,7 @@ export const tokens: Domain = async (app) => {
         if (!endsWith(principal, locked) && locked.is_live) {
           await requireQuota(db, organization.id, principal.person!.user_id, locked)
         }
-        // Recorded before the rotation, because the caller may be this token, and recording checks that it is valid.
+        // Recorded before the rotation: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.rotate', id, { overlap_seconds }))
         const isKeyed = request.answering !== null
         return await rotateToken(db, locked, storedToken(token), overlap_seconds, principal, isKeyed) ?? fail('not_found')
@@ -207,7 +208,7 @@ export const tokens: Domain = async (app) => {
       await inOrganization(app, request, async (db, organizationId) => {
         const slices = await findSlices(db, organizationId, id)
         requireVisible(request, slices && { id, slices })
-        // Recorded before the deletion, because the caller may be this token, and recording checks that it is valid.
+        // Recorded before the deletion: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organizationId, [id])
       })
@@ -215,8 +216,8 @@ export const tokens: Domain = async (app) => {
     }
   })
 
-  // Runs `work` with the token locked; `latest` is the expiry of its grant. 404 if its membership or grant has ended.
-  // Lock order: membership and grant before the token, as in the transactions that end a membership or grant.
+  // Runs `work` with the token locked; `latest` is the expiry of its grant. 404 if the token's membership or grant has
+  // ended. Lock order: membership and grant before the token, as in the transactions that end a membership or grant.
   async function changeLocked<T> (
     request: FastifyRequest, id: number, work: (db: Db, token: LockedToken, latest: Date | null) => Promise<T>
   ): Promise<T> {
@@ -252,7 +253,7 @@ function requireVisible<T extends { id: number, slices: Slice[] | null }> (
 const grantOf = ({ abilities, slices, expires_at }: TokenRow) =>
   ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
 
-// Fixed fields may be sent if they are unchanged, so that clients can send back a resource as read.
+// Fixed fields may be sent if they are unchanged, so that clients can send back a token as they read it.
 async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }: UpdateTokenBody) {
   const isSame = (one: readonly unknown[], other: readonly unknown[]) => {
     const [all, others] = [one, other].map((list) => new Set(list.map((each) => JSON.stringify(each))))
@@ -269,13 +270,13 @@ async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }
   }
 }
 
-// A token ends with its grant, so a later expiry would be misleading.
+// Refuses an expiry after the end of the token's grant: the token ends with its grant, so this expiry misleads.
 function refuseBeyond (latest: Date | null, expires_at: Date | null) {
   if (latest === null || (expires_at !== null && expires_at <= latest)) return
   refuse('expires_at', `Expected at most ${latest.toISOString()}, when the grant of this token ends`)
 }
 
-// Exact spellings only. `*` already includes all other abilities.
+// Refuses unknown and repeated spellings, and `*` with other abilities, because `*` already includes them.
 function abilitiesOf (spellings: readonly string[]): Ability[] {
   if (new Set(spellings).size !== spellings.length) refuse('abilities', 'Contains an ability twice')
   if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* cannot be combined with other abilities')
@@ -289,7 +290,7 @@ async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   return moment.getTime() > await readNow(db) ? moment : refuse('expires_at', 'Expected a time in the future')
 }
 
-// Undefined if the expiry is unchanged, so that clients can send back a token as read, even an expired token.
+// Undefined if the expiry is unchanged, so that clients can send back a token as they read it, even an expired one.
 async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: string | null | undefined) {
   if (text === undefined) return undefined
   const sent = text === null ? undefined : requireTimestamp('expires_at', text)
@@ -304,7 +305,7 @@ async function slicesOf (db: Db, principal: Principal, restrictions: readonly Re
       refuse(`restrictions.${i}.target`, 'Required with environment')
     }
     const slice = await findSlice(db, organization.id, restriction)
-    // A restricted caller must not learn whether something exists outside its restrictions.
+    // A restricted caller must not learn whether a level outside of the restrictions exists.
     if (own.length > 0 && (typeof slice === 'string' || !isInside(own, slice))) {
       refuseAs(principal, 'api-token:create')
     }

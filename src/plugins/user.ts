@@ -17,7 +17,7 @@ import { fail } from '../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
 import { acceptInvitation, declineInvitation, type Refusal } from '../vault/jobs/memberships.ts'
 
-/** The caller, and the invitations that a person accepts or declines. */
+/** Shows the caller, and lists, accepts and declines the invitations to a user. */
 export const user: Domain = async (app) => {
   app.get('/user', {
     config: { access: 'authenticated', whenInactive: true },
@@ -90,7 +90,7 @@ export const user: Domain = async (app) => {
 
   app.post('/user/invitations/:invitation/accept', {
     config: {
-      // Every user can grant this scope.
+      // This scope is required because every user, also without a membership, can grant it to an application.
       access: 'organization:create',
       audit: 'member.join',
       errors: ['user_required', 'not_found', 'memberships_full', 'organization_full', 'conflict', 'integrity_error']

@@ -149,7 +149,7 @@ export const versions: Domain = async (app) => {
         storageKey,
         target: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
-        // Checked again, because the version may have been purged. The retention is checked before any key logic.
+        // Checks the version again, because another request may have purged it. Checks the retention before the key.
         decide (state, found) {
           if (state === undefined) return fail('not_found')
           const restored = requireKept(request, requireVersion(request, found))
@@ -162,7 +162,8 @@ export const versions: Domain = async (app) => {
           const change: Change = { blob, record, event: 'secret.restore', revealed }
           if (!isDryRun(request)) return change
           planned = planChange(app.keyring, storageKey, state, change, accepted.plain?.toString())
-          // Sent values are compared with the present ones, which tells whether they are the same.
+          // With `content`, the response tells whether the document has the sent values, so the event is a read of
+          // values.
           const read = request.body.content === undefined ? 'secret.names' : 'secret.decrypt'
           return outcomeOfDryRun(change, planned, read, { version: restored.version.id })
         }
@@ -262,7 +263,7 @@ export const versions: Domain = async (app) => {
 
   app.post('/:organization/:project/restore-to', {
     config: {
-      // The restore deletes the documents of levels that had none at that time.
+      // Requires `secret:write`, because the restore deletes documents that did not exist at that time.
       access: ['secret:restore', 'secret:write'],
       at: 'project',
       limitOfEffect: 'project_restore',
@@ -338,7 +339,8 @@ export const versions: Domain = async (app) => {
     return found
   }
 
-  // The status of the environment may have changed since the version was loaded. It cannot change in this transaction.
+  // Checks restrictions by status again: the status of the environment may have changed since the version was loaded.
+  // In this transaction the status cannot change.
   async function requireStillInside (db: Db, request: FastifyRequest) {
     if (slicesOf(request).every(({ except_status }) => except_status === undefined)) return
     const found = await findVersion(db, principalOf(request).organization.id, versionOf(request).version.id)
@@ -376,7 +378,7 @@ function requireKept<V extends FoundVersion> (request: FastifyRequest, found: V)
   return found
 }
 
-// Versions that were loaded before the handler.
+// Versions that `preload` found before the handler runs.
 const loadedVersions = new WeakMap<FastifyRequest, FoundVersion>()
 const versionOf = (request: FastifyRequest) => loadedVersions.get(request)!
 const loadedContents = new WeakMap<FastifyRequest, FullVersion>()

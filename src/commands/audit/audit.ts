@@ -48,7 +48,7 @@ export const noun: Noun = {
       if (since !== undefined && filter.file !== undefined) {
         fail('--since cannot be combined with --file: an export states its own start')
       }
-      // Exit status 1 means a broken chain; errors that prevent the verification use 2.
+      // Exit status 1 means a broken chain. Errors that prevent the verification have exit status 2.
       try {
         const config = loadConfig(env)
         return await withProgress({ json, left: 'The verification is incomplete. Nothing was changed.' }, async (progress) => {
@@ -93,7 +93,7 @@ export const noun: Noun = {
   })
 }
 
-/** One organization (default: all) by id, or in the database also by slug; its events since a time (default: all). */
+/** Selects one organization by id, in the database also by slug, and events since a time. Default: everything. */
 interface Filter { organization?: string | undefined, since?: Date | undefined }
 
 /** Verifies the chains in the database, or in an export if `file` is set. `since` has no effect on an export. */
@@ -133,7 +133,7 @@ export async function * rotateChainKeys (
         yield { line: `${id}: the organization is deleted, so its chain is closed`, isDone: false }
       }
     } catch (error) {
-      // A locked counter affects one organization; an unavailable database affects all of them.
+      // A lock timeout concerns only this organization. An unavailable database concerns all organizations.
       if (error instanceof DatabaseUnavailable && !isLockTimeout(error)) throw error
       yield { line: `${id}: ${lineOf(error)}`, isDone: false }
     }
@@ -167,7 +167,7 @@ export async function * verifyDatabase (
   const organizations = await organizationsOf(db, filter, anchors)
   progress.begin('Verifying', 'events', await countEvents(db, organizations))
   for (const organization of organizations) {
-    // Read the start before the end, because events may be appended in between.
+    // Reads the start of the range before its end, because events may be appended in between.
     const after = filter.since && await findBefore(db, organization, filter.since)
     progress.advance(after?.seq ?? 0)
     const { last, head, keys } = await findChain(db, organization)
@@ -181,7 +181,7 @@ export async function * verifyDatabase (
   }
 }
 
-/** Yields the lines of an export. With `since`, it omits earlier events, so they cannot be verified from it. */
+/** Yields the lines of an export. With `since`, an export lacks the earlier events, so these cannot be verified. */
 export async function * exportEvents (
   { database: { db }, keyring }: Opened, { organization, since }: Filter, progress = NO_PROGRESS
 ): AsyncGenerator<string> {
@@ -336,7 +336,7 @@ function firstKey (keyring: Keyring, wrapped: Buffer): ChainKey {
   return { kid: FIRST_CHAIN_KEY, from_seq: 1, key }
 }
 
-// Ignores a key that cannot be unwrapped. The verification then fails at the handover event of the key.
+// Ignores a key that cannot be unwrapped. The verification then fails at the event that begins the use of this key.
 function keysOf (
   keyring: Keyring, first: ChainKey, rows: readonly ChainKeyRow[], isMasterKey: (id: string) => boolean
 ): ChainKeys {

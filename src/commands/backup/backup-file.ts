@@ -15,7 +15,7 @@ const LINE = Buffer.from('strongroom backup 1\n')
 const KINDS = { header: 1, rows: 2, end: 3 } as const
 const FRAME = { head: 5, mac: 32 }
 
-// In bytes. A rows frame exceeds 1 MiB by one row at most, and a row is no larger than the largest request.
+// Maximum bytes of a frame. A rows frame exceeds 1 MiB by one row at most, and a row is no larger than a request.
 const MAX_LENGTH = { header: 1024 * 1024, rows: 256 * 1024 * 1024, end: 1024 * 1024 }
 
 // The length that encodes SQL NULL.
@@ -115,7 +115,7 @@ async function * decodeParts (
     if (kind === 'header') {
       const json = content.subarray(FRAME.mac)
       if (!sha256(json).equals(content.subarray(0, FRAME.mac))) throw damaged(number)
-      // The digest has no key, so the header may still be forged.
+      // The digest has no key, so a forged header is detected only by the MAC of the frame.
       header = decodeHeader(json)
       next = header && chainOf(header, begin)
       if (next === undefined) throw damaged(number)

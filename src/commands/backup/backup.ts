@@ -135,8 +135,8 @@ async function makeBackup (
   const { next, wrapped } = beginChain(keyring, id)
   // Read the sequences after the snapshot is taken, so that they include all numbers in the snapshot.
   const numbered = await listNumbered(db, tables)
-  // Use the database's clock, because the age of the backup is computed with it. A wrong local clock could hide an old
-  // backup.
+  // Use the database's clock, which also computes the age of the backup. A wrong local clock can hide that a backup is
+  // old.
   const made_at = new Date(await readNow(db)).toISOString()
   const header: Header = { id, made_at, wrapped, migrations, tables, numbered }
   const counter = createCounter(tables)
@@ -259,8 +259,8 @@ export async function restoreInto (
   throw new Error('a backup has an end')
 }
 
-// Gives the database the schema of the backup. A new embedded database may have this schema already. Otherwise drops
-// the tables, and creates them with the migrations of the backup.
+// Gives the database the schema of the backup. A new embedded database may already have this schema. If not, drops all
+// tables and creates them with the migrations of the backup.
 async function becomeSchema (db: Db, migrations: readonly string[]): Promise<void> {
   if (JSON.stringify(await listMigrations(db)) === JSON.stringify(migrations)) return
   if (areUnreleased(migrations)) refuse('This backup was made by an unreleased build of Strongroom and cannot be restored.')

@@ -24,7 +24,7 @@ export const noun: Noun = {
 `,
 
   run: fileCommand('drill', { identity: TEXT, anchors: TEXT }, async (file, { identity, anchors }, env) => {
-    // Exit status 1 means a faulty backup; errors that prevent the drill use 2.
+    // Exit status 1 means a faulty backup. Errors that prevent the drill have exit status 2.
     try {
       const config = loadConfig(env)
       return await withProgress({ left: 'The drill is incomplete. Its temporary database was removed.' }, (progress) =>

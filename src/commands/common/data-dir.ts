@@ -17,17 +17,17 @@ export function makeDataDir ({ dataDir }: Config): void {
       makeDirectoryDurably(dataDir, 0o700)
       chmodSync(dataDir, 0o700)
     }
-    // With the dot, a file is ENOTDIR.
+    // With the dot at the end, the path of a file fails with ENOTDIR.
     accessSync(`${resolve(dataDir)}/.`, constants.R_OK | constants.W_OK | constants.X_OK)
   } catch (error) {
     explainFiles(dataDir, error)
   }
 }
 
-/** The data directory does not exist. Exit status 1, also of commands whose other errors are 2. */
+/** The data directory does not exist. The exit status is 1, also of commands that exit with 2 for other errors. */
 export class FolderMissing extends StartError {}
 
-/** Throws a StartError without an embedded database, for commands that do not create one. */
+/** Throws a StartError if the embedded database is missing. For commands that do not create a database. */
 export function requireDatabase (config: Config): void {
   const { databaseUrl, dataDir } = config
   if (databaseUrl !== undefined) return
@@ -37,7 +37,7 @@ export function requireDatabase (config: Config): void {
   refuse(`No database in ${resolve(dataDir)} (DATA_DIR): ${advice}`)
 }
 
-/** Throws a StartError without the folder of the master key, for commands that need no database. */
+/** Throws a StartError if the folder of the master key is missing. For commands that need no database. */
 export function requireKeyFolder ({ masterKey, masterKeyFile, dataDir }: Config): void {
   if (masterKey !== undefined || masterKeyFile !== undefined) return
   requireFolder(dataDir, 'set DATA_DIR, MASTER_KEY or MASTER_KEY_FILE as for the service')
@@ -48,8 +48,8 @@ function requireFolder (dataDir: string, advice: string): void {
   throw new FolderMissing(`There is no folder ${resolve(dataDir)} (DATA_DIR): ${advice}`)
 }
 
-// Whether a directory exists. Throws a StartError if this user may not read the directory: `existsSync` does not tell
-// a missing directory from a forbidden one.
+// Whether a directory exists. Throws a StartError if this user may not read the directory: `existsSync` also returns
+// false for a forbidden directory.
 function isReadable (dir: string): boolean {
   try {
     accessSync(dir, constants.R_OK | constants.X_OK)

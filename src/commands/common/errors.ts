@@ -13,7 +13,7 @@ export class StartEnded extends Error {
   override name = 'StartEnded'
 }
 
-/** SIGINT or SIGTERM ended a command. The message says what is left. */
+/** SIGINT or SIGTERM ended a command. The message says in which state the data is. */
 export class Interrupted extends Error {
   override name = 'Interrupted'
   readonly status: number

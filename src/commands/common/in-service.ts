@@ -4,8 +4,9 @@ import { refuse } from './errors.ts'
 import type { Opened } from './open.ts'
 import { warn, withTerminal, write } from './stdio.ts'
 
-// One process at a time can have the embedded database open. While the service has it open, a command of an operator
-// runs inside the service: its process sends the arguments, and prints the output that the service sends back.
+// One process at a time can have the embedded database open. While the service has the database open, a command of an
+// operator runs inside the service: the process of the command sends the arguments, and prints the output that the
+// service sends back.
 
 const opened = new AsyncLocalStorage<Opened>()
 
@@ -16,7 +17,7 @@ interface Output { out?: string, err?: string }
 
 /**
  * Runs a command inside the service that has the database open, and prints its output. Returns the exit status. Throws
- * `locked` if the process that has the database open is no service.
+ * `locked` if another command has the database open, not a service.
  */
 export async function sendCommand (locked: DirectoryLocked, command: string[]): Promise<number> {
   const answer = await sendRequest(locked.dir, { command }, async (part) => {
@@ -34,7 +35,7 @@ export async function sendCommand (locked: DirectoryLocked, command: string[]): 
 export const commandIn = ({ command }: Record<string, unknown>): string[] | undefined =>
   Array.isArray(command) && command.every((word) => typeof word === 'string') ? command : undefined
 
-/** Runs a command with what the service has open. The output, with one-time secrets, goes to the client only. */
+/** Runs a command with the database and keys of the service. Only the client gets the output, with any secrets. */
 export function runInService<T> (service: Opened, client: Client, run: () => Promise<T>): Promise<T> {
   const send = (output: Output) => client.send(output)
   const terminal = {

@@ -111,8 +111,8 @@ export async function masterKeyOf (text: string, provider: KeyProvider): Promise
 }
 
 /**
- * Creates a random master key and returns it in the form `id:exec:base64`. Verifies that it can be unwrapped. Never
- * returns the plain key.
+ * Creates a random master key and returns it in the form `id:exec:base64`. Verifies that the wrapped key can be
+ * unwrapped. Never returns the plain key.
  */
 export async function makeWrappedKey (provider: KeyProvider, id: string): Promise<string> {
   const key = random(32)
@@ -185,7 +185,7 @@ async function run (
     })
     child.on('close', (code, signal) => {
       if (code !== 0) return fail(`ended with ${signal ?? code}`, true)
-      // In a pipeline, the last program can succeed without input after an earlier program has failed.
+      // Empty output is an error: in a pipeline, the last program can succeed although an earlier program failed.
       if (size === 0) return fail('wrote nothing', true)
       settle()
       resolve(Buffer.concat(output))

@@ -81,8 +81,8 @@ export function verbs (noun: string, commands: Record<string, Command>): Command
 }
 
 /**
- * Opens the database and the keys, runs `act`, and closes the database. Inside the service, uses what the service has
- * open. Returns the exit status, by default 0.
+ * Opens the database and the keys, runs `act`, and closes the database. Inside the service, uses the database and keys
+ * of the service. Returns the exit status, by default 0.
  */
 export async function withOpened (
   env: Environment, act: (opened: Opened, config: Config) => Promise<number | void>,

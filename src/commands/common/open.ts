@@ -22,7 +22,7 @@ import { warn } from './stdio.ts'
 
 export interface Opened { database: Database, keyring: Keyring }
 
-/** Options for `serve`; other commands use the defaults. */
+/** Options for `serve` and `init`; other commands use the defaults. */
 export interface Opening {
   /**
    * Creates the data directory, the embedded database, the schema and the keys if they are missing. By default, a
@@ -57,11 +57,12 @@ export async function open (
   { creates = false, onFatal, waits, onRequest, provider = execProvider(config.keyCommands, waits) }: Opening = {}
 ): Promise<Opened> {
   if (!creates) requireDatabase(config)
-  // Read the keys first, so that the database is not opened without them.
+  // Reads the keys first, so that the database is not opened if a key is missing.
   const given = await readKeyring(config, provider)
   const database = await openDatabase(config, { onFatal, waits, onRequest })
   return orClose(database, async () => {
-    // Also of an interrupted restore. `init` and `restore` need the database without keys.
+    // An interrupted restore also leaves an empty database. No keys are created in it here, because `init` and
+    // `restore` need a database without keys.
     if (!creates && await wrapsNothing(database.db)) {
       refuse(`The database at ${database.where} is empty: start the service, or run \`init\` or \`restore\``)
     }
@@ -118,7 +119,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
     return openCopy(config, error)
   })
   return orClose(database, async () => {
-    // `openCopy` does not check this.
+    // `openDatabase` refuses a database of an unreleased build, but `openCopy` does not.
     await refuseUnreleased(database.db)
     await checkKeys(database, keyring)
     return { database, keyring, note }
@@ -126,7 +127,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
 }
 
 async function openCopy (config: Config, locked: DirectoryLocked): Promise<Database> {
-  // In the data directory, so that the same permissions protect the copy.
+  // The copy is in the data directory, so that the same permissions protect the copy.
   const dir = mkdtempSync(join(config.dataDir, COPY))
   const remove = makeScratch(dir)
   const unlock = await lockDirectory(dir)
@@ -147,8 +148,8 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 }
 
 /**
- * Opens the database without master keys. Creates the data directory and an embedded database that are missing; call
- * `requireDatabase` before, where they must exist. Throws UnreleasedDatabase for a database of an unreleased build.
+ * Opens the database without master keys. Creates a missing data directory and embedded database. If they must exist,
+ * call `requireDatabase` first. Throws UnreleasedDatabase for a database of an unreleased build.
  *
  * @throws StartEnded when `waits` is aborted
  */
@@ -167,7 +168,7 @@ export async function openDatabase (
   })
 }
 
-/** What an operator can do, by the SQLSTATE or the code of the driver. */
+/** Advice for the operator, by the SQLSTATE or the error code of the driver. */
 const ADVICE: [codes: RegExp, advice: string][] = [
   [/^ECONNREFUSED$/, 'start PostgreSQL there, or correct the host and port in DATABASE_URL'],
   [/^E(NOTFOUND|AI_AGAIN)$/, 'correct the host in DATABASE_URL, or wait until the name resolves'],
@@ -176,7 +177,7 @@ const ADVICE: [codes: RegExp, advice: string][] = [
   [/^3D000$/, 'create this database, or correct its name in DATABASE_URL']
 ]
 
-// Names the server, because the error of the driver does not.
+// Adds the address of the server and advice to an error of the driver.
 function explainConnection (where: string, error: unknown): unknown {
   const known = databaseError(error)
   if (!(known instanceof DatabaseUnavailable || known instanceof DatabaseError)) return error
@@ -246,7 +247,7 @@ function readMasterKey (config: Config): string | undefined {
   return text
 }
 
-// Creates a key only if the database has no wrapped keys, because a new key could not unwrap them.
+// Creates a key only if the database has no wrapped keys, because a new key cannot unwrap existing keys.
 async function makeMasterKey (config: Config, { db }: Database): Promise<string> {
   const file = keyFileOf(config)
   if (!await wrapsNothing(db)) refuse(`${file} is missing: restore the master key of this database, or set MASTER_KEY`)

@@ -7,30 +7,30 @@ import { setDisplay, warn } from './stdio.ts'
 export interface Progress {
   /** Aborted by SIGINT and SIGTERM; the reason is an Interrupted. */
   signal: AbortSignal
-  /** Begins a step, such as `Restoring`. `unit` is a plural; the size of bytes is shown in MiB. */
+  /** Begins a step, such as `Restoring`. `unit` is a plural noun; `bytes` are shown in MiB. */
   begin (step: string, unit: string, total: number | undefined): void
-  /** Counts what is done of the step. Throws an Interrupted after SIGINT or SIGTERM. */
+  /** Adds `by` units to the progress of the step. Throws an Interrupted after SIGINT or SIGTERM. */
   advance (by?: number): void
-  /** Sets what an interruption would leave, as a sentence. */
+  /** Sets the sentence that an interruption prints about the state of the data. */
   leaves (left: string): void
 }
 
-/** For callers that show nothing and cannot be interrupted. */
+/** For callers that show no progress and cannot be interrupted. */
 export const NO_PROGRESS: Progress = {
   signal: new AbortController().signal, begin () {}, advance () {}, leaves () {}
 }
 
 const LINE_INTERVAL_MS = 10_000
-// How long a command may take to its next step after a signal, and then to roll back and to close the database.
+// After a signal, a command may take this long until its next `advance`, and then to roll back and close the database.
 const STEP_TIMEOUT_MS = 2_000
 const END_TIMEOUT_MS = 15_000
 
 interface Options {
-  /** Shows nothing, because standard output is for a program. */
+  /** Shows no progress, because a program reads standard output. */
   json?: boolean | undefined
-  /** Standard output is data: shows nothing if it is the terminal. */
+  /** Standard output is data: shows no progress if standard output is a terminal. */
   isData?: boolean
-  /** What an interruption leaves, until `leaves` is called. */
+  /** The sentence that an interruption prints until `leaves` is called. */
   left: string
 }
 
@@ -89,7 +89,7 @@ interface Display { begin: Progress['begin'], advance (by: number): void, end ()
 interface Step { name: string, unit: string, total: number | undefined, done: number, since: number }
 
 const beginStep = (name: string, unit: string, total: number | undefined): Step =>
-  // A total of 0 is not known, as of a deleted organization without a counter.
+  // A total of 0 means unknown: a deleted organization has events, but no counter row with their number.
   ({ name, unit, total: total === 0 ? undefined : total, done: 0, since: performance.now() })
 
 function displayFor (isSilent: boolean): Display {
@@ -147,7 +147,7 @@ function bars (): Display {
   }
 }
 
-// A bar shows the name in front of it.
+// With a total, the bar already shows the name of the step.
 const textOf = (step: Step) => step.total === undefined ? describe(step) : amount(step)
 
 const describe = (step: Step) => `${step.name}: ${amount(step)}`
@@ -156,7 +156,7 @@ function amount ({ unit, total, done, since }: Step): string {
   const shown = (number: number) => unit === 'bytes' ? (number / 2 ** 20).toFixed(1) : String(number)
   const name = unit === 'bytes' ? 'MiB' : unit
   if (total === undefined) return `${shown(done)} ${name}`
-  // Rows that are written meanwhile can exceed the total.
+  // `done` can exceed the total, because rows can be added while the step runs.
   const share = Math.min(1, done / total)
   const left = share === 0 ? '' : `, ${duration((performance.now() - since) * (1 - share) / share)} left`
   return `${shown(done)} of ${shown(Math.max(done, total))} ${name}, ${Math.floor(share * 100)} %${left}`

@@ -4,7 +4,7 @@ import { databaseError, DatabaseUnavailable } from '../../db/database.ts'
 /** Returns the milliseconds before the next attempt. Throws the final error if there is no further attempt. */
 export type NextPause = (error: unknown, attempt: number) => number
 
-/** Repeats `work` until it succeeds or `nextPause` throws. An abort ends only a pause; `work` has to check `abort`. */
+/** Repeats `work` until it succeeds or `nextPause` throws. An abort ends only a pause: `work` must check `abort`. */
 export async function retry<T> (work: () => Promise<T>, nextPause: NextPause, abort?: AbortSignal): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     let pause

@@ -23,8 +23,8 @@ export function makeScratch (path: string): () => void {
 }
 
 /**
- * Calls `act` at the first SIGINT or SIGTERM. Further signals remove the scratch and end the process. Replaces an
- * earlier interception. Returns a function that restores the behaviour without interception.
+ * Calls `act` at the first SIGINT or SIGTERM. Further signals remove the registered paths and end the process. Replaces
+ * an earlier interception. Returns a function that restores the behaviour without interception.
  */
 export function interceptSignal (act: (signal: Signal) => void): () => void {
   const mine = interception = { act, isFirst: true }
@@ -36,20 +36,20 @@ export function interceptSignal (act: (signal: Signal) => void): () => void {
   }
 }
 
-/** SIGINT and SIGTERM end a command that has not begun. Call the returned function in the tick in which it begins. */
+/** Until the command begins, SIGINT and SIGTERM end the process. Call the returned function when the command begins. */
 export function interceptStart (): () => void {
   const restore = interceptSignal((signal) => {
     process.stderr.write('Interrupted. Nothing was written.\n')
     endBy(signal)
   })
-  // In the next tick, so that a command that replaces this interception leaves no gap in which a signal kills.
+  // Waits for the next tick: by then, the command may have set its own interception, without a gap between the two.
   return () => { setImmediate(restore) }
 }
 
 /** The exit status of a process that a signal ends. */
 export const statusOf = (signal: Signal): number => 128 + constants.signals[signal]
 
-/** Removes the scratch and ends the process. */
+/** Removes all registered paths and ends the process. */
 export function endBy (signal: Signal): never {
   for (const path of registered) {
     try {

@@ -46,7 +46,7 @@ export async function write (chunk: string | Uint8Array): Promise<void> {
   if (own !== undefined) return own.write(chunk)
   clearDisplay()
   const { stdout } = process
-  // The write callback reports errors. An unhandled `error` event would end the process before its cleanup.
+  // The callback of `write` reports errors. Without a listener, the `error` event ends the process before its cleanup.
   if (!hasListener) stdout.on('error', () => {})
   hasListener = true
   const failed = await new Promise<NodeJS.ErrnoException | null | undefined>((resolve) => {

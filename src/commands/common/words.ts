@@ -30,7 +30,7 @@ export function emailOf (option: string, text: string | undefined): string {
     : `${option} ADDRESS, an e-mail address as in rosa@example.com; the given one is not valid`)
 }
 
-/** One of the choices; throws a UsageError that lists the choices and names the nearest. */
+/** Returns one of the choices; throws a UsageError that lists the choices and names the nearest choice. */
 export const choiceOf = <T extends string>(option: string, choices: readonly T[], text: string | undefined): T =>
   choices.find((choice) => choice === text) ?? fail(`${option} ${mustBeOneOf(choices, text)}`)
 

@@ -17,7 +17,7 @@ const POLL_INTERVAL_MS = 1_000
 
 interface Place { organization: string, project: string }
 
-/** What the command reads: as `re_encryption` of the key history in the API. */
+/** The state of a re-encryption, with fields of `re_encryption` in the key history of the API. */
 type State = Pick<ReEncryption, 'total' | 'moved' | 'unreadable'> & { state: 'running' | 'done' }
 
 export const noun: Noun = {
@@ -30,7 +30,7 @@ export const noun: Noun = {
     [NAME]: command({ organization: TEXT, project: TEXT, json: FLAG }, async ({ organization, project, json }, env) => {
       if (!organization || !project) return fail(`project ${NAME} needs --organization ID and --project SLUG`)
       const place = { organization, project }
-      // The service does not wait, because its signals are not those of the command.
+      // Inside the service, the command does not wait, because signals to the command do not reach the service.
       return json || openedByService() !== undefined
         ? withOpened(env, async (opened) => write(`${JSON.stringify(await stateOf(opened, place))}\n`))
         : withProgress({ left: 'The re-encryption continues in the service.' }, (progress) => wait(env, place, progress))
@@ -57,7 +57,7 @@ async function show (progress: Progress, read: () => Promise<State>): Promise<nu
   let before: State | undefined
   for (;;) {
     const now = await read()
-    // Another rotation adds versions.
+    // A further rotation adds versions to the total, so a new step begins.
     if (now.total !== before?.total) {
       progress.begin('Re-encrypting', 'versions', now.total)
       before = undefined

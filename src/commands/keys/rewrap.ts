@@ -28,7 +28,7 @@ export const noun: Noun = {
 
 const BATCH = 200
 
-// Other instances may still wrap new values with an older key. The report counts those left after the last pass.
+// Other instances may still wrap new values with an older key. The report counts the values that remain.
 const PASSES = 5
 
 export interface Outcome {

@@ -55,7 +55,7 @@ interface First { organization: string, email: string, password?: string | undef
  * already has an organization, which a concurrent start may have created.
  */
 export async function initialize ({ database, keyring }: Opened, first: First): Promise<Initialized | undefined> {
-  // Usually an organization exists: skip the password hash and the table lock.
+  // Usually an organization exists. Then this check avoids the password hash and the table lock.
   if (await countOrganizations(database.db) > 0) return undefined
   const password = first.password ?? generatePassword()
   const password_hash = await hashPassword(password)

@@ -53,7 +53,7 @@ export async function addToken (
   return transaction(handle, async (db) => {
     const none = `There is no organization ${organization}`
     const { id } = await findOrganization(db, organization) ?? refuse(none)
-    // Lock the organization, because a concurrent deletion would not delete the new token.
+    // Locks the organization, because a concurrent deletion of the organization does not delete the new token.
     await lockPlan(db, id) ?? refuse(none)
     const limit = await findReachedTokenLimit(db, id, null)
     if (limit !== undefined) refuse(`The organization has reached its limit of ${limit} tokens: revoke one first`)
@@ -104,7 +104,7 @@ export async function revokeToken ({ db: handle }: Database, id: number): Promis
     const none = `There is no token ${id}`
     const organization = await findOrganizationOfToken(db, id) ?? refuse(none)
     await lockPlan(db, organization) ?? refuse(none)
-    // Finds the token even if its MAC does not verify. After a concurrent revocation, do not record a second event.
+    // Finds the token even if its MAC does not verify. If the token was just revoked, records no second event.
     await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))

@@ -6,7 +6,7 @@ import type { Opened } from '../common/open.ts'
 
 /**
  * Initializes an empty database. Returns the text to print: the credentials of a new database, or how to replace lost
- * ones.
+ * credentials.
  */
 export async function greet (opened: Opened, config: Config, port: number): Promise<string> {
   const first = await initialize(

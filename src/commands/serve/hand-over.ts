@@ -8,8 +8,8 @@ const CHANNEL_POLL_MS = 5
 
 /**
  * Passes connections to another worker if this worker ends before accepting them; closes them if there is no other
- * worker. Node.js would wait forever for the acknowledgement of this worker, and never emit `disconnect`
- * (nodejs/node#21746).
+ * worker. Without this function, Node.js waits forever for the acknowledgement of this worker, and never emits
+ * `disconnect` (nodejs/node#21746).
  *
  * @param hasOther whether another worker accepts connections
  */

@@ -28,7 +28,7 @@ export const noun: Noun = {
   })
 }
 
-// Each migration is one transaction.
+// Each migration is one transaction, so an interrupted migration changes nothing.
 const describeLeft = (applied: number) =>
   `${applied === 0 ? 'The schema was not changed.' : `${counted(applied, 'migration')} applied.`} Run migrate again.`
 

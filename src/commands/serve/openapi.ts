@@ -9,7 +9,7 @@ import { renderYaml } from '../../http/contract/document.ts'
 
 const WORDS_FILE = 'src/rules/formats/route-words.ts'
 
-/** The files that follow from the routes. */
+/** The files that are generated from the routes. */
 export type Documents = Record<'openapi.yaml' | 'docs/scopes.md' | typeof WORDS_FILE, string>
 
 /** Renders the OpenAPI document, the scopes page and the words of paths from the routes, without a database. */
@@ -68,7 +68,8 @@ ${words.join(',\n')}
 `
 }
 
-// Compares each two paths up to the first segment that is static in one of them.
+// Compares every two paths at their first different segment. If it is a parameter in one path and static in the other,
+// the static segment is a word of this parameter.
 function wordsOf (paths: readonly string[]): Record<string, Set<string>> {
   const words: Record<string, Set<string>> = {}
   const segments = paths.map((path) => path.split('/'))
@@ -87,9 +88,7 @@ const isParameter = (segment: string | undefined) => segment?.startsWith('{') ==
 
 const HEAD = '| Column or table | What a change does |\n|---|---|\n'
 
-/**
- * SECURITY.md with the current table of what is not authenticated. Columns and tables with the same effect share a row.
- */
+/** SECURITY.md with the current table of columns and tables without a MAC. Entries with the same effect share a row. */
 export function renderSecurityPage (page: string): string {
   const names = new Map<string, string[]>()
   const add = (name: string, effect: string) => names.set(effect, [...names.get(effect) ?? [], `\`${name}\``])

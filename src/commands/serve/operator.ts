@@ -17,13 +17,13 @@ export function createOperator () {
   const running = new Set<Promise<number>>()
   return {
     /**
-     * Accepts commands from now on. `env` configures them, as it configures the service. `log` records the commands
+     * Accepts commands from now on. Commands run with `env`, the environment of the service. `log` records the commands
      * that no audit log records; their arguments contain no secrets.
      */
     start (started: Service): void {
       service = started
     },
-    /** Accepts no more commands, and waits for those that are running. */
+    /** Accepts no more commands, and waits until the running commands have ended. */
     async stop (): Promise<void> {
       service = undefined
       await Promise.allSettled(running)

@@ -53,8 +53,8 @@ async function serveAlone (config: Config, env: Environment): Promise<number> {
     operator,
     async ready (opened, port, app) {
       process.stdout.write(await greet(opened, config, port))
-      // Writes at any log level, because the line stands for an audit event. Links need the port that the system chose
-      // for PORT=0.
+      // The log line of a command replaces an audit event, so it is written at any log level. Commands that print links
+      // need the port, which the system chooses for PORT=0.
       const log = app.log.child({}, { level: 'info' })
       operator.start({ opened, env: { ...env, PORT: String(port) }, log })
     },
@@ -82,7 +82,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
     if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
     else log?.warn('limits are counted across all workers again')
   })
-  // Otherwise, Node.js would exit at once when the supervisor disconnects, and abort requests in progress.
+  // Without this flag, Node.js exits at once when the supervisor disconnects, and aborts requests in progress.
   worker.exitedAfterDisconnect = true
   const stop = new Promise<void>((resolve) => {
     process.on('message', (message) => {
@@ -129,7 +129,7 @@ interface ServeOptions {
   provider?: KeyProvider
   /** Aborts the wait for keys and for the database. Workers have no signal: the supervisor kills starting workers. */
   interrupted?: AbortSignal
-  /** Runs commands of operators. Workers have none: the embedded database has one process. */
+  /** Runs commands of operators. Workers do not set this, because an embedded database has a single process. */
   operator?: ReturnType<typeof createOperator>
   /** Called when the port is open. */
   ready (opened: Opened, port: number, app: FastifyInstance): Promise<void>
@@ -185,7 +185,7 @@ async function run (
   }
 }
 
-/** What an operator can do, by the code of the error. */
+/** Advice for the operator, by the code of the error. */
 const LISTEN_ADVICE: Record<string, string> = {
   EADDRINUSE: 'another program uses the port; stop that program, or set PORT to another port (0 picks a free one)',
   EADDRNOTAVAIL: 'this machine does not have the address; set HOST to an address of this machine, or to 0.0.0.0 for all',
@@ -206,7 +206,7 @@ async function listen (app: FastifyInstance, { host, port }: Config): Promise<nu
   return (app.server.address() as AddressInfo).port
 }
 
-// Closes idle connections during the shutdown, because clients could keep them open.
+// Closes idle connections during the shutdown, because clients can keep them open.
 async function close (app: FastifyInstance): Promise<void> {
   const sweep = setInterval(() => app.server.closeIdleConnections(), IDLE_SWEEP_MS)
   const hard = setTimeout(() => app.server.closeAllConnections(), CLOSE_TIMEOUT_MS)

@@ -21,7 +21,7 @@ export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 export const PATIENCE = 9_500
 /** The IPC message that stops a worker. */
 export const STOP = 'stop'
-/** Messages of a worker without a channel: its port, the reason of a failed start, or requests to count. */
+/** Messages of a worker outside of the `Channel`: its port, the reason of a failed start, or requests to count. */
 export type FromWorker = { listening: number } | { failed: string } | { counting: number }
 
 const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
@@ -31,7 +31,7 @@ const EARLY_FAILURE_MS = 30_000
 const FIRST_PAUSE = 500
 const LONGEST_PAUSE = 30_000
 
-/** At the first SIGTERM or SIGINT, aborts `interrupted` and resolves `signal` with its name. */
+/** At the first SIGTERM or SIGINT, aborts `interrupted` and resolves `signal` with the name of the signal. */
 export function untilSignal (): { interrupted: AbortSignal, signal: Promise<string> } {
   const interruption = new AbortController()
   const signal = new Promise<string>((resolve) => {
@@ -54,8 +54,8 @@ export function exitOnUncaughtErrors (exit: (reason: string, error: unknown) => 
 
 /**
  * Serves with several processes until SIGTERM or SIGINT. The supervisor migrates the schema, creates the first
- * organization, prints the greeting and counts requests for rate limits. It handles no requests, so that no request can
- * crash the supervisor.
+ * organization, prints the greeting and counts requests for rate limits. The supervisor handles no requests, so that no
+ * request can crash it.
  */
 export async function supervise (config: Config): Promise<number> {
   const log = createLog(config.logLevel, standardLog(true))
@@ -116,7 +116,7 @@ function createWorkers (
 
   return {
     lost,
-    /** Resolves with the port when all workers are listening; rejects if one of them ends before. */
+    /** Resolves with the port when all workers are listening; rejects if a worker ends before that. */
     async start (): Promise<number> {
       cluster.setupPrimary({ exec: CLI, args: ['serve'] })
       const ports = await Promise.all(Array.from({ length: size }, (_, i) => new Promise<number>((resolve, reject) => {
@@ -129,7 +129,7 @@ function createWorkers (
     async stop (): Promise<void> {
       isStopping = true
       for (const [worker, { isListening }] of workers) {
-        // A starting worker may not receive messages yet, and has no requests to finish.
+        // A starting worker has no requests to finish and may not receive messages yet, so it is killed.
         if (isListening) worker.send(STOP, () => {})
         else worker.process.kill('SIGKILL')
       }
@@ -168,8 +168,8 @@ function createWorkers (
 
   // Resolves when the worker has ended; rejects if it cannot be started.
   async function runWorker (place: string, started: (port: number) => void): Promise<Ended> {
-    // Node.js shares a port among workers that request the same number; 0 requests a random port. When no worker is
-    // listening any more, request the printed port.
+    // Node.js shares a port among workers that request the same number; 0 requests a random port. A worker requests the
+    // same number as the other workers or, if no other worker is listening, the port that the greeting printed.
     const others = [...workers.values()].filter(({ isListening }) => isListening)
     const requestedPort = others.length > 0 ? others[0]!.requestedPort : port
     const worker = cluster.fork(requestedPort === undefined ? {} : { PORT: String(requestedPort) })

@@ -35,17 +35,18 @@ export function installBodyParser (app: FastifyInstance) {
     return bodyIn(request, readJson(bytes, known.get(schema as object)!))
   })
 
-  // `Expect: 100-continue`: the guard checks the request before the client sends its body.
+  // With `Expect: 100-continue`, a client waits for status 100 before it sends its body. `preParsing` sends 100 only
+  // after the access checks (`onRequest`).
   const asking = new WeakSet<IncomingMessage>()
   app.server.on('checkContinue', (raw, response) => {
     asking.add(raw)
     app.server.emit('request', raw, response)
   })
-  // Other expectations are ignored (RFC 9110, 10.1.1).
+  // Other values of `Expect` are ignored (RFC 9110, 10.1.1).
   app.server.on('checkExpectation', (raw, response) => app.server.emit('request', raw, response))
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (asking.delete(request.raw)) reply.raw.writeContinue()
-    // An ignored body may have any content type, even an invalid one.
+    // A route without a body schema ignores the body, so Fastify must not check the content type.
     if (request.routeOptions.schema?.body === undefined) delete request.headers['content-type']
     done(null, payload)
   })
@@ -66,9 +67,9 @@ export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
   !(Array.isArray(required) && required.length > 0)
 
 /**
- * The parsed body. `null`, which some clients send instead of no body, counts as absent if the body is optional.
- * Otherwise `null` is rejected here, because the validator would replace it by `{}`. So is a merge patch `null`, which
- * would replace the whole resource (RFC 7396).
+ * The parsed body. `null`, which some clients send instead of no body, counts as absent if the body is optional. `null`
+ * for a required body is rejected here, because the validator replaces `null` by `{}`. A merge patch `null` is also
+ * rejected, because it replaces the whole resource (RFC 7396).
  */
 export function bodyIn ({ routeOptions: { schema }, mediaType }: FastifyRequest, value: unknown): unknown {
   if (value === null && mediaType !== MERGE_PATCH_TYPE && mayBeLeftOut(schema?.body as TSchema)) return undefined

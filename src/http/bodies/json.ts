@@ -4,17 +4,18 @@ import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
-/** Limits of a body: the number of fields and array elements, and the nesting depth. `nul`: whether it may have NUL. */
+/** Limits of a body: number of fields and array elements, nesting depth. `nul`: strings may contain NUL characters. */
 export interface Bounds { members: number, depth: number, nul?: boolean | undefined }
 
 const MAX_DEPTH = 20
-// Allows a few unknown fields, so that the validator can name them in its error.
+// A body may have this many members more than its schema allows, so that a body with a few unknown fields reaches the
+// validator, whose error names these fields.
 const SLACK = 100
 const MAX_PATH = 200
 
 // Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-// Maximum characters that are parsed at once: of one list element, and of the body without the elements.
+// Maximum characters of one list element, and of the body without its list elements. Each is parsed in one call.
 const MAX_PIECE = 3 * 1024 * 1024
 
 /** The limits of a body with one of these schemas. Throws for an unbounded schema. */
@@ -90,7 +91,7 @@ function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, strea
 // `positionOf` converts an offset in the text to a position in the body.
 function parse (text: string, path: string, positionOf: (offset: number) => Position, nul = false): unknown {
   const value = parseSyntax(text, positionOf)
-  // Only escape sequences can produce these characters, so most bodies need no check.
+  // JSON text can express NUL and lone surrogates only by escape sequences; other text needs no check.
   if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path, nul)
   return value
 }
@@ -103,7 +104,7 @@ function parseSyntax (text: string, positionOf: (offset: number) => Position): u
   }
 }
 
-// Undefined for an invalid escape sequence.
+// Decodes a name in JSON text; undefined if an escape sequence is invalid.
 function nameIn (written: string): string | undefined {
   try {
     return JSON.parse(`"${written}"`) as string
@@ -134,7 +135,7 @@ function refuseBadText (value: unknown, path: string, nul: boolean): void {
 
 /**
  * Checks the limits and duplicate names in chunks of JSON text, in one pass. The parser validates the syntax. Without
- * `pieces`, the text is a single chunk.
+ * `pieces`, `push` is called once with the whole text.
  */
 class Scanner {
   readonly #bounds: Bounds
@@ -234,8 +235,8 @@ class Scanner {
     if (this.#open.length === 1) this.#pieces?.within(name)
   }
 
-  // Reports the first syntax error of the text so far, or the position `back` characters before `at`, where `name` is
-  // for the second time.
+  // Reports the first syntax error before `at`. If the text has no syntax error there, reports the position `back`
+  // characters before `at`, where the duplicate `name` begins.
   #fail (at: number, back: number, name?: string): never {
     const { position, isSyntax } = this.#pieces?.errorBefore(at) ?? errorIn(this.#text, at)
     if (isSyntax) return fail('malformed_json', position)
@@ -254,8 +255,8 @@ function indexOr (text: string, what: string, from: number): number {
 }
 
 /**
- * Splits a body into the elements of the lists in the top-level object and the remaining text, in which an index
- * replaces each element. The body is valid JSON if all these parts are valid.
+ * Splits a body into the elements of its top-level lists and the remaining text. In the remaining text, the index of an
+ * element replaces the element. The body is valid JSON if the remaining text and all elements are valid.
  */
 class Pieces {
   #rest = ''
@@ -266,10 +267,10 @@ class Pieces {
   #from = 0
   #member = 'body'
   #place = 0
-  /** The position of the text that was not taken yet, and of the current element. */
+  /** The position of the text that `take` has not taken yet. `#elementAt` is the position of the current element. */
   #at: Position = { line: 1, column: 1 }
   #elementAt = this.#at
-  /** The parts of the remaining text: offset and position of each. */
+  /** For each part of the remaining text: its offset in that text and its position in the body. */
   readonly #parts: { offset: number, position: Position }[] = []
 
   begin (text: string) {
@@ -277,7 +278,7 @@ class Pieces {
     this.#from = 0
   }
 
-  /** Appends the text up to this position to the current part. */
+  /** Appends the text before `to` to the current element, or outside of elements to the remaining text. */
   take (to: number) {
     const part = this.#text.slice(this.#from, to)
     this.#from = to

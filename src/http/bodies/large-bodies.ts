@@ -7,10 +7,10 @@ import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
 import { errorsByMember, judging } from './validation.ts'
 
-// A large body may have this multiple of the normal body limit, but not more than `MAX_BYTES`.
+// The limit of a large body is this multiple of the normal body limit, but at most `MAX_BYTES`.
 const BODY_LIMIT_FACTOR = 16
 const MAX_BYTES = 64 * 1024 * 1024
-// Large bodies in memory at once. One organization cannot use all slots.
+// Maximum number of large bodies in memory at once.
 const MAX_SLOTS = 4
 const MAX_SLOTS_OF_ORGANIZATION = 2
 
@@ -27,8 +27,8 @@ interface LargeBody {
 /**
  * Route options for a large body, which is read and validated in steps. Changes the parser and validator of `app`, so
  * call this in a separate plugin. A body above the normal limit, or without Content-Length, occupies a slot from the
- * access checks until the response; fails with 503 if no slot is free. If the client disconnects before the body is
- * complete, the slot is released at once.
+ * access checks until the response. The request ends with 503 if no slot is free. If the client disconnects before the
+ * body is complete, the slot is released at once.
  */
 export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
@@ -43,10 +43,10 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
-      // Without `destroyOnReturn: false`, an error in `readLargeJson` would destroy the connection before the error
-      // response is sent.
+      // Without `destroyOnReturn: false`, an error in `readLargeJson` destroys the connection before the error response
+      // is sent.
       const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
-      // From here on the body stays in memory until the response, even if the client disconnects.
+      // The body now stays in memory until the response, even if the client disconnects. So the slot stays occupied.
       const slot = held.get(request)
       if (slot !== undefined) slot.isWhole = true
       return bodyIn(request, body)
@@ -68,14 +68,14 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
       held.set(request, slot)
       const onClose = () => { if (!slot.isWhole) giveBack() }
       reply.raw.once('close', onClose)
-      // The client may have disconnected during the look-up.
+      // The client may have disconnected during `judgePlace`, before `onClose` was registered.
       if (request.raw.destroyed) onClose()
     },
     onSend: async (request: FastifyRequest) => held.get(request)?.giveBack()
   }
 }
 
-/** Slots with a limit in total and per owner. `take` returns undefined if no slot is free. Releasing is idempotent. */
+/** Slots, limited in total and per owner. `take` returns a function that frees the slot; undefined if none is free. */
 export function createSlots (most: number, mostOfOne: number) {
   const held = new Map<string, number>()
   let all = 0
@@ -110,7 +110,7 @@ export async function * inTurns<T> (
   }
 }
 
-// Validates the body without the elements of the list, and then each element.
+// Validates the body without the elements of the list, then each element of the list by itself.
 function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema> {
   const { items, ...more } = schema.properties[list] as TArray
   const outside = judging({

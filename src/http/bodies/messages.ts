@@ -15,20 +15,20 @@ export function messageOf ({ type, schema, value, message, errors }: ValueError)
   if (rule !== undefined) return `must be ${rule}${schema.pattern === ACTOR_PATTERN ? suggestActor(value) : ''}`
   if (schema.format === 'date-time') return timestampProblem(value)
   if (type !== ValueErrorType.Union) return message
-  // Nullable values are unions.
+  // A nullable value has a union of `null` and one other schema. The message is about the other schema.
   const alternatives = schema.anyOf as TSchema[]
   const [problem] = errors.flatMap((one) => [...one]).filter((one) => one.schema.type !== 'null')
   if (problem === undefined) return message
   return messageOf(problem) + (alternatives.some((one) => one.type === 'null') ? ', or null' : '')
 }
 
-/** The values of an enumeration, as the OpenAPI document lists them. */
+/** The values of an enumeration. `x-published` is the schema that the OpenAPI document shows instead of this one. */
 function choicesOf (schema: TSchema): unknown[] | undefined {
   const { anyOf = [schema] } = (schema['x-published'] ?? schema) as { anyOf?: TSchema[] }
   return anyOf.every((one) => 'const' in one) ? anyOf.map((one) => one.const as unknown) : undefined
 }
 
-// Suggests the form of an actor without its id, because no message repeats a part of the value.
+// Suggests the form of an actor, such as `user:ID`. The id is left out, because a message never repeats the value.
 function suggestActor (value: unknown): string {
   const form = typeof value === 'string' ? value.replace(/:\d{1,16}$/, ':ID') : value
   return didYouMean(['operator', 'system', 'api_token:ID', 'user:ID'], form)

@@ -13,7 +13,7 @@ function hasHost (request: FastifyRequest): boolean {
   return hosts === 1 || (hosts === 0 && request.raw.httpVersion !== '1.1')
 }
 
-// 404: no resource has a NUL character in its name, and PostgreSQL rejects NUL characters.
+// A path with a NUL character gets 404: no resource has NUL in its name, and PostgreSQL rejects NUL.
 const hasNul = ({ url }: FastifyRequest) => url.split('?', 1)[0]!.includes('%00')
 
 /** The error of a malformed request, independent of caller and route; undefined for a well-formed request. */

@@ -10,12 +10,12 @@ const MAX_ERRORS = 20
 const MAX_PATH = 200
 
 /**
- * Validates requests with TypeBox. Bodies are not coerced ("true" and 1 must not confirm a purge); query parameters
- * are converted from text first. An absent body counts as `{}`.
+ * Validates requests with TypeBox. Types in bodies are not coerced: the text "true" or the number 1 must not confirm a
+ * purge. Query parameters are converted from text first. An absent body counts as `{}`.
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
 
-/** A validator; `at` is the path of the value in the body. Compiles the schema on first use, for a fast start. */
+/** A validator; `at` is the path of the value in the body. The schema is compiled on first use, for a fast start. */
 export function judging (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
@@ -41,10 +41,10 @@ const errorOf = (instancePath: string, message: string): FastifySchemaValidation
 const BOOLEANS: Readonly<Record<string, boolean>> = { true: true, 1: true, false: false, 0: false }
 
 /**
- * Converts query parameters from text by schema type: digits to an integer; `true`, `false`, `1` and `0`, in any case,
- * to a boolean. Validation rejects other text. Unknown parameters are errors, because clients would not notice that a
- * parameter has no effect. So are empty parameters, unless the schema has `minLength: 0`: a script with an unset
- * variable (`?at=$TIME`) would otherwise read the current state.
+ * Converts query parameters from text by schema type: digits to an integer; `true`, `false`, `1` and `0`, in upper or
+ * lower case, to a boolean. Validation rejects other text. Unknown parameters are errors, because otherwise clients do
+ * not notice that a parameter has no effect. Empty parameters are errors too, unless the schema has `minLength: 0`: a
+ * script with an unset variable sends `?at=` instead of `?at=$TIME`, and must not get the current state.
  */
 function fromText (schema: TSchema, query: Record<string, unknown>) {
   const types = schema.properties as Record<string, TSchema>
@@ -66,12 +66,12 @@ function converted (schema: TSchema, text: unknown): unknown {
   }
   const boolean = booleanIn(text)
   if (schema.type === 'boolean') return boolean ?? text
-  // Words of which some are booleans, as of `merge`.
+  // An enumeration with the words `true` or `false`, such as the parameter `merge`, also accepts `1` and `0`.
   const words = (schema.anyOf as TSchema[] | undefined ?? []).map((one) => one.const as unknown)
   return boolean !== undefined && words.includes(String(boolean)) ? String(boolean) : text
 }
 
-/** The value of a flag in a query before its validation; undefined for other text. */
+/** The value of a boolean query parameter before validation; undefined for text that is no boolean. */
 export function booleanIn (text: unknown): boolean | undefined {
   if (typeof text !== 'string') return undefined
   const word = text.toLowerCase()

@@ -30,8 +30,8 @@ export interface Document extends Json {
 }
 
 /**
- * Arranges a document: schemas with a title, responses and parameters become named components, paths are grouped by
- * tag, and examples move to where tools expect them.
+ * Arranges an OpenAPI document: schemas with a title, responses and parameters become named components, paths are
+ * grouped by tag, and the example of a schema moves to its media type or parameter.
  */
 export function arrange (document: Document): Document {
   const { value, schemas } = hoistTitled(describe(withExamples(document.paths) as Paths))
@@ -49,8 +49,8 @@ export function arrange (document: Document): Document {
   }
 }
 
-// Sorts paths by tag, then by the number of parameters. The tag of deprecated operations is the last one, so it decides
-// only where a path has no other operation.
+// Sorts paths by tag, then by the number of parameters. Deprecated operations have the last tag, so a path is last only
+// if all its operations are deprecated.
 function grouped (paths: Paths, tags: Document['tags']): Paths {
   const group = (item: Named<Operation>) => Math.min(...Object.values(item).map((operation) =>
     tags.findIndex(({ name }) => operation.tags?.includes(name))))
@@ -79,7 +79,7 @@ const mapMembers = (object: Json, change: (member: unknown) => unknown): Json =>
 const sorted = <T>(named: Named<T>): Named<T> =>
   Object.fromEntries(Object.entries(named).sort(([a], [b]) => a < b ? -1 : 1))
 
-// Maximum characters of a collection on one line. Examples and lists of scalars are always on one line.
+// A YAML collection of at most this many characters is on one line. Examples and lists of scalars always are.
 const LINE = 1200
 
 /** Renders YAML with the same meaning in YAML 1.1 and 1.2: strings that look like dates are quoted. */
@@ -127,7 +127,7 @@ function simplify (schema: Json): Json {
     const { const: word, ...text } = rest
     return { ...text, enum: [word] }
   }
-  // The message of the validator says which value is accepted. Generators have no enums of booleans.
+  // Code generators do not support an enum of booleans. The validation error says which value is accepted.
   if (rest.type === 'boolean') {
     const { const: _const, enum: _enum, ...boolean } = rest
     return boolean
@@ -137,7 +137,7 @@ function simplify (schema: Json): Json {
   return { ...first, ...rest, type: [first.type, 'null'] }
 }
 
-// `*` has no character that a name in a program may have.
+// Code generators make a constant of each word. `*` gives no valid name, so its constant is called `ALL`.
 const namesOf = (words: readonly string[]) => words.includes('*') && {
   'x-enum-varnames': words.map((word) => word === '*' ? 'ALL' : word.toUpperCase().replace(/\W/g, '_'))
 }
@@ -158,7 +158,7 @@ const withExamples = (value: unknown): unknown => replaceObjects(value, (object)
   const copy = mapMembers(rest, withExamples)
   if (schema === undefined) return copy
   if (rest.in === 'query' && rest.required !== true) {
-    // Swagger UI would send the example as a filter, although the user chose none.
+    // Swagger UI sends the example of an optional parameter, although the user has not filled in the parameter.
     const { example: _example, ...optional } = copy
     return { ...optional, schema: withExamples(schema) }
   }
@@ -189,9 +189,9 @@ const WITH_ETAG = /^restoreVersion$|^(?:read|store|retrieve|change)\w*(?:Secrets
 
 const isGood = (status: string) => Number(status) < 400
 
-// Adds response headers, response descriptions, and whether a body is required. Moves deprecated operations to a tag of
-// their own. Every response has X-Request-Id, and nearly every one the rate-limit headers. To keep the document short,
-// the former is listed for errors, and the latter for success and 429.
+// Adds response headers and response descriptions, and says whether a body is required. Moves deprecated operations to
+// a tag of their own. To keep the document short, X-Request-Id, which every response has, is listed only for errors.
+// The rate-limit headers, which nearly every response has, are listed only for success and 429.
 function describe (paths: Paths): Paths {
   return mapOperations(paths, (operation) => {
     const isTagged = operation['x-etag'] === true || WITH_ETAG.test(operation.operationId ?? '')
@@ -215,8 +215,8 @@ function describe (paths: Paths): Paths {
       if (!isGood(status)) response.description = STATUS_CODES[status] ?? response.description
     }
     const [media] = Object.values(operation.requestBody?.content ?? {})
-    // Generators leave out the body parameter, or make it optional in one of several ways, unless a body with fields is
-    // required. The service also accepts requests without the body, if no field is required.
+    // Documents each body with fields as required, because code generators leave out optional bodies or declare them in
+    // different ways. If no field is required, the service also accepts a request without a body.
     if (operation.requestBody !== undefined) operation.requestBody.required = hasFields(media?.schema ?? {})
     if (media !== undefined) media.schema = sayDefaults(media.schema) as Json
     for (const parameter of operation.parameters ?? []) sayDefaultOfWords(parameter as Json & { schema: Json })
@@ -227,7 +227,8 @@ function describe (paths: Paths): Paths {
 const hasFields = ({ properties = {}, anyOf, oneOf }: Json) =>
   anyOf !== undefined || oneOf !== undefined || Object.keys(properties as Json).length > 0
 
-// Replaces the errors that every operation can have by one response. A status with an error of this operation stays.
+// Replaces the error responses that every operation can have by one common response. Keeps the response of a status
+// with an error that only this operation has (`ownStatuses`).
 function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
   const isCommon = (status: string, { content }: Json) => COMMON_STATUSES.includes(Number(status)) &&
     !ownStatuses.includes(Number(status)) && /^Errors?_/.test(titleIn(content))
@@ -242,7 +243,8 @@ function withCommon (responses: Named, ownStatuses: readonly number[]): Named {
   }
 }
 
-// The key of that response until it is a component: `default`, its name in the document, is a keyword of schemas.
+// The key of the common response. `share` renames the key to `default` at the end, because `mapMembers` takes a member
+// `default` for the keyword of schemas.
 const COMMON = 'common'
 const titleIn = (content: unknown) =>
   String((content as Named<{ schema?: Json }> | undefined)?.['application/json']?.schema?.title)
@@ -257,7 +259,7 @@ const sayDefaults = (value: unknown): unknown => replaceObjects(value, ({ defaul
   return { ...copy, [where]: copy[where] === undefined ? words : `${String(copy[where])}; ${words}` }
 })
 
-// The same for a parameter that is one of several words: the Kotlin generator writes a default that does not compile.
+// Moves the default of an enumeration parameter to its description: the Kotlin code for this default does not compile.
 function sayDefaultOfWords (parameter: Json & { schema: Json }) {
   const { default: word, ...schema } = parameter.schema
   if (typeof word !== 'string' || oneOfWords(schema) === undefined) return
@@ -281,8 +283,8 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
 
-// The component name of a parameter: its name, or `x-named` if the name has several meanings. Parameters of paths and
-// queries have a prefix, because Go clients have one namespace: the schemas `Charge` and `DryRun` have the same names.
+// The component name of a parameter: its name, or `x-named` if different parameters have the same name. Parameters of
+// paths and queries get a prefix, because in Go clients they share a namespace with schemas such as `Charge`.
 function namedParameter ({ schema, ...rest }: Json) {
   const { 'x-named': named = rest.name, ...own } = schema as Json
   const prefix = rest.in === 'header' ? '' : `${String(rest.in)}_`
@@ -293,8 +295,8 @@ const PLACES = ['path', 'query', 'header']
 const byPlace = (...[one, other]: ReturnType<typeof namedParameter>[]) =>
   PLACES.indexOf(String(one!.parameter.in)) - PLACES.indexOf(String(other!.parameter.in))
 
-// The component name of a response: that of its schema, or its status (`ProjectAnswer`, `Err404`). Short, because the
-// document contains each name about a hundred times.
+// The component name of a response: the name of its schema (`ProjectAnswer`), or a word with its status (`Err404`). The
+// words are short, because the document contains each name about a hundred times.
 function nameOf (status: string, { content }: Json): string {
   const [media] = Object.values(content as Named<{ schema: { $ref?: string } }> | undefined ?? {})
   const schema = media?.schema.$ref?.split('/').at(-1)

@@ -6,7 +6,7 @@ import { OWN_ERRORS } from '../guard/access-document.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { mapOperations, type Document, type Operation } from './document.ts'
 
-// What Swagger UI shows beyond the document: how to begin, the messages of errors, and a filter.
+// Swagger UI shows three things that the document does not have: how to begin, the messages of errors, and a filter.
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
 
@@ -17,8 +17,8 @@ Generate clients from [openapi.yaml](${base}/openapi.yaml), [openapi.json](${bas
 generators, [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * Returns a function that adds the messages of the errors of each operation to its description, for Swagger UI. Call
- * this before the routes are registered, because an `onRoute` hook collects their declarations.
+ * Returns a function that adds the messages of an operation's errors to its description, for Swagger UI. Call this
+ * before the routes are registered, because an `onRoute` hook collects the errors that routes declare.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
@@ -30,7 +30,7 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
     const { operationId = '', description = '' } = operation
     const [purpose = '', own] = description.split(OWN_ERRORS)
     if (own === undefined) return operation
-    // Other `onRoute` hooks add errors, so the config is complete only now.
+    // Other `onRoute` hooks add errors later, so `config.errors` is complete here, but not in the hook above.
     const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(`\`${codeOf(code)}\``)))
     return { ...operation, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
   }
@@ -44,7 +44,7 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
 const messagesOf = (errors: readonly ErrorCode[]) =>
   errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`).join('\n')
 
-/** The groups that are at the end. */
+/** The tags that come last in the document, and so the last groups of Swagger UI. */
 export const LAST = ['billing', DEPRECATED]
 
 interface Immutable<T> {
@@ -56,9 +56,9 @@ interface Immutable<T> {
 type Group = Immutable<any>
 
 /**
- * Swagger UI plugin: folds all groups but the first, because drawing them all delays the first view, and filters by
- * words in the path, name, summary or group of an operation. A filter also opens the groups. The functions are sent to
- * the browser as source text, so they cannot use variables of this module.
+ * Swagger UI plugin: folds all groups but the first, because drawing all groups delays the first view. Filters
+ * operations by words in the path, name, summary or group. While a filter is set, all groups are open. The functions
+ * are sent to the browser as source text, so they cannot use variables of this module.
  */
 export const EXPLORER = {
   fn: {

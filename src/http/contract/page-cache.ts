@@ -6,10 +6,10 @@ import type { FastifyInstance, FastifyReply } from 'fastify'
 import { sha256 } from '../../crypto/primitives.ts'
 import { listsEtag } from '../repeats/etags.ts'
 
-// All files of the documentation take 5 MiB, of which 1 MiB is compressed. Each spelling of a path has an entry, so
-// entries can be evicted.
+// All files of the documentation take 5 MiB, including 1 MiB for their compressed copies. Each spelling of a path has
+// its own entry, so requests with other spellings can evict entries.
 const MAX_CACHE_BYTES = 8 * 1024 * 1024
-// A smaller file would fit into one packet anyway.
+// Smaller files are not compressed, because they fit into one network packet.
 const MIN_COMPRESSED_BYTES = 1400
 
 const compress = promisify(gzip)
@@ -18,8 +18,8 @@ interface Page { body: Buffer, etag: string }
 interface Pages { type: string, plain: Page, compressed: Page | undefined }
 
 /**
- * Caches the responses of a plugin in memory, also compressed, with a strong ETag each. Only for pages that do not
- * change in a process, and have no secret: compression reveals repeated text by the length of a response.
+ * Caches the responses of a plugin in memory, plain and compressed, each with a strong ETag. Only for pages that never
+ * change while the process runs and contain no secrets: compression reveals repeated text by the length of a response.
  */
 export function keepPages (app: FastifyInstance) {
   const cache = new LRUCache<string, Pages>({
@@ -62,7 +62,7 @@ function select ({ plain, compressed }: Pages, headers: IncomingHttpHeaders, rep
   return body
 }
 
-// `gzip;q=0` refuses it (RFC 9110, 12.5.3).
+// `gzip;q=0` refuses gzip (RFC 9110, 12.5.3).
 const acceptsGzip = (accepted: string | string[] = '') =>
   String(accepted).split(',').some((one) => /^\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*$).*)?$/i.test(one))
 

@@ -6,12 +6,12 @@ import { replacedBy } from '../limits/limits.ts'
 import { isReader } from '../routes/routes.ts'
 import { namesLevel } from './level-lookup.ts'
 
-// Errors that every operation can return. The description of an operation lists the others.
+// Errors that every operation can return. The description of an operation lists its other errors.
 const OF_ALL = new Set<ErrorCode>([
   'malformed_request', 'malformed_json', 'unsupported_api_version', 'unauthenticated', 'insufficient_permissions',
   'organization_inactive', 'second_factor_required', 'not_found', 'payload_too_large', 'unsupported_media_type',
   'validation_failed', 'rate_limit_exceeded', 'internal_error', 'integrity_error', 'service_unavailable',
-  // Errors of repeatable operations.
+  // Errors of every operation that supports `Idempotency-Key`.
   'conflict', 'idempotency_key_reused'
 ])
 
@@ -35,7 +35,7 @@ export function documentAccess (route: RouteOptions): void {
     if (!route.config?.whenInactive) codes.push('organization_inactive')
   }
   if (route.url.includes(':organization')) codes.push('not_found')
-  // The look-up of the level verifies MACs.
+  // The look-up of the level verifies the MACs of the rows.
   if (namesLevel(route.config?.at)) codes.push('integrity_error')
   const own = new Set<ErrorCode>(errors.filter((code) => !OF_ALL.has(code)))
   const { body, querystring, response } = route.schema ?? {}
@@ -46,7 +46,7 @@ export function documentAccess (route: RouteOptions): void {
   const replaced = limitOfEffect && replacedBy(limitOfEffect)
   const { mayNeed, lessAccess } = route.config ?? {}
   const less = lessAccess?.anyOf ?? []
-  // Without a scope in `access`, the scopes in `mayNeed` are alternatives.
+  // If `access` has no scope, a request needs one of the scopes in `mayNeed`.
   const alternatives = access === 'authenticated'
     ? mayNeed?.map((scope) => [scope]) ?? [[]]
     : [scopesOf(access)]
@@ -63,7 +63,8 @@ export function documentAccess (route: RouteOptions): void {
   }
 }
 
-// The description that the route declares, its scopes and its own errors. The purpose of a scope is in `security`.
+// Appends the names of the scopes and the own errors to the description that the route declares. The purpose of each
+// scope is in the security scheme `oauth`.
 function descriptionOf (
   { schema }: RouteOptions, alternatives: readonly (readonly Scope[])[], extra: readonly Scope[],
   less: readonly Scope[], own: ReadonlySet<ErrorCode>

@@ -29,7 +29,7 @@ import { waitFor } from '../routes/request-deadline.ts'
 
 const MAX_TOKEN_LENGTH = 512
 
-// If the body arrives later, the guard checks the caller again, because access may have been revoked.
+// If the body arrives later than this, the caller is checked again, because access may have been revoked meanwhile.
 const RECHECK_AFTER_MS = 200
 
 /**
@@ -65,13 +65,14 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     // A retried transaction counts only once.
     if (request.isEffectCounted) return
     request.isEffectCounted = true
-    // The audit event identifies the action, so that both paths of an action (`also`) share one count.
+    // The audit event identifies the action, so that the two paths of a route with `config.also` share one count.
     const action = 'isPerAction' in LIMITS[limitOfEffect] ? `:${[audit].flat().join()}` : ''
     const key = `org:${principalOf(request).organization.id}${action}`
     request.countedEffect = await consume(limitOfEffect, key, 0, request, reply) ?? null
   })
 
-  // For a known device, the guard does not count the address. Count the address if the device tries another account.
+  // `guard` counts a sign-in by the device cookie if it knows the device, otherwise by address. Call this to also count
+  // the address if the device has not signed in to this account before.
   app.decorate('countStranger', async (request: FastifyRequest, reply: FastifyReply) => {
     const { limit } = request.routeOptions.config
     const from = addressKey(request.ip)
@@ -94,10 +95,10 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
     })
   })
 
-  // Needed for reads with a slow body. Changes lock their caller until they commit (`recordEvent`).
+  // After a slow body, checks the caller again. Only reads need this: a change locks its caller until the commit.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    // The routes of the documentation are older than the guard: `judgedAt` is undefined, so the comparison is false.
+    // Routes of the documentation are registered before the guard: `judgedAt` is undefined and the comparison false.
     if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
@@ -105,8 +106,9 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 }
 
 /**
- * Before the response is sent, removes the request from the group of the route if its effect was counted, even if the
- * effect failed. Until then the request counts in both groups, so that concurrent requests cannot exceed either limit.
+ * If the effect was counted, also if it failed later, removes the request from the group of the route (`limit`) before
+ * the response is sent. Until then the request counts in both groups, so that concurrent requests cannot exceed either
+ * limit.
  */
 async function countOnce (consume: Consume, request: FastifyRequest) {
   const { counted, countedEffect } = request
@@ -118,12 +120,12 @@ async function countOnce (consume: Consume, request: FastifyRequest) {
 
 async function guard (app: FastifyInstance, consume: Consume, request: FastifyRequest, reply: FastifyReply) {
   const { access, limit = 'api' } = request.routeOptions.config
-  // Read the address early: the socket caches the address, and has none after a disconnect.
+  // Read the address now: after a disconnect, a socket returns the address only if it was read before.
   const from = addressKey(request.ip)
   const lookUp = limit !== 'none' && consume.isPast(limit, from) ? gateOf(from) : undefined
   const address = async () => {
     if (limit === 'none') return
-    // A known device has its own limit. The account is not known yet (`countStranger`).
+    // A known device has its own limit. Whether the device belongs to the account is checked later (`countStranger`).
     const key = limit === 'sign_in' ? await knownDevice(app, request, lookUp) ?? from : from
     await consume(limit, key, 0, request, reply)
   }
@@ -136,7 +138,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
 
   const params = request.params as Record<string, string>
   const caller = await unlessTooMany(authenticate(app, request, params.organization, lookUp, (credential) => {
-    // No prefetch for callers that exceeded a limit.
+    // There is no prefetch if the address or the organization of the caller has exceeded its limit.
     if (lookUp !== undefined) return
     prefetchLevel(app, request, credential, (id) => limit === 'none' || !consume.isPast(limit, `org:${id}`))
   }))
@@ -149,7 +151,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   request.judgedAt = performance.now()
   if (params.organization === undefined && caller.user !== undefined) {
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
-    // Outside of an organization there are no roles, so only the granted scopes count.
+    // Outside of an organization a user has no role, so only the scopes granted to the application count.
     for (const scope of scopesOf(access)) requireGranted(caller.user, scope)
     return
   }
@@ -165,7 +167,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     const key = `org:${organization.id}`
     request.counted = await consume(limit, key, organization.plan.api_per_minute, request, reply) ?? null
   }
-  // No resource has a reserved word as its slug, so handle the path as one without a route.
+  // No resource has a reserved word as its slug, so the response is the same as for a path without a route.
   if (hasReservedWord(params)) return app.refuseRoute(request, reply)
   requireAccess(app, request, principal)
 }
@@ -220,7 +222,7 @@ class TooManyLookUps extends WorkOverloaded {
   override readonly name = 'TooManyLookUps'
 }
 
-// For each address that exceeded its limit: one token look-up at a time and 20 in the queue; then 429 without look-up.
+// An address that exceeded its limit has one token look-up at a time and a queue of 20; if the queue is full, 429.
 const gateOf = createGates(1, 20, () => new TooManyLookUps())
 const atOnce: Gate = (work) => work()
 
@@ -258,8 +260,8 @@ async function authenticate (
   return waitFor(request, looked)
 }
 
-// An application has the granted scopes that the user's role also has. `expires_at` is the end of the grant, which an
-// API token that is created with the grant must not outlive.
+// An application has the scopes that the user granted and that the user's role contains. `expires_at` is the end of the
+// grant: an API token that the application creates must expire by then.
 function principalFor ({ id, grant_id, user, granted, expires_at, membership }: UserCall): Principal | undefined {
   if (membership === undefined) return undefined
   const { role, teams, organization } = membership
@@ -296,9 +298,9 @@ const hasReservedWord = (params: Record<string, string>) =>
   Object.entries(params).some(([name, word]) => name !== 'organization' && isWordOfRoute(name, word))
 
 /**
- * Ends the request with 403 if the caller has the scope neither by the own role nor by a team's role in the project of
- * the request. Throws if the route does not declare the scope. If the path does not name the project, a team's role in
- * any project is enough here; the look-up of the project checks the scope again (`requireHeld`, `requireFoundInside`).
+ * Ends the request with 403 if neither the caller's own scopes nor a team's role in the project of the request contain
+ * the scope. Throws if the route does not declare the scope. If the path names no project, a team's role in any project
+ * is enough; the look-up of the project checks the scope again (`requireHeld`, `requireFoundInside`).
  */
 export function requireScope (request: FastifyRequest, scope: Scope) {
   const { access, mayNeed = [] } = request.routeOptions.config
@@ -313,17 +315,17 @@ function requireAnyOf (request: FastifyRequest, need: AnyOf) {
   if (need.some((scope) => holds(principal, scope))) return
   const teams = teamsThatCount(request, principal)
   if (!meets(principal, teams, need)) {
-    // The MACs of team roles in other projects are not verified, so the response must not show these roles.
+    // The MACs of team roles in other projects are not verified, so the response must not show their scopes.
     const shown = projectInPath(request) === undefined ? [] : teams
     fail('insufficient_permissions', { required_scope: need[0], granted_scopes: scopesBy(principal, shown) })
   }
   const inProject = request.at === null ? null : rolesAt(principal, request.at)
   request.byTeams = { needs: [...request.byTeams?.needs ?? [], need], teams: inProject }
-  // The team role that gives this scope may be restricted to another part of the project.
+  // The team role with this scope may be restricted to levels that do not include the level of the request.
   if (request.at !== null) requireInside(request, placeOf(request.at))
 }
 
-// The team roles to look up with the caller: in the project of the path, or in any project if the path names none.
+// The team roles to load with the caller: in the project of the path, or in any project if the path names no project.
 function teamsAskedFor (request: FastifyRequest): TeamQuery {
   const { at, preload, filtersInHandler } = request.routeOptions.config
   const project = projectInPath(request)
@@ -333,7 +335,7 @@ function teamsAskedFor (request: FastifyRequest): TeamQuery {
 
 const projectInPath = ({ params }: FastifyRequest) => (params as { project?: string }).project
 
-// The team roles that may grant a scope: in the project of the request, or in any project until the project is known.
+// The team roles that may grant a scope: in the project of the request, or in any project while that is unknown.
 function teamsThatCount (request: FastifyRequest, principal: Principal): readonly Pick<TeamRole, 'role'>[] {
   const { at } = request
   const isInPath = projectInPath(request) !== undefined

@@ -8,8 +8,8 @@ import { scopesOf } from './access-document.ts'
 declare module 'fastify' {
   interface FastifyContextConfig {
     /**
-     * The change supports `dry_run=true`, which needs `secret:decrypt` in addition: the handler validates the request
-     * as usual, changes nothing, and returns what would change (`isDryRun`).
+     * The change supports `dry_run=true`, which also needs `secret:decrypt`. For a dry run (`isDryRun`), the handler
+     * validates the request as usual, changes nothing, and returns what the request changes without `dry_run`.
      */
     dryRun?: true
   }

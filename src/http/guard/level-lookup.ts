@@ -20,27 +20,27 @@ declare module 'fastify' {
     /**
      * The level of a request: the deepest level in the path, or a function that reads the names from the body. The
      * level is looked up before the handler runs; `levelOf` returns it. 404 if the level does not exist or the caller's
-     * restrictions exclude it. With `organization`, 404 for every restricted token, and for roles
-     * through teams.
+     * restrictions exclude it. With `organization`, 404 for a token with restrictions, and for a caller whose scopes
+     * come from a team's role.
      */
     at?: 'organization' | Level | ((request: FastifyRequest) => LevelNames)
     /** For a resource with an id: loads the resource before the handler runs. Must call `requireFoundInside`. */
     preload?: (request: FastifyRequest) => Promise<unknown>
-    /** The request also concerns the whole organization: 404 for restricted tokens. */
+    /** The request also concerns the whole organization: 404 for the same callers as with `at: 'organization'`. */
     whole?: true
     /**
-     * For reads of a project: the handler leaves out the levels that the caller's restrictions exclude. 404 only if
-     * they exclude the whole project.
+     * For reads of a project: the handler leaves out the levels that the caller's restrictions exclude. The request
+     * ends with 404 only if the restrictions exclude the whole project.
      */
     filtersLevels?: true
-    /** Throws 422 for rules that the schemas cannot express, before the look-up of the level and before a replay. */
+    /** Throws 422 for rules that no schema can express, before the look-up of the level or of a stored response. */
     judge?: (request: FastifyRequest) => void
     /**
      * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
      * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
      */
     isFoundByWrite?: true
-    /** What to load with the level; default: `place`. */
+    /** What to load with the level: documents, their content, the active key. Default: `place`, the level alone. */
     include?: Include | ((request: FastifyRequest) => Include)
   }
   interface FastifyRequest {
@@ -55,7 +55,7 @@ declare module 'fastify' {
 
 interface Prefetch { organizationId: string, include: Include, found: Promise<LevelState | undefined> }
 
-/** A 404 because of the caller's restriction: the response must not name the resource (`missingPart`). */
+/** 404 for a resource that the caller's restrictions exclude. The response must not name it (`missingPart`). */
 export class HiddenResource extends ApiError {
   override readonly name = 'HiddenResource'
   constructor () { super('not_found') }
@@ -75,7 +75,7 @@ export function installPlaces (app: FastifyInstance) {
   app.addHook('preHandler', (request, _reply, done) => {
     const { at, preload, whole, judge } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
-    // The role of a team is never for the whole organization.
+    // A team's role applies only to projects, never to the whole organization.
     const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
     if (isOfWhole && isRestricted()) return done(new HiddenResource())
     judge?.(request)
@@ -95,20 +95,20 @@ function isFoundLater (request: FastifyRequest): boolean {
 export const namesLevel = (at: FastifyContextConfig['at']): at is Exclude<typeof at, 'organization' | undefined> =>
   at !== undefined && at !== 'organization'
 
-// Maps route, names and credential to the organization of the last successful look-up.
+// The organization of the last successful look-up, by route, organization in the path, `include` and credential.
 const lastOrganizations = new LRUCache<string, string>({ max: 10_000 })
 
 /**
  * Prefetches the level of a path in parallel with the look-up of the caller, which saves a round trip. Uses the
- * organization of the last successful look-up with this credential and path, so unknown or rejected credentials cause
- * no prefetch. The result is used only after the caller is authorized for the same organization.
+ * organization that `lastOrganizations` has for this credential and route, so unknown and rejected credentials cause no
+ * prefetch. The result is used only after the caller is authorized for the same organization.
  */
 export function prefetchLevel (
   app: FastifyInstance, request: FastifyRequest, credential: string, mayLook: (organizationId: string) => boolean
 ) {
   const { at } = request.routeOptions.config
   const names = request.params as LevelNames & { organization?: string }
-  // The names in a body are not known yet, because the body is not parsed.
+  // Only for levels in a path: the body with the names of a level is not parsed yet.
   if (!namesLevel(at) || typeof at !== 'string' || request.method !== 'GET') return
   const include = includedBy(request)
   request.prefetchKey = `${request.routeOptions.url} ${names.organization} ${include} ${credential}`
@@ -120,10 +120,10 @@ export function prefetchLevel (
   request.prefetch = { organizationId, include, found }
 }
 
-/** Stops prefetching for an invalid credential. */
+/** Ends the prefetches for a credential that turned out to be invalid. */
 export const expectNothing = ({ prefetchKey }: FastifyRequest) => lastOrganizations.delete(prefetchKey)
 
-/** Reads the current level of a request and stores it for `levelOf`. By default, loads what the route `include`. */
+/** Reads the level of a request and stores it for `levelOf`. The default of `include` is what the route declares. */
 export async function locate (app: FastifyInstance, request: FastifyRequest, include?: Include): Promise<LevelState> {
   request.at = await find(app.reads, request, include)
   return request.at
@@ -187,7 +187,8 @@ export function levelOf (request: FastifyRequest): LevelState {
   return request.at
 }
 
-// The caller's team roles in a project; empty if no team role is needed. The guard loads the roles for a path.
+// The caller's team roles in a project; empty if the caller's own role is enough. If the path names the project, the
+// guard has loaded the roles.
 async function teamsIn (
   db: Db, request: FastifyRequest, which: { slug: string } | { id: string }
 ): Promise<readonly TeamRole[]> {
@@ -198,8 +199,8 @@ async function teamsIn (
   return findTeamRoles(db, { organization_id: organization.id, user_id: person!.user_id, ...which })
 }
 
-// Ends the request with 403 if the team roles in this project do not grant the scopes that the guard accepted for any
-// project. The response does not depend on whether the project exists.
+// Ends the request with 403 if the team roles in this project do not grant the scopes of the request. The guard has
+// accepted the scopes because of team roles in any project. The response does not depend on whether the project exists.
 function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
   if (request.byTeams === null) return
   const { needs } = request.byTeams
@@ -213,8 +214,8 @@ function requireHeld (request: FastifyRequest, teams: readonly TeamRole[]) {
 
 /**
  * The restrictions of the request: those of the token, and those of the team roles that give the caller the scopes of
- * the request. Empty: no restrictions. 404 if the caller has the scopes in no common part of the hierarchy. Call this
- * after checking team roles.
+ * the request. Empty: no restrictions. 404 if these restrictions have no level in common. Call this after checking team
+ * roles.
  */
 export function slicesOf (request: FastifyRequest): readonly Slice[] {
   const { byTeams } = request
@@ -222,25 +223,25 @@ export function slicesOf (request: FastifyRequest): readonly Slice[] {
   if (byTeams === null) return principal.slices
   if (byTeams.teams === null) throw new Error('the roles through teams were not checked')
   const slices = withinToken(principal, slicesBy(principal, byTeams.teams, byTeams.needs))
-  // An empty list would mean that there are no restrictions.
+  // An empty list means that there are no restrictions, so it must not be returned here.
   if (slices.length === 0) throw new HiddenResource()
   return slices
 }
 
-/** The parts of `slices` that the restrictions of the caller's token include. An empty list includes nothing here. */
+/** The intersection of `slices` with the restrictions of the caller's token. An empty result includes no level. */
 export const withinToken = (principal: Pick<Principal, 'slices'>, slices: readonly Slice[]): readonly Slice[] =>
   principal.slices.length === 0 ? slices : intersect(principal.slices, slices)
 
-/** Whether the caller has a scope at a place. */
+/** Whether the caller has a scope at a place, a level in the hierarchy. */
 export type Reach = (place: Place) => boolean
 
-/** Where the caller has a scope below the level of the path, whatever scopes the request itself needs. */
+/** Tells where below the level of the path the caller has a scope, which the request itself need not require. */
 export function reachBelow (request: FastifyRequest, scope: Scope): Reach {
   const principal = principalOf(request)
   return reachOf(principal, rolesIn(principal.teams.inProject, levelOf(request)), scope)
 }
 
-/** Where the caller has a scope in these projects, for a list of projects. */
+/** Tells where in the given projects the caller has a scope. For responses that list several projects. */
 export async function reachIn (
   app: FastifyInstance, request: FastifyRequest, projectIds: readonly string[], scope: Scope
 ): Promise<Reach> {
@@ -266,15 +267,15 @@ export function requireInside (request: FastifyRequest, place: Place) {
 }
 
 /**
- * Ends a change of the slug of a level with 404 if the level may have siblings that the caller cannot see: a refused
- * slug would reveal a sibling. Creations need no such check, because they require access to the parent.
+ * Ends a change of a level's slug with 404 if the level may have siblings that the caller cannot see: the error
+ * `slug_taken` reveals a sibling. A creation needs no such check, because it requires access to the parent.
  */
 export function requireSiblings (request: FastifyRequest, level: LevelState, slug: string | undefined) {
   if (slug === undefined || slug === level.slug) return
   const project_id = level.project.id
   if (level.level === 'environment') return requireInside(request, { project_id, target_id: level.target!.id })
   if (level.level === 'target') return requireInside(request, { project_id })
-  // The role of a team never shows all projects, but the role in the organization may.
+  // A team's role never shows all projects, but the caller's role in the organization may.
   const principal = principalOf(request)
   const seesAll = principal.slices.length === 0 && (request.byTeams === null || holds(principal, 'project:read'))
   if (!seesAll) throw new HiddenResource()
@@ -315,14 +316,14 @@ const inTransaction = (app: FastifyInstance, request: FastifyRequest): RunInProj
     change(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found')), actorOf(request))
 }
 
-/** Like `inProject`, with the level of the request, which no other transaction can change meanwhile. */
+/** Like `inProject`, with the level of the request, read again under the lock. */
 export async function inLevel<T> (
   app: FastifyInstance, request: FastifyRequest, change: (db: Db, level: LevelState) => Promise<T>,
   run: RunInProject = inTransaction(app, request)
 ): Promise<T> {
   return run(levelOf(request).project.id, async (db, project) => {
     const level = await find(db, request)
-    // The slug may now belong to another project, which is not locked.
+    // Since the first look-up, the slug may have passed to another project, which this transaction has not locked.
     if (level.project.id !== project.id) fail('not_found')
     await requireCurrent(db, request, level.level_id)
     return change(db, level)

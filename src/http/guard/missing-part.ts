@@ -7,13 +7,13 @@ import { isInside } from '../../rules/slices.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 import { namesIn, namesLevel, slicesOf } from './level-lookup.ts'
 
-// Parameters whose name is not the name of the resource.
+// The name of the resource, for path parameters with another name.
 const RESOURCES: Readonly<Record<string, string>> = { id: 'api-token', payment_method: 'payment-method' }
 
 /**
- * The first part of a path, or of the level in a body, that a request with 404 did not find. Undefined outside of an
- * organization that the caller can see, and if a restriction of the caller may be the reason: then a missing resource
- * and a hidden one must get the same response.
+ * For a request that ends with 404: the first part of the path, or of the level in the body, that does not exist.
+ * Undefined if the caller sees no organization, or if a restriction may be the reason for the 404: missing and hidden
+ * resources must get the same response.
  */
 export async function missingPart (app: FastifyInstance, request: FastifyRequest): Promise<string | undefined> {
   const { principal, byTeams } = request
@@ -30,12 +30,12 @@ export async function missingPart (app: FastifyInstance, request: FastifyRequest
     // The response must be sent even if the reason is unknown.
     return undefined
   }
-  // Without a level in the path, the resource may be in a project that the caller cannot see.
+  // The path has no level, so the resource may belong to a project that the caller cannot see.
   const last = Object.keys(params).at(-1)!
   return principal.slices.length > 0 || byTeams !== null || last === 'organization' ? undefined : RESOURCES[last] ?? last
 }
 
-/** The first of the levels with these names that does not exist; undefined if a restriction may hide this level. */
+/** The first level of the path in `names` that does not exist; undefined if a restriction may hide this level. */
 export async function missingLevel (
   app: FastifyInstance, request: FastifyRequest, { project, target, environment }: LevelNames
 ): Promise<string | undefined> {
@@ -43,14 +43,14 @@ export async function missingLevel (
   const slices = slicesOf(request)
   const paths = [{ project }, ...target === undefined ? [] : [{ project, target }],
     ...environment === undefined ? [] : [{ project, target, environment }]]
-  // In one statement, whatever exists: the duration must not reveal a hidden level.
+  // One statement looks up all levels, even if the first does not exist: the duration must not reveal a hidden level.
   const found = await waitFor(request, Promise.all(paths.map((names) =>
     findLevel(app.reads, organization.id, names, 'place'))))
   const missing = found.indexOf(undefined)
   const depth = missing === -1 ? paths.length - 1 : missing
   const parent = depth === 0 ? undefined : found[depth - 1]
   const isVisible = missing === -1
-    // The level exists now, but was deleted or replaced while the request ran.
+    // All levels exist now, but one of them was missing or replaced when the request looked it up.
     ? isInside(slices, placeOf(found[depth]!))
     : parent === undefined ? slices.length === 0 : isInside(slices, placeOf(parent))
   return isVisible ? LEVELS[depth] : undefined

@@ -18,9 +18,8 @@ export interface Person { id: number, name: string }
 
 /**
  * Records an event of a user in the caller's transaction: for the user and in each organization of the user. If an
- * organization cannot record the event now, or a node of Citus does not answer, the event is recorded later. `ended`:
- * the API tokens that the recorded action has ended; the event in an organization lists only tokens of the
- * organization.
+ * organization cannot record the event now, or a node of Citus does not answer, the event is recorded later. `ended`
+ * has the API tokens that the recorded action ended; the event of an organization lists only its own tokens.
  */
 export async function recordForUser (
   db: Db, request: FastifyRequest, user: Person, action: EventName, details: Details = {},
@@ -28,7 +27,7 @@ export async function recordForUser (
 ): Promise<void> {
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
-  // Ending API tokens changes rows on all nodes, so the transaction fails anyway if a node does not answer.
+  // Ending API tokens changes rows on all nodes of Citus, so this transaction needs all nodes anyway.
   const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
   if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
     action,
@@ -38,7 +37,7 @@ export async function recordForUser (
   }))) request.hasLateEvents = true
 }
 
-// The user as the actor in each of their organizations.
+// The user as the actor of an event in each of the user's organizations.
 const actorsOf = (
   request: FastifyRequest, user: Person, organizations: string[] | undefined
 ): Actor[] => (organizations ?? [UNLISTED_ORGANIZATIONS]).map((id) => withoutOrigin(personOf(request, id, user)))
@@ -55,7 +54,7 @@ function personalEvent (request: FastifyRequest, id: number, action: EventName, 
   return { user_id: id, action, actor_type: 'user', ip, user_agent, details }
 }
 
-/** Records that a user ended one of their API tokens, for the user and in the token's organization. */
+/** Records that a user ended an own API token: for the user and in the organization of the token. */
 export async function recordEndOfToken (
   db: Db, request: FastifyRequest, user: Person, organizationId: string, token: number
 ): Promise<void> {
@@ -65,7 +64,7 @@ export async function recordEndOfToken (
   if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
 }
 
-/** Consecutive wrong attempts: all are recorded up to this number, then every fifth, to limit the number of events. */
+/** Of consecutive wrong attempts, the first five and then every fifth are recorded, to limit the number of events. */
 const EACH = 5
 
 /**
@@ -79,7 +78,7 @@ export async function recordRefusal (
   const message = action === 'second-factor.refuse' ? 'wrong code' : 'wrong password'
   request.log.warn({ user: user?.id ?? null, ...details }, message)
   if (attempts > EACH && attempts % EACH !== 0) return
-  // No account has the id 0.
+  // For an unknown address, the id 0: no account has this id.
   const person = user ?? { id: 0, name: '' }
   const own = personalEvent(request, person.id, action, details)
   const event = { action, resource_type: 'user', resource_id: String(person.id), details } as const

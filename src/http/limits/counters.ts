@@ -1,7 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import type { Metrics } from '../../telemetry/metrics.ts'
 
-// Per group. The least recently used keys are evicted first.
+// Maximum keys per group. The least recently used keys are evicted first.
 const MAX_KEYS = 20_000
 
 /** A request to count. `length` is the duration of the window in milliseconds; `limit` is in requests per window. */
@@ -14,15 +14,15 @@ type Done = (...counted: Counted) => void
 export interface Counters {
   count (counting: Counting, done: Done): void
   /**
-   * Removes a counted request from the window that ends at `end`; does nothing if that window is over. If the count
-   * exceeds the limit, it becomes `limit - 1`, so that one more request is allowed.
+   * Removes a counted request from the window that ends at `end`; does nothing if that window is over. A count above
+   * the limit becomes `limit - 1`, so that one more request is allowed.
    */
   giveBack (counting: Counting, end: number, done: () => void): void
   /** Whether the key has exceeded its limit in the current window. Counts nothing. */
   isPast (group: string, key: string): boolean
 }
 
-/** Counters of one process, which count alone while the shared counters do not respond. */
+/** Counters of one process. They count without other processes while the shared counters do not respond. */
 export interface OwnCounters extends Counters {
   /** The end of the current window if the key has exceeded its limit in it; otherwise 0. */
   pastUntil (group: string, key: string): number
@@ -30,7 +30,7 @@ export interface OwnCounters extends Counters {
   learn (counting: Counting, ...counted: Counted): void
 }
 
-/** Adds metrics that show whether this process counts alone. Call the returned function at each change. */
+/** Adds metrics of whether this process counts by itself. Call the returned function when this begins and ends. */
 export function measureAlone (
   metrics: Metrics | undefined, without: 'redis' | 'supervisor'
 ): (isAlone: boolean) => void {
@@ -45,8 +45,8 @@ export function measureAlone (
 }
 
 /**
- * Milliseconds. `redis.ts` keeps its clock offset until the offset is wrong by more than this, so that all requests of
- * a window get the same end.
+ * Milliseconds. `redis.ts` corrects its clock offset only if the offset is wrong by more than this, so that all
+ * requests of a window get the same end.
  */
 export const CLOCK_TOLERANCE = 1_000
 
@@ -76,7 +76,7 @@ export function createCounters (): OwnCounters {
   const learn = ([group, key, length, limit]: Counting, ...[count, end]: Counted) => {
     const found = find(group, key)
     if (found === undefined) windowsOf(group).set(key, { count, end, length, limit })
-    // A lower shared count does not include the requests that this process counted alone.
+    // A shared count below the own count is ignored: it does not include the requests that this process counted alone.
     else if (count > found.count) Object.assign(found, { count, end, limit })
   }
 
@@ -100,7 +100,7 @@ export function createCounters (): OwnCounters {
 
 /**
  * A message of a member: requests to count (`of`), or a request to remove (`back`). `counting` is the number of the
- * query, which the result repeats as `counted`.
+ * query; its result has the same number as `counted`.
  */
 export interface Query { counting: number, of: Counting[], back?: GivenBack }
 export type GivenBack = [counting: Counting, end: number]
@@ -140,15 +140,15 @@ export function createCommonCounters () {
 
 // The supervisor responds in less than a millisecond, or in a few milliseconds on a busy machine.
 const TIMEOUT_MS = 1_000
-// Between two queries of a member that counts alone.
+// The minimum time between two queries of a member that counts alone.
 const RETRY_INTERVAL_MS = 1_000
 
 interface Pending { counting: Counting, done: Done }
 
 /**
  * The counters of a member. One message contains all requests of one turn of the event loop. If the message cannot be
- * sent, or its result is late, the member counts alone, starting from the last shared counts, until a result arrives in
- * time.
+ * sent, or its result is late, the member counts alone, starting from the last shared counts, until a later result
+ * arrives in time.
  *
  * @param send false if the message cannot be sent
  * @param onChange called when the member begins to count alone (true), and when it stops (false)
@@ -197,7 +197,8 @@ export function joinCommonCounters (
   function ask (pending: Pending[], back?: GivenBack, done = () => {}) {
     askedAt = performance.now()
     const number = ++last
-    // `setImmediate`: after the event loop was blocked, a result that has already arrived is read before the timeout.
+    // `setImmediate` runs after messages are read, so a result that arrived while the event loop was blocked is in
+    // time.
     const timer = setTimeout(() => { setImmediate(giveUp, number) }, timeout).unref()
     open.set(number, { pending, timer, done })
     const query = { counting: number, of: pending.map(({ counting }) => counting) }
@@ -211,7 +212,8 @@ export function joinCommonCounters (
     return taken
   }
 
-  // Ignores a late result, so the member continues to count alone. Otherwise each request would wait for the timeout.
+  // Ignores a late result, so the member continues to count alone. A late result shows that the shared counters are
+  // slow: with these counters, each request waits for the timeout.
   function settle (number: number, are: Counted[]) {
     const taken = take(number)
     if (taken === undefined) return
@@ -232,8 +234,8 @@ export function joinCommonCounters (
     taken.done()
   }
 
-  // Checks the keys that exceeded their shared limit first: `own` may count in another process, which does not know
-  // them.
+  // First checks whether the key exceeded its limit in the shared counters: `own` may send the request to counters in
+  // another process, which do not know the shared counts.
   function countAlone ({ counting, done }: Pending) {
     const [group, key, , limit] = counting
     const end = own.pastUntil(group, key)

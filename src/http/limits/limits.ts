@@ -19,10 +19,10 @@ export const LIMITS = {
   oauth_revoke: { setting: 'oauth', window: MINUTE },
   /** Sign-in attempts per address or known device: twice the limit of the token endpoint. */
   sign_in: { setting: 'oauth', times: 2, window: MINUTE },
-  /** The documentation; one page view takes about ten requests. */
+  /** Requests to the documentation and the console; one page view takes about ten requests. */
   docs: { setting: 'api', window: MINUTE },
   key_rotation: { setting: 'keyRotation', window: 60 * MINUTE, insteadOf: 'api' },
-  /** Changes of custody. Refused changes count too, because each tests whether a guessed key is right. */
+  /** Changes of custody. Refused changes count too, because each refusal tells whether a guessed key is right. */
   key_custody: { setting: 'longOperations', window: 60 * MINUTE },
   client_key_rotation: { setting: 'longOperations', window: 60 * MINUTE },
   /** `restore-to`. */
@@ -51,9 +51,9 @@ declare module 'fastify' {
     limitKey: string
     /** `api_per_minute` of the organization's plan; 0 if no plan applies. */
     limitFromPlan: number
-    /** The request in the group of its route; null if the request is not counted for an organization. */
+    /** The request as counted in the group of its route; null if it is not counted for an organization. */
     counted: CountedRequest | null
-    /** The request in the group of its effect; null before the effect is counted. */
+    /** The request as counted in the group of its effect; null before the effect is counted. */
     countedEffect: CountedRequest | null
   }
 }
@@ -83,7 +83,7 @@ export function requestsOf ({ rateLimits }: Pick<Config, 'rateLimits'>, fromPlan
   return rateLimits.api === 0 ? null : withPlan(rateLimits.api, fromPlan)
 }
 
-/** Creates a limiter per group. The plugin's own limits count each route separately (fastify-rate-limit #463). */
+/** Creates a limiter per group. `config.rateLimit` is unused, because it counts each route separately (issue 463). */
 export async function installLimits (app: FastifyInstance, counters: Counters = createCounters()): Promise<Consume> {
   await app.register(rateLimit, { global: false, store: storeOf(counters) })
   app.decorateRequest('limitKey', '')
@@ -130,8 +130,8 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
 }
 
 /**
- * The plugin's store, with a child store per group. `ttl` is the end of the window. With the remaining time, which the
- * plugin expects, X-RateLimit-Reset would vary by a millisecond or two within a window.
+ * The store of `@fastify/rate-limit`, with a child store per group. As `ttl`, the plugin expects the remaining time,
+ * but gets the end of the window: computed from the remaining time, X-RateLimit-Reset varies within a window.
  */
 function storeOf (counters: Counters) {
   return class Store implements FastifyRateLimitStore {

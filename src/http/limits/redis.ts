@@ -7,11 +7,11 @@ import {
   type GivenBack, type OwnCounters, type Query
 } from './counters.ts'
 
-// For a response of Redis: about a hundred times the round trip in a local network.
+// The timeout of a response: about a hundred times the round trip to a Redis in the local network.
 const TIMEOUT_MS = 200
-// For the first connection, so that the first requests are counted in Redis, too.
+// The start waits this long for the connection, so that Redis also counts the first requests.
 const START_TIMEOUT_MS = 1_000
-// To connect. Also for responses: the client replaces a connection without a response.
+// The timeout to connect. After this time without a response, the client also replaces an open connection.
 const CONNECTION_TIMEOUT_MS = 1_000
 const MAX_RECONNECT_DELAY_MS = 1_000
 // A key may contain a client address, and a proxy may forward an address of any length.
@@ -19,14 +19,14 @@ const MAX_KEY_LENGTH = 200
 // Hash tag: puts all keys in one cluster slot, because one script counts all requests of a turn of the event loop.
 const PREFIX = '{strongroom}:limit:'
 const NO_RESPONSE = 'no answer'
-// Counted if a query has no requests, to test whether Redis accepts writes. A full Redis would still answer a PING.
+// This key is counted for a query without requests, to test whether Redis accepts writes: a full Redis answers PING.
 const PROBE = [[`${PREFIX}probe`], [1_000]] as const
 
 // Counts requests atomically, so that no key is left without an expiry. The clock of Redis determines the end of a
 // window, so that the end is the same for all instances. The response starts with the time of Redis, because an
 // instance's clock may differ. A window starts again if its key is not a hash, its count is invalid, or its end is too
-// late: another program wrote the key, or a clock was set. HSET is first: after a first write, a full Redis does not
-// refuse HSET.
+// late: then another program wrote the key, or a clock was set. HSET is the first write, because a full Redis refuses
+// only the first write of a script.
 const COUNT = `
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -61,7 +61,7 @@ return 0`
 /**
  * Counters in Redis, which all instances share. One round trip counts all requests of a turn of the event loop. While
  * Redis is slow, unreachable or refuses writes, `own` counts, starting from the last counts of Redis. Logs a warning
- * when this begins and when it ends. Waits at most one second for the first connection.
+ * when `own` begins to count and when Redis counts again. Waits at most one second for the first connection.
  */
 export async function countInRedis (
   app: FastifyInstance, { tls, ...server }: NonNullable<Config['redis']>, own: OwnCounters = createCounters(),
@@ -80,7 +80,7 @@ export async function countInRedis (
     enableOfflineQueue: false,
     autoResendUnfulfilledCommands: false,
     maxRetriesPerRequest: 0,
-    // Not needed: the first count also checks whether Redis accepts writes.
+    // The ready check is not needed, because the first count also checks whether Redis accepts writes.
     enableReadyCheck: false,
     protocol: 2,
     disableClientInfo: true
@@ -123,21 +123,21 @@ export async function countInRedis (
     return true
   }
 
-  // Both functions return undefined if the response is not a response of the script.
+  // `countAll` and `giveBack` return undefined if the response does not come from the script.
   async function countAll (of: Counting[]): Promise<Counted[] | undefined> {
     const [keys, lengths] = of.length === 0 ? PROBE : [of.map(keyOf), of.map(([, , length]) => length)]
     const response = await countRequests.call(client, keys.length, ...keys, ...lengths)
     return isResponse(response, keys.length) ? read(response) : undefined
   }
 
-  // If a clock was set since the request was counted, the ends differ, and the request stays counted.
+  // If a clock was set since the request was counted, the end differs from the end in Redis: the request stays counted.
   async function giveBack ([counting, end]: GivenBack): Promise<Counted[] | undefined> {
     const [, , , limit] = counting
     const response = await giveBackRequest.call(client, keyOf(counting), limit, end - ahead)
     return response === 0 ? [] : undefined
   }
 
-  // Converts the ends to the clock of this machine.
+  // Converts the ends of the windows to the clock of this machine.
   function read ([now = 0, ...pairs]: number[]): Counted[] {
     const difference = Date.now() - now
     if (Math.abs(difference - ahead) > CLOCK_TOLERANCE) ahead = difference
@@ -149,7 +149,7 @@ export async function countInRedis (
 
 const keyOf = ([group, key]: Counting) => `${PREFIX}${group}:${key}`.slice(0, MAX_KEY_LENGTH)
 
-// The server may be another product, or may have renamed commands.
+// Checks the response, because the server may be another product than Redis, or may have renamed commands.
 const isResponse = (response: unknown, keys: number): response is number[] =>
   Array.isArray(response) && response.length === 1 + 2 * keys && response.every(Number.isSafeInteger)
 

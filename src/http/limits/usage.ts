@@ -2,12 +2,12 @@ import type { FastifyInstance } from 'fastify'
 import { databaseError, type Db } from '../../db/database.ts'
 import { recordCalls } from '../../repositories/billing/usage.ts'
 
-// Milliseconds. A killed process loses the counts since the last write.
+// The interval of writes in milliseconds. A killed process loses the counts since the last write.
 const RECORD_EVERY = 10_000
 
 /**
  * Counts the authenticated requests of each organization, except those with 429, in memory. `record`, `stop` and a
- * timer add the counts to the organization's month in the database.
+ * timer add the counts to the database, where each organization has a count per month.
  */
 export function countCalls (app: FastifyInstance, db: Db) {
   let counts = new Map<string, number>()

@@ -11,7 +11,7 @@ const SANE_ID = /^[A-Za-z0-9._-]{1,64}$/
 /** The destination of log lines: each call writes one whole line, in order. */
 export interface LogStream { write (line: string): unknown }
 
-// If nobody reads the output, further lines are dropped, so that memory use is limited.
+// If no process reads the output, lines beyond this size are dropped, to limit the memory use.
 const MAX_UNREAD_BYTES = 16 * 1024 * 1024
 // A batch is written at this size, or this long after the first line of the batch.
 const BATCH_BYTES = 32_768
@@ -42,7 +42,7 @@ export function standardLog (isShared = false): LogStream {
     lines = ''
     bytes = 0
   }
-  // Runs before the listeners of pino, which write its buffer.
+  // Runs before pino's own listeners, which write the buffer of pino to the output.
   for (const event of ['beforeExit', 'exit'] as const) process.prependListener(event as 'exit', flush)
   return {
     write (line) {
@@ -109,12 +109,12 @@ export function requestId (header: string | string[] | undefined, make: () => st
   return typeof header === 'string' && SANE_ID.test(header) ? header : make()
 }
 
-// The maximum wait for the outcome of a request after a disconnect. Requests end long before.
+// After a disconnect, the log line waits at most this long for the outcome of the request.
 const LINE_TIMEOUT_MS = 60_000
 
 const INFO = pino.levels.values.info!
 
-/** A response that was sent without a handler. `isDisconnected`: before the request was complete. */
+/** A response that was sent without a handler. `isDisconnected`: the client left before its whole request arrived. */
 export interface Answered { status: number, code: ErrorCode, isDisconnected: boolean }
 
 /** Called once per request with the data of its log line. */
@@ -124,8 +124,9 @@ export type ObserveRequest = (
 ) => void
 
 /**
- * Writes exactly one line per request. Status null: no response was sent. `aborted`: the client disconnected before it
- * got the whole response. The line of a complete request waits for the outcome, so that every effect is logged.
+ * Writes exactly one line per request. The status is null if no response was sent. `aborted`: the client disconnected
+ * before it got the whole response. The line of a completely received request waits for the outcome, so that each
+ * effect is logged.
  */
 export function createRequestLog (
   { logClientAddress, logLevel }: Pick<Config, 'logClientAddress' | 'logLevel'>, stream: LogStream,
@@ -189,7 +190,7 @@ export function createRequestLog (
     }
   }
 
-  /** Starts the line of a request. Call it explicitly for requests that run no hooks. */
+  /** Starts the line of a request. Call this function for requests that run no hooks. */
   function watch (request: FastifyRequest, reply: FastifyReply) {
     const client = shownAddress(request.ip, logClientAddress)
     if (client !== undefined) request.log = reply.log = childOf(request.server.log, { reqId: request.id, client })
@@ -203,7 +204,7 @@ export function createRequestLog (
     reply.raw.once('close', () => line.close())
   }
 
-  // Writes the format of pino's lines, but faster, because no field needs redaction.
+  // Writes the same format as pino, but faster: no field needs redaction.
   function write (
     reqId: string, client: string | undefined, method: string | null, route: string | null, status: number | null,
     ms?: number, principal?: string, organization?: string, code?: ErrorCode, isAborted = false
@@ -214,7 +215,7 @@ export function createRequestLog (
       `${isAborted ? ',"aborted":true' : ''},"msg":"request"}\n`)
   }
 
-  // Pipelined requests get no `close` event of their own when the connection closes.
+  // When a connection closes, the responses to pipelined requests emit no `close`, so the lines listen to the socket.
   function watchSocket (socket: Socket): Set<Line> {
     const requests = new Set<Line>()
     open.set(socket, requests)
@@ -227,7 +228,7 @@ export function createRequestLog (
     /** The number of requests whose log line is not written yet. */
     underWay: () => underWay,
     install (app: FastifyInstance) {
-      // Read the address early: the socket caches the address, and has none after a disconnect.
+      // Read the address now: after a disconnect, a socket returns the address only if it was read before.
       app.server.on('connection', ({ remoteAddress }) => remoteAddress)
       app.addHook('onRequest', (request, reply, done) => {
         watch(request, reply)
@@ -258,7 +259,7 @@ const PLAIN = /^[\w.:/*%-]*$/
 const quoted = (text: string | null) => text !== null && PLAIN.test(text) ? `"${text}"` : JSON.stringify(text)
 const member = (name: string, text: string | undefined) => text === undefined ? '' : `,"${name}":${quoted(text)}`
 
-// Whether the whole request was received and read. When the connection closes, unread bytes of a body are lost.
+// Whether the whole request was received and read. Unread bytes of a body are lost when the connection closes.
 function isHere ({ complete, readableEnded, headers }: IncomingMessage): boolean {
   const hasBody = headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0
   return complete && (readableEnded || !hasBody)

@@ -21,7 +21,7 @@ export type Refusals = Record<ErrorCode, number>
 export const createRefusals = (): Refusals =>
   Object.fromEntries(Object.keys(ERRORS).map((code) => [code, 0])) as Refusals
 
-/** Counts and times every request. The label of a path without a route is `none`, so that clients cannot add labels. */
+/** Counts and times every request. A path without a route has the label `none`, so that clients cannot add labels. */
 export function measureRequests (metrics: Metrics, refusals: Refusals): ObserveRequest {
   const requests = metrics.counter(
     'strongroom_requests_total', 'Requests by route, method and status; `none` for a client that had gone',
@@ -77,13 +77,13 @@ export function measureDatabase (metrics: Metrics, database: Database, refusals:
     'Organizations with events that have no anchor in the log yet', () => chain.lag().organizations)
   metrics.watch('gauge', 'strongroom_audit_unanchored_oldest_seconds',
     'How long the first of these has been waiting for its anchor', () => chain.lag().seconds)
-  // A manipulated row is either skipped and reported, or the request fails with `integrity_error`.
+  // A row that was changed outside the service is skipped and reported, or the request fails (`integrity_error`).
   metrics.watch('counter', 'strongroom_integrity_violations_total',
     'How often data turned out to be changed outside the service',
     () => authority.reports() + refusals.integrity_error)
 }
 
-/** Metrics from the database, over all organizations: backlogs and the newest backup. */
+/** Metrics that are read from the database for all organizations: backlogs of background jobs and the newest backup. */
 async function measureBacklog (app: FastifyInstance, database: Database): Promise<Family[]> {
   const known = (name: string, help: string, value: number | null) =>
     gauge(`strongroom_${name}`, help, value === null ? [] : [{ labels: {}, value }])

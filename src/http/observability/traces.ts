@@ -12,8 +12,8 @@ declare module 'fastify' {
 }
 
 /**
- * Traces every request except public requests without a rate limit, such as health checks. Fastify keeps the async
- * context while it parses the body (`AsyncResource` in its content type parser).
+ * Traces every request except public requests without a rate limit, such as health checks. The trace is the async
+ * context of the request; Fastify keeps this context while it parses the body.
  */
 export function installTraces (app: FastifyInstance, tracer: Tracer): void {
   app.decorateRequest('trace', undefined)

@@ -5,13 +5,13 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { acceptsHtml, basePath } from './pages.ts'
 import { fail } from '../../rules/errors.ts'
 
-// Built by `scripts/console.mjs`.
+// The folder that `scripts/console.mjs` builds.
 const FOLDER = fileURLToPath(new URL('../../../console', import.meta.url))
 const YEAR = 365 * 24 * 60 * 60
 
 /**
- * Serves the console. The names of its files contain hashes, so browsers keep them for ever, and never keep the page.
- * Each other path below `/console/` is a path of the application, and returns the page.
+ * Serves the console. Its files have hashes in their names, so browsers cache the files for a year. The page is never
+ * cached. Every other path below `/console/` is a view of the application and returns the page.
  */
 export async function installConsole (app: FastifyInstance) {
   const source = readFileSync(`${FOLDER}/index.html`, 'utf8')
@@ -40,7 +40,7 @@ export async function installConsole (app: FastifyInstance) {
     await console.register(files, {
       root: FOLDER,
       prefix: '/console/',
-      // A route for each file: no other path reaches the file system.
+      // Registers a route for each file, so that no other path reaches the file system.
       wildcard: false,
       index: false,
       globIgnore: ['index.html', '*.br', '*.gz'],
@@ -57,7 +57,7 @@ const PERMISSIONS = [
   ...['camera', 'clipboard-read', 'display-capture', 'geolocation', 'microphone', 'payment', 'usb'].map((one) => `${one}=()`)
 ].join(', ')
 
-/** The policy of the page: it runs exactly the script of the build, and creates no HTML from text. */
+/** The content security policy of the page: only the script of the build runs, and creates no HTML from text. */
 function policyOf (page: string): string {
   const hashes = [...page.matchAll(/<script [^>]*\bintegrity="(sha256-[A-Za-z0-9+/=]+)"/g)].map(([, hash]) => `'${hash}'`)
   if (hashes.length === 0) throw new Error('dist/console/index.html has no script with a hash: run `npm run build`')

@@ -12,7 +12,7 @@ export interface Page {
   title: string
   body: Html
   status?: number
-  /** Additional `form-action` sources for redirects after the form: an origin, or the scheme of an app. */
+  /** Additional `form-action` sources, for redirects after the form: an origin, or the scheme of an app. */
   formTargets?: readonly string[]
 }
 
@@ -40,7 +40,8 @@ ${body}
 </body>
 </html>
 `
-  // Views use absolute paths; add the base path of the service. User data cannot match, because it is escaped.
+  // Paths in views lack the base path of the service, which is added here. User data cannot match the expression,
+  // because quotes in data are escaped.
   const text = page.text.replace(/(<form method="post" action|<a href)="(?=\/)/g, `$1="${basePath(reply.server)}`)
   return reply.code(status).headers({
     'content-security-policy': policy, 'cache-control': 'no-store'
@@ -74,20 +75,20 @@ const DAY = 24 * 60 * 60
 const COOKIES = {
   session: { maxAge: 7 * DAY, sameSite: 'lax' },
   browser: { maxAge: 7 * DAY, sameSite: 'lax' },
-  /** Marks a browser that was used to sign in. Strict, because only forms of this service need the cookie. */
+  /** Marks a browser that was used to sign in. `strict`, because only forms of this service need the cookie. */
   device: { maxAge: 90 * DAY, sameSite: 'strict' }
 } as const
 const isSecure = (app: FastifyInstance) => app.issuer().startsWith('https:')
 const nameOf = (app: FastifyInstance, name: CookieName) => isSecure(app) ? `__Host-${name}` : name
 
 export async function installCookies (app: FastifyInstance) {
-  // No hook: the guard reads cookies before the hook would run.
+  // The plugin's hook is not used, because the guard reads cookies before this hook runs.
   await app.register(cookies, { hook: false })
 }
 
 /**
- * The value of a cookie; undefined if it is missing or malformed. Names are not decoded, because a subdomain can set a
- * cookie named `%5F%5FHost-session`.
+ * The value of a cookie; undefined if it is missing or malformed. The names of cookies are not decoded: a subdomain can
+ * set `%5F%5FHost-session`, which decodes to `__Host-session`.
  */
 export function readCookie (app: FastifyInstance, request: FastifyRequest, name: CookieName): string | undefined {
   const value = request.server.parseCookie(request.headers.cookie ?? '')[nameOf(app, name)] ?? ''
@@ -115,7 +116,7 @@ export function browserOf (app: FastifyInstance, request: FastifyRequest, reply:
 export const formField = (cookie: string): Html =>
   html`<input type="hidden" name="form_token" value="${formToken(cookie)}">`
 
-/** Whether a page of this service sent the request, by the headers of the browser. */
+/** Whether a page of this service sent the request, according to headers that only the browser sets. */
 export function isOwnPage (app: FastifyInstance, { headers }: FastifyRequest): boolean {
   const site = headers['sec-fetch-site']
   return site === undefined ? headers.origin === new URL(app.issuer()).origin : site === 'same-origin'
@@ -123,7 +124,8 @@ export function isOwnPage (app: FastifyInstance, { headers }: FastifyRequest): b
 
 /**
  * Whether a page of this service sent the form from this browser (OA-18, CR-47). Checks the CSRF token and
- * `Sec-Fetch-Site`; `Origin` only in older browsers, because `Referrer-Policy: no-referrer` makes it `null`.
+ * `Sec-Fetch-Site`. Only older browsers, which send no `Sec-Fetch-Site`, are checked by `Origin`, because
+ * `Referrer-Policy: no-referrer` sets `Origin` to `null`.
  */
 export function isOwnForm (
   app: FastifyInstance, request: FastifyRequest, form: Form, cookie: string | undefined
@@ -136,7 +138,7 @@ export type Form = ReadonlyMap<string, string>
 
 const MAX_FORM_BYTES = 64 * 1024
 
-/** Makes a plugin accept form bodies only. */
+/** Makes a Fastify plugin accept only bodies of HTML forms. */
 export async function installForms (app: FastifyInstance, options: FastifyFormbodyOptions = {}) {
   app.removeAllContentTypeParsers()
   await app.register(formbody, { bodyLimit: MAX_FORM_BYTES, ...options })
@@ -145,7 +147,7 @@ export async function installForms (app: FastifyInstance, options: FastifyFormbo
 // The parser returns an array for a repeated field.
 const fieldsOf = ({ body }: FastifyRequest) => (body ?? {}) as Record<string, string | string[]>
 
-/** Parses a form. Ignores repeated fields (OA-12), and values with NUL, which browsers never send. */
+/** Parses a form. Ignores repeated fields (OA-12) and values with NUL characters, which browsers never send. */
 export function formOf (request: FastifyRequest): Form {
   return new Map(Object.entries(fieldsOf(request)).filter((field): field is [string, string] =>
     typeof field[1] === 'string' && !field[1].includes('\0')))
@@ -154,5 +156,5 @@ export function formOf (request: FastifyRequest): Form {
 /** All values of a field, such as a group of checkboxes. */
 export const valuesOf = (request: FastifyRequest, name: string): string[] => [fieldsOf(request)[name] ?? []].flat()
 
-/** Percent-encodes `#` and all but visible ASCII in a query, so that headers and hidden fields keep it unchanged. */
+/** Percent-encodes `#` and everything except visible ASCII, so that headers and hidden fields do not change a query. */
 export const visible = (query: string): string => query.replace(/[^\x21\x22\x24-\x7e]/gu, encodeURIComponent)

@@ -1,6 +1,6 @@
 /**
- * The style sheet of all pages: system fonts, light and dark, from 320 pixels width. Meets WCAG AA: contrast of at
- * least 4.5 for text and 3 for borders of controls. Controls are 44 pixels high and have a visible focus.
+ * The style sheet of all pages: system fonts, light and dark colors, windows from 320 pixels. Meets WCAG AA: contrast
+ * of at least 4.5 for text and 3 for borders of controls. Controls are 44 pixels high and have a visible focus.
  */
 export const STYLE = `
 :root { --paper: #fff; --ground: #f3f4f6; --ink: #16181d; --soft: #565c69; --line: #d5d8df; --edge: #737a88; --strong: #1f4b99; --on-strong: #fff; --bad: #9b1c1c; --bad-ground: #fdecec; }

@@ -1,4 +1,4 @@
 import type { FastifyRequest } from 'fastify'
 
-/** Whether a validated request has `dry_run=true`: it must change nothing and stores no response for repeats. */
+/** Whether a validated request is a dry run, which changes nothing and ignores its `Idempotency-Key`. */
 export const isDryRun = ({ query }: FastifyRequest): boolean => (query as { dry_run?: boolean }).dry_run === true

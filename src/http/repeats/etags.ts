@@ -28,8 +28,9 @@ const CONDITION = new RegExp(PRECONDITION)
 const ETAGS = /(?:W\/)?"[^"]*"/g
 
 /**
- * Implements and documents ETags and preconditions. Changes without support for preconditions reject them with 422: an
- * ignored precondition could overwrite a concurrent change, and after 412 clients would try again.
+ * Implements and documents ETags and preconditions. Changes without support for preconditions reject requests that have
+ * one with 422. If the precondition were ignored, the request could overwrite a concurrent change, and after 412
+ * clients try again.
  */
 export function installEtags (app: FastifyInstance) {
   app.decorateRequest('etag', null)
@@ -78,7 +79,7 @@ export function installEtags (app: FastifyInstance) {
   })
 }
 
-// A hash without a key is enough: the ETag is only sent together with the resource.
+// The hash needs no key, because the ETag is sent only together with the resource.
 const tagOf = (item: object) => `"${sha256(JSON.stringify(item)).subarray(0, 16).toString('base64url')}"`
 
 /**

@@ -23,7 +23,7 @@ declare module 'fastify' {
      * for every authenticated POST and every change of billing. Set `false` for a POST that only reads.
      */
     repeatable?: boolean
-    /** For a response with a secret, which must not be stored. */
+    /** How to store and replay the response, if it contains a secret, which must not be stored. */
     redactedReplay?: RedactedReplay
   }
   interface FastifyRequest {
@@ -36,11 +36,11 @@ declare module 'fastify' {
 export interface RedactedReplay {
   /** The response without the secret, to be stored. */
   keep: (answer: never) => object
-  /** Rebuilds the response with the current secret (409 if it no longer exists). `event` is recorded first. */
+  /** Rebuilds the response with the current secret; 409 if the secret is gone. Then `event` is recorded. */
   give: (app: FastifyInstance, request: FastifyRequest, kept: never) => Promise<{ answer: object, event: AuditEvent }>
 }
 
-/** Per API token, or per user in an organization. */
+/** Maximum number of stored responses per API token, or per user in an organization. */
 const MAX_RESPONSES = 20_000
 
 const KEY_RULE = '1 to 255 visible ASCII characters, such as 01JQZ6V9T4M8N2K7R5W3X1Y0BC'
@@ -66,7 +66,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
     const repeatable = route.config?.repeatable ?? (isOfCaller || access === 'billing:write')
     route.config = { ...route.config, repeatable }
     if (!repeatable) return
-    // A replay skips the handler and its access checks: a caller who has lost access would get the response.
+    // A replay skips the handler, so a handler that checks access (`filtersInHandler`) does not protect the response.
     if (route.config.filtersInHandler) {
       throw new Error(`${route.method} ${route.url} cannot be repeatable and declare config.filtersInHandler`)
     }
@@ -75,7 +75,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
       ...(redactedReplay === undefined ? [] : ['idempotent_secret_unavailable' as const])
     ]
     takeHeaders(route, { 'idempotency-key': HEADER })
-    // The last hook: all access checks have passed.
+    // This is the last `preHandler` hook, so all access checks have passed.
     route.preHandler = [...hooksOf(route.preHandler), (request, reply, done) => {
       if (request.headers['idempotency-key'] === undefined || isDryRun(request)) done()
       else findOrBegin(request, reply).then((isAnswered) => { if (!isAnswered) done() }, done)
@@ -133,7 +133,7 @@ export class KeptOnce implements Answering {
     this.#request = request
     this.#asked = asked
     this.#answer = new Promise((resolve, reject) => { this.#settle = { resolve, reject } })
-    // Avoids an unhandled rejection.
+    // Avoids an unhandled rejection if no transaction waits for the response.
     this.#answer.catch(() => {})
   }
 
@@ -154,9 +154,9 @@ export class KeptOnce implements Answering {
     if (this.#isKeeping) throw new Error('a repeatable request must have only one transaction')
     this.hasBegun = true
     const { organization, owner } = this.#asked
-    // Repeated requests must run one after the other. In an organization, `transaction` holds the organization's lock.
+    // Requests with one key run one after the other. In an organization, `transaction` has locked the organization.
     if (organization === undefined) await lockUser(db, this.#request.user!.user.id)
-    // Another request with this key may have committed meanwhile.
+    // Another request with this key may have committed since `findOrBegin`.
     const known = await this.find(db)
     if (known !== undefined) throw new Repeated(known)
     if (organization !== undefined && await areAnswersFull(db, organization.id, owner.principal, MAX_RESPONSES)) {
@@ -193,11 +193,11 @@ export class KeptOnce implements Answering {
   async answer (reply: FastifyReply, payload: unknown) {
     const settle = this.#settle
     this.#settle = undefined
-    // Second call: the error response after the response could not be stored.
+    // This is the second call: the first response could not be stored, and an error response replaces it.
     if (settle === undefined) return
     if (reply.statusCode >= 400) {
       settle.reject(new Refused())
-      // If a transaction waits for the response, wait for its rollback.
+      // If a transaction waits for the response, wait until this transaction is rolled back.
       if (this.#isKeeping) await this.settled?.catch(() => this.#undone())
       return
     }
@@ -225,22 +225,22 @@ export class KeptOnce implements Answering {
 }
 
 /**
- * Without an `Idempotency-Key`, runs `work` at once, because the change has committed. With one, runs `work` when the
- * response is stored, just before it is sent, or at once if it was stored already. Runs `undone` instead if the
- * transaction that stores the response was rolled back.
+ * Without an `Idempotency-Key`, runs `work` at once, because the change has committed. With an `Idempotency-Key`, runs
+ * `work` after the transaction that stores the response has committed, before the response is sent. If that transaction
+ * was rolled back, runs `undone` instead.
  */
 export function afterCommit ({ answering }: FastifyRequest, work: () => void, undone?: () => void) {
   if (answering === null) work()
   else answering.afterwards(work, undone)
 }
 
-// A request outside of an organization creates an organization, which then stores the response.
+// A request outside of an organization creates an organization. The response is stored in this new organization.
 async function madeBy (db: Db, body: string | null): Promise<KeptIn> {
   const { data: { id } } = JSON.parse(body!) as { data: { id: string } }
   return { id, storage_key: (await findStorageKey(db, id))! }
 }
 
-// The header and the request are stored as keyed hashes, so that guesses cannot be verified with the database alone.
+// The key and the request are stored as keyed hashes, so that guesses cannot be verified with the database alone.
 async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
   const header = request.headers['idempotency-key'] as string
   const { principal } = request
@@ -258,15 +258,15 @@ async function askedBy (db: Db, request: FastifyRequest): Promise<Asked> {
 // Characters to hash before yielding to the event loop.
 const STEP = 1024 * 1024
 
-// Sorts the members of objects.
+// Sorts the members of an object by name: the same object must give the same hash in any order of its members.
 const inOrder = (_name: string, value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value)
   ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1))
   : value
 
 // Hashes the parts of a request one after the other, each together with the previous hash, so that no step is long. The
-// parts are the request line, each field and each list element. Each kind of part has its own array length, so that
-// different requests have different parts: three for the request line and the head of a list, two for another field,
-// one for a list element.
+// parts are the request line, each field and each list element. To keep different requests apart, each kind of part is
+// an array of another length: three items for the request line and for the head of a list, two for any other field, one
+// for a list element.
 async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
@@ -283,7 +283,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
   return digest
 }
 
-/** Sends a stored response again. Loads the redacted secret and records the read; 409 if the secret is gone. */
+/** Sends a stored response again. Adds a secret that was left out and records this read; 409 if it is gone. */
 export async function replay (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, { status, headers, body, kept }: Known
 ): Promise<FastifyReply> {

@@ -24,7 +24,7 @@ const OF_FASTIFY: Record<string, ErrorCode> = {
   FST_ERR_MAX_PARAM_LENGTH: 'not_found'
 }
 
-/** Converts every error to an error of the catalogue; the cause of an unknown error is only logged. */
+/** Converts every error to an error of the catalogue (`ERRORS`). The cause of an unknown error is only logged. */
 export function installErrors (app: FastifyInstance) {
   app.setErrorHandler(async (thrown: FastifyError | Repeated, request, reply) => {
     let error = thrown
@@ -51,14 +51,14 @@ export function installErrors (app: FastifyInstance) {
     }
     const isUnnamed = answer.code === 'not_found' && answer.details === undefined
     const resource = isUnnamed ? await missingPart(app, request) : undefined
-    // Also looked up for a hidden resource, so that the duration does not tell a hidden resource from a missing one.
+    // `missingPart` also runs for a hidden resource, so that the duration is the same as for a missing resource.
     const isNamed = resource !== undefined && !(answer instanceof HiddenResource)
     return sendError(request, reply, isNamed ? new ApiError('not_found', { resource }) : answer)
   })
 }
 
-// RFC 6750: no error code if the request has no token, `invalid_token` if the token is invalid. `resource_metadata`
-// says where to get a token (RFC 9728, 5.1).
+// RFC 6750: the challenge has no error code if the request has no token, and `invalid_token` if the token is invalid.
+// `resource_metadata` says where to get a token (RFC 9728, 5.1).
 function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
   const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
   return request.headers.authorization === undefined
@@ -68,7 +68,7 @@ function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
 
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
   request.errorCode = code
-  // An ETag is of a response that succeeded. A request with the ETag of an error would get 304.
+  // A failed handler may have set an ETag. A later request with the ETag of an error gets 304.
   reply.removeHeader('etag')
   return reply
     .code(ERRORS[code].status)
@@ -99,12 +99,12 @@ export function toApiError (thrown: FastifyError): ApiError {
   if (thrown.validation) {
     return new ApiError('validation_failed', undefined, errorsByMember(thrown.validation, thrown.validationContext))
   }
-  // The client disconnected while sending its body; not an error of the service.
+  // The client disconnected while it sent its body, so this is not an error of the service.
   if (thrown.code === 'ECONNRESET' && thrown.statusCode === 400) return new ApiError('malformed_request')
   const isOfFastify = thrown.code?.startsWith('FST_') && Number(thrown.statusCode) < 500
   const code = OF_FASTIFY[thrown.code] ?? (isOfFastify ? 'malformed_request' : undefined)
   if (code !== undefined) return new ApiError(code)
-  // The service never writes the id of an unknown master key to a row.
+  // An unknown master key is an integrity error too: the service never writes the id of an unknown key to a row.
   if (thrown instanceof TamperedRow || thrown instanceof IntegrityError || thrown instanceof MasterKeyMissing) {
     return new ApiError('integrity_error')
   }

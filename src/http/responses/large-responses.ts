@@ -1,9 +1,9 @@
 import { rest } from '../../crypto/rest.ts'
 
-/** In characters. Larger responses are serialized in steps, to yield to the event loop. */
+/** In characters. Responses of at least this size are serialized in steps, with turns of the event loop in between. */
 const LARGE = 256 * 1024
 
-/** The response, or its JSON text if it is large. */
+/** Returns the response, or its JSON text if the response is large. */
 export const writeIfLarge = async (answer: object, characters: number): Promise<object> =>
   characters < LARGE ? answer : writeInSteps(answer)
 
@@ -11,9 +11,9 @@ export const writeIfLarge = async (answer: object, characters: number): Promise<
 const STEP = 256 * 1024
 
 /**
- * Writes JSON as UTF-8 in steps of about `STEP` characters; only objects and arrays are split, and
- * the items of an array are not. Fastify runs no
- * `preSerialization` hooks for a buffer, and the caller must set the content type.
+ * Writes JSON as UTF-8 in steps of about `STEP` characters. A step ends only between members of objects or items of
+ * arrays, never within an object in an array. Fastify runs no `preSerialization` hooks for a buffer, and the caller
+ * must set the content type.
  */
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []

@@ -1,10 +1,12 @@
-/** The weight of a media range (RFC 9110, 12.4.2), and how exactly it names a type: 2, 1 for `text/*`, 0 for any. */
+/**
+ * The weight (RFC 9110, 12.4.2) and the precision of a media range: 2 for a full type, 1 for `text/*`, 0 for any type.
+ */
 interface Range { weight: number, precision: number }
 
 /**
- * The offered media type that an `Accept` header prefers (RFC 9110, 12.5.1). Of several with the same weight, the one
- * that the header names more exactly; then the first offered type. If the header accepts no offered type, the first one
- * as well: the same RFC prefers that to an error for clients that send a wrong header.
+ * The offered media type that an `Accept` header prefers (RFC 9110, 12.5.1). Of several types with the same weight,
+ * prefers the type that the header names most exactly, then the type that is offered first. If the header accepts no
+ * offered type, returns the first one: the RFC allows this instead of 406, for clients with a wrong header.
  */
 export function preferredType<T extends string> (accept: string | undefined, offered: readonly [T, ...T[]]): T {
   if (accept === undefined) return offered[0]
@@ -26,7 +28,7 @@ function readRange (text: string): { name: string, weight: number } {
   return { name, weight: weight === undefined ? 1 : /^(?:0(?:\.\d*)?|1(?:\.0*)?)$/.test(weight) ? Number(weight) : 0 }
 }
 
-// The most exact range that matches a type decides about it.
+// The weight of a type is the weight of the most exact range that matches the type.
 function rangeOf (ranges: readonly { name: string, weight: number }[], type: string): Range {
   const names = ['*/*', `${type.split('/')[0]}/*`, type]
   let found: Range = { weight: 0, precision: -1 }

@@ -9,7 +9,7 @@ export function principalOf (request: FastifyRequest): Principal {
   return request.principal
 }
 
-/** The actor that audit events and versions record, and the caller that a change locks until it commits. */
+/** The actor that audit events and versions record, with the caller whose rows a change locks until the commit. */
 export function actorOf (request: FastifyRequest): Actor {
   return {
     ...witnessOf(request),
@@ -20,7 +20,7 @@ export function actorOf (request: FastifyRequest): Actor {
   }
 }
 
-/** The actor of an event without a change. Locks no caller. */
+/** The actor of an event that belongs to no change, so no rows of the caller are locked. */
 export function witnessOf (request: FastifyRequest): Actor {
   const { type, id, name, organization } = principalOf(request)
   return { organization_id: organization.id, type, id, name, ...originOf(request), caller: null }
@@ -36,7 +36,7 @@ function callerOf (request: FastifyRequest): Caller {
   return { ...caller, teams: roles }
 }
 
-/** A user on an account page, or their application at the token endpoint, as the actor in one organization. */
+/** The actor in one organization: the user of an account page, or of an application at the token endpoint. */
 export function personOf (request: FastifyRequest, organizationId: string, user: { id: number, name: string }): Actor {
   return {
     organization_id: organizationId, type: 'user', id: user.id, name: user.name, ...originOf(request), caller: null
@@ -46,11 +46,11 @@ export function personOf (request: FastifyRequest, organizationId: string, user:
 /** The actor without address and browser, for events that happen outside of the organization. */
 export const withoutOrigin = (actor: Actor): Actor => ({ ...actor, ip: null, user_agent: null })
 
-/** The origin of a request, for events. */
+/** The origin of a request that events record: request id, address and browser. */
 export function originOf (request: FastifyRequest) {
   return {
     request_id: request.id,
-    // A proxy may forward any string as the address. After a disconnect it may be undefined.
+    // A proxy may forward any string as the address. After a disconnect the address may be undefined.
     ip: (request.ip as string | undefined)?.slice(0, 64) ?? null,
     user_agent: request.headers['user-agent']?.slice(0, 256) ?? null
   }

@@ -1,11 +1,11 @@
 import { isIPv4, isIPv6 } from 'node:net'
 
-/** The part of client addresses to log. */
+/** How much of client addresses to log. */
 export type Shown = 'off' | 'network' | 'full'
 
 /**
  * Parses an IPv4 address (also IPv4-mapped), or the first four groups of an IPv6 address, because a subscriber usually
- * has a /64. Undefined for other strings, which a proxy may forward.
+ * has a /64. Undefined for any other string: a proxy may forward any text as the address.
  */
 function partsOf (address: string): { ipv4: string } | { groups: string[] } | undefined {
   const plain = address.replace(/^::ffff:/i, '')

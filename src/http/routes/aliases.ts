@@ -4,14 +4,14 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * Also registers a deprecated path, with a noun before each name: `/organizations/:organization/projects/:project`.
-     * Responses on that path have Deprecation, Sunset and Link headers.
+     * Responses to requests on the deprecated path have Deprecation, Sunset and Link headers.
      */
     hasLongPath?: true
-    /** Also registers this path, a duplicate that is supported, but marked as deprecated in the document. */
+    /** Also registers this path. The duplicate stays supported, but is marked as deprecated in the document. */
     also?: string
     /**
-     * The only method of PUT and PATCH that the path supports. Without `onlyMethod`, PATCH routes also support PUT, and
-     * PUT routes PATCH: a duplicate that is marked as deprecated in the document.
+     * The route is registered only with its own method. Without `onlyMethod`, a PATCH route is also registered as PUT,
+     * and a PUT route as PATCH; the document marks this duplicate as deprecated.
      */
     onlyMethod?: true
     /** The path that replaces a deprecated path; set by `hasLongPath`. */
@@ -25,16 +25,16 @@ export const DEPRECATED = 'deprecated'
 const DEPRECATED_SINCE = '@1767225600' // 2026-01-01, RFC 9745
 const SUNSET = 'Fri, 31 Dec 2027 23:59:59 GMT' // RFC 8594
 
-// The methods that change a resource, and the method of the duplicate.
+// The methods of routes that get a duplicate, each with the method of the duplicate.
 const TWINS: Record<string, 'PUT' | 'PATCH'> = { PATCH: 'PUT', PUT: 'PATCH' }
 
 export function installAliases (app: FastifyInstance) {
   app.addHook('onRoute', function (route) {
     const { hasLongPath, also, onlyMethod, ...config } = route.config ?? {}
     const { operationId, deprecated } = (route.schema ?? {}) as { operationId?: string, deprecated?: true }
-    // Operations only: HEAD routes, which Fastify registers itself, are none, nor are forms and files.
+    // Only routes of the API get duplicates: not forms and files, and not the HEAD routes that Fastify adds.
     if (route.method === 'HEAD' || operationId === undefined) return
-    // A duplicate of a duplicate names the same operation.
+    // A duplicate of a duplicate keeps the description, which names the original operation.
     const named = deprecated ? {} : { description: `A duplicate of \`${operationId}\`.` }
     const schema = { ...route.schema, ...named, deprecated: true, tags: [DEPRECATED] }
     if (hasLongPath) {

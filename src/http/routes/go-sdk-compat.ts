@@ -14,7 +14,7 @@ const GO_SDK = /^dotenv-go-sdk\//
 type Json = Readonly<Record<string, unknown>>
 interface Exception { convertBody?: (body: Json) => object, convertResponse?: (response: Json) => object }
 
-// All behavior that depends on `User-Agent`.
+// The service depends on `User-Agent` only in these exceptions.
 const EXCEPTIONS = {
   /** The SDK does not send `level`: the deepest slug determines the level. */
   levelBySlugs: {
@@ -51,7 +51,7 @@ export function installAgents (app: FastifyInstance) {
     if (convertResponse !== undefined) {
       route.preSerialization = [...hooksOf(route.preSerialization), async (request, reply, answer) => {
         if (!isGoSdk(request) || reply.statusCode >= 300) return answer
-        // Bypass the response schema, which does not match the SDK's format.
+        // Bypasses the response schema, because the format of the SDK differs from the schema.
         reply.serializer(JSON.stringify)
         return convertResponse(answer as Json)
       }]

@@ -14,13 +14,13 @@ declare module 'fastify' {
   interface FastifyInstance {
     /**
      * Ends a request without a route: 405 with `Allow` if the path exists (204 for OPTIONS), otherwise 404 with similar
-     * paths of the document. Never contains a part of the path, which may be a misplaced secret.
+     * paths of the document. The response never repeats a part of the path, which may be a misplaced secret.
      */
     refuseRoute (request: FastifyRequest, reply: FastifyReply): FastifyReply
   }
 }
 
-/** Collects the paths of all routes for 405 and OPTIONS, which never reveal whether a resource exists. */
+/** Collects the paths of all routes for 405 and OPTIONS. These responses never reveal whether a resource exists. */
 export function installMethods (app: FastifyInstance) {
   const patterns = new Map<string, PathPattern>()
   app.addHook('onRoute', ({ url, method, schema }) => {
@@ -42,7 +42,7 @@ export function installMethods (app: FastifyInstance) {
     reply.header('allow', allowed.join(', '))
     return request.method === 'OPTIONS' ? reply.code(204).send() : fail('method_not_allowed', { allowed })
   })
-  // No route supports QUERY; without this hook, Fastify would first check its content type.
+  // No route supports the method QUERY. Without this hook, Fastify first checks the content type.
   app.addHook('preParsing', (request, reply, payload, done) => {
     if (request.method === 'QUERY') app.refuseRoute(request, reply)
     else done(null, payload)

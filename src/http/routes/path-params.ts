@@ -4,7 +4,7 @@ import { LevelParams } from '../../../schemas/environments.ts'
 
 const isLevelParam = (name: string): name is keyof Static<typeof LevelParams> => name in LevelParams.properties
 
-/** Adds `schema.params` if all path parameters are levels. Throws for other parameters without a schema. */
+/** Adds `schema.params` if all path parameters name levels. Throws for other parameters without a schema. */
 export function installPathParams (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { operationId, params } = (route.schema ?? {}) as { operationId?: string, params?: object }

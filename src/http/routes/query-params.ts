@@ -3,7 +3,7 @@ import type { FastifyInstance } from 'fastify'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Unknown query parameters have no effect. Default for OAuth endpoints (RFC 6749, 3.1 and 3.2) and pages. */
+    /** Unknown query parameters have no effect. The default for OAuth endpoints (RFC 6749, 3.1, 3.2) and pages. */
     ignoresUnknownParameters?: true
   }
 }

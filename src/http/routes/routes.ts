@@ -1,7 +1,7 @@
 import { Type, type TObject, type TProperties } from '@sinclair/typebox'
 import type { RouteOptions } from 'fastify'
 
-/** A route's hooks of one kind as an array, to append more. */
+/** A route's hooks of one kind as an array, so that a caller can add hooks. */
 export const hooksOf = <T>(hooks: T | T[] | undefined): T[] => hooks === undefined ? [] : [hooks].flat() as T[]
 
 /** Whether a route only reads: its methods are GET and HEAD. */

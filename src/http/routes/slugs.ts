@@ -8,8 +8,8 @@ import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from 
 
 /**
  * The slug of a new resource: the given slug, or a slug from the name, with a number or a random suffix if a sibling
- * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined): of two
- * concurrent requests with the same name the second gets `slug_taken`.
+ * has that slug. Call this under the parent's lock. Organizations have no parent (`among` is undefined), so no lock
+ * protects the slug: of two concurrent creations with the same name, the second fails with `slug_taken`.
  */
 export async function chooseSlug (
   db: Db, kind: SlugKind, among: Parameters<typeof listTakenSlugs>[1] | undefined,
@@ -29,7 +29,7 @@ export function refuseReserved (kind: SlugKind, slug: string | undefined) {
   if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
 }
 
-/** Runs an insert or update; 422 if the slug is taken. No other unique value can conflict: all others are generated. */
+/** Runs an insert or update; 422 if the slug is taken. Other unique values are generated, so they cannot conflict. */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {
   try {
     return await work()

@@ -24,7 +24,7 @@ interface TypeBoxProvider extends FastifyTypeProvider {
 /** A Fastify plugin whose routes are typed by their schemas. */
 export type Domain = FastifyPluginAsync<Record<never, never>, RawServerDefault, TypeBoxProvider>
 
-/** Needs that a caller meets only through teams, and the team roles in the project (null before its look-up). */
+/** Required scopes that the caller has only by team roles, and these roles (null until the project is looked up). */
 interface ByTeams { needs: readonly AnyOf[], teams: readonly TeamRole[] | null }
 
 /** A background job; call `wake` after adding work. */
@@ -35,7 +35,7 @@ declare module 'fastify' {
     /** Required access: none, any valid token, or a token with this scope or all of these scopes. */
     access?: 'public' | 'authenticated' | Scope | readonly [Scope, ...Scope[]]
     /**
-     * Requests for which one of these scopes is enough, instead of `access`. `when` reads the query before its
+     * For requests that satisfy `when`, one of these scopes is enough instead of `access`. `when` runs before
      * validation.
      */
     lessAccess?: { anyOf: AnyOf, when: (request: FastifyRequest) => boolean }
@@ -53,7 +53,7 @@ declare module 'fastify' {
      * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
-    /** The body may have NUL characters. For routes that store them only in documents, never in a text column. */
+    /** The body may have NUL characters. For routes that store these only in documents, never in a text column. */
     allowsNul?: true
     /** Error codes of the handler, in addition to the codes of every route. */
     errors?: readonly ErrorCode[]
@@ -68,7 +68,7 @@ declare module 'fastify' {
     cache?: string
     /** The route also works if the organization is suspended, locked or cancelled. */
     whenInactive?: true
-    /** The handler checks the required second factor, because a member can leave without a second factor. */
+    /** The handler checks the required second factor itself: a member without a second factor may leave. */
     asksForSecondFactor?: true
   }
   interface FastifyInstance {
@@ -80,20 +80,20 @@ declare module 'fastify' {
     pages: Db
     /** For transactions whose duration grows with a project, such as rotations. */
     longTransactions: Db
-    /** Records the audit event of a read. Wait for the result before the response is sent. */
+    /** Records the audit event of a read. The handler must wait until it is recorded before it sends the response. */
     recordRead: RecordRead
-    /** Records a failed sign-in, for the user and for each actor. True if an event is not numbered yet. */
+    /** Records a failed sign-in for the user and each actor. True if an event is not in its audit chain yet. */
     recordRefused (own: PersonalEvent, actors: readonly Actor[], event: AuditEvent): Promise<boolean>
     keyring: Keyring
     costs: Costs
     config: Config
     /** The public URL of this service without a trailing slash: PUBLIC_URL, or the listening address. */
     issuer (): string
-    /** The e-mail queue; requests do not wait for it. */
+    /** The queue of e-mails; requests do not wait until an e-mail is sent. */
     outbox: Outbox
     /**
-     * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. For repeatable
-     * requests, call this in the transaction of the change, so that replays and concurrent repeats do not count.
+     * Counts the effect of a request once in its route's `limitOfEffect`; 429 if the limit is exceeded. If the route
+     * supports `Idempotency-Key`, call this in the transaction of the change, so that repeated requests do not count.
      */
     countEffect (request: FastifyRequest, reply: FastifyReply): Promise<void>
     /** Counts a sign-in attempt by address if the browser is not a known device of the account; 429 above the limit. */
@@ -116,12 +116,12 @@ declare module 'fastify' {
     principal: Principal | null
     /** The user of the access token; null for API tokens. */
     user: UserCall | null
-    /** Whether the request recorded audit events that are not in a chain yet. */
+    /** Whether the request recorded audit events that a background job has yet to append to their chains. */
     hasLateEvents: boolean
     /** Whether the request ended API tokens, which the background cleanup may have to delete. */
     hasEnded: boolean
     isEffectCounted: boolean
-    /** The access through teams; null if the caller's own role is enough. */
+    /** The scopes that the caller has only by team roles; null if the caller's own role is enough. */
     byTeams: ByTeams | null
     /** Milliseconds that the request has waited for the database (`waitFor`). */
     waited: number

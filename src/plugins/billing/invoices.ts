@@ -76,7 +76,7 @@ export const invoices: Domain = async (app) => {
   })
 }
 
-// The response schema of a list drops `lines`.
+// `row` has `lines`, which the response schemas of lists drop.
 const toItem = ({ organization_id, id, number, ...row }: InvoiceRow) => ({
   type: 'invoices' as const, id, attributes: { ...row, number: invoiceNumber(organization_id, number) }
 })

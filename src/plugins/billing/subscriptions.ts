@@ -114,7 +114,7 @@ export const subscriptions: Domain = async (app) => {
         const { subscription } = await lockSubscription(db, id)
         const { plan = subscription.plan, interval = subscription.interval } = request.body
         const account = await updateDetails(db, id, billing_details)
-        // No charge if neither the plan nor the interval changes.
+        // Charges nothing if neither the plan nor the interval changes.
         if (plan === subscription.plan && interval === subscription.interval) return { row: subscription, account }
         const { currency } = subscription
         const offer = await findOffer(db, plan, interval, currency) ?? fail('plan_not_offered')

@@ -20,7 +20,7 @@ import type { Change } from '../../vault/documents/plan-write.ts'
 import { writeLevel } from '../../vault/documents/write.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
-// Characters of a name in an error: a name can be long.
+// Maximum characters of a name in the path of an error.
 const MAX_MEMBER = 200
 
 /** The routes that change single names, one for each level. */
@@ -31,12 +31,12 @@ export const changes: Domain = async (app) => {
         access: ['secret:write', 'secret:decrypt'],
         repeatable: true,
         allowsNul: true,
-        // PUT would look like a replacement of the document.
+        // There is no duplicate with PUT, because PUT means to replace the whole document.
         onlyMethod: true,
         judge: validateChanges,
         dryRun: true,
         at: level,
-        // The size of the document counts in the limits of the write queue.
+        // Loads the size of the document, which counts in the limits of the write queue.
         include: 'revisions',
         audit: ['secret.store', 'secret.decrypt'],
         errors: [
@@ -116,10 +116,11 @@ export const changes: Domain = async (app) => {
   }
 }
 
-/** Errors that depend on the content of the document. */
+/** Errors that depend on the content of the document. Such a request is recorded as a read before the error is sent. */
 const OF_CONTENT: ErrorCode[] = ['validation_failed', 'document_unreadable']
 
-// Without a change, the response tells whether the document has these names and values, so it counts as a read.
+// The event of a read, which a request that changes nothing records: its response tells whether the document has these
+// names and values.
 function eventOfRead ({ level, level_id }: LevelState, { id, revision }: SecretRow) {
   const details = { secrets: id, revisions: String(revision) }
   return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }

@@ -29,7 +29,7 @@ import { storageKeyOf } from '../../vault/keys/keys.ts'
 
 type Member = 'from' | 'to'
 
-/** One side of a comparison. A version without an id cannot exist. */
+/** One side of a comparison. The id of a version is undefined if the given number cannot be an id. */
 type Side = { kind: 'version', id: number | undefined } | { kind: 'level', names: LevelNames } | { kind: 'moment', at: Date }
 
 interface Comparison extends Record<Member, Side> { merge: boolean, values: boolean }
@@ -151,7 +151,7 @@ export const diff: Domain = async (app) => {
     }
   }
 
-  // One event for each level that was opened, with the documents of both sides if they are of the same level.
+  // Records one event for each opened level. If both sides are of one level, its event has the documents of both sides.
   async function record (request: FastifyRequest, found: readonly Found[], { from, to, values }: Comparison) {
     const levels = new Map<string, Omit<Found, 'open'>>()
     for (const { state, documents } of found) {
@@ -166,7 +166,7 @@ export const diff: Domain = async (app) => {
   }
 }
 
-// Adds the side to the details of an error.
+// Adds the side, `from` or `to`, to the details of an error.
 async function ofSide<T> (side: Member, work: Promise<T>): Promise<T> {
   try {
     return await work
@@ -219,7 +219,7 @@ function namesOfLevel (
   return { project, target: parent, environment: named.environment ?? environment ?? absent('environment') }
 }
 
-// The side in the audit event: whole paths of slugs, and times in UTC.
+// The text of a side in the audit event. A level is written with all slugs of its path, a time in UTC.
 function textOf (side: Side): string {
   if (side.kind === 'version') return String(side.id)
   if (side.kind === 'moment') return side.at.toISOString()
@@ -238,7 +238,7 @@ function valuesOf (
   }))
 }
 
-// A missing resource and a resource that a restriction hides get the same response, after the same time.
+// For a restricted caller, a missing and a hidden resource must have the same response after the same time.
 async function failMissing (slices: readonly Slice[], find: () => Promise<string | undefined>): Promise<never> {
   if (slices.length > 0) throw new HiddenResource()
   const resource = await find()

@@ -18,10 +18,10 @@ import { nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.
 import { eventOfReading, requireNames } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
-/** About the characters of a cell in a response. */
+/** The approximate number of characters of a cell in a response. */
 const CELL_LENGTH = 60
 
-/** The names of a project as rows, and its levels as columns. */
+/** Shows the names of a project as rows, and its levels as columns. */
 export const matrix: Domain = async (app) => {
   app.get('/:organization/:project/secrets/matrix', {
     config: {
@@ -136,7 +136,7 @@ function positionIn (text: string): LevelPosition {
   return { target, environment }
 }
 
-// The same form as a level of a comparison.
+// The cursor has the form of a level in a comparison (`diff.ts`), such as `environment:api/live`.
 function cursorOf (state: LevelState): string {
   const { target, environment } = positionOf(state)
   const slugs = [target, environment].filter((slug) => slug !== '').join('/')

@@ -17,7 +17,7 @@ import {
 import { eventOfReading } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
-/** The search for a name in all projects of an organization. */
+/** Searches for a name in all projects of an organization. */
 export const nameSearch: Domain = async (app) => {
   app.get('/:organization/secrets/names', {
     config: {
@@ -57,9 +57,9 @@ export const nameSearch: Domain = async (app) => {
     return reply.send(await writeIfLarge({ data: found, meta }, characters))
   }
 
-  // The projects that the caller can search: those of the token's restrictions, and if the caller has a scope only by
-  // teams, those in which the roles of teams grant the scopes. A part of an organization without projects has no
-  // restrictions, which would mean all levels; `projects` is empty then.
+  // The projects that the caller can search: the projects in the token's restrictions, or all projects (null). If the
+  // caller has a scope only by team roles, only the projects in which these roles grant the scopes. If there are none,
+  // `projects` is an empty list: `slices` is empty then, which without `projects` means all levels.
   async function searchScope (request: FastifyRequest, position: SearchPosition): Promise<SearchScope> {
     const { byTeams } = request
     const principal = principalOf(request)
@@ -75,7 +75,7 @@ export const nameSearch: Domain = async (app) => {
     request.byTeams = { ...byTeams, teams }
     const inside = withinToken(principal, slicesBy(principal, teams, byTeams.needs))
     const projects = [...new Set(inside.map(({ project_id }) => project_id))]
-    // Whole projects need no further condition.
+    // If every project is included as a whole, the list of projects is enough, and `slices` can be empty.
     const wholeProjects = new Set(projectsInside(inside))
     const isWhole = projects.every((id) => wholeProjects.has(id))
     const isCut = restricted === null && listed.length === SEARCH_LIMITS.projects

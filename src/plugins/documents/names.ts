@@ -38,7 +38,7 @@ const UNCHANGED = Type.Null({ description: 'Not modified since the ETag in If-No
 /** Decrypted documents of a level. */
 interface Opened { state: LevelState, visible: readonly SecretRow[], documents: Contents }
 
-/** Reads of names and values, where a read of `secrets.ts` returns documents. */
+/** Routes that read names and values. The routes of `secrets.ts` read whole documents. */
 export const names: Domain = async (app) => {
   for (const { level, path, word } of LEVEL_PATHS) {
     app.get(`/:organization${path}/secrets/values`, {
@@ -97,7 +97,7 @@ export const names: Domain = async (app) => {
     if (opened === undefined) return reply.code(304).send()
     const { state, documents } = opened
     const written = await textOf(type, await mergedValues(state, documents))
-    // A refusal names secrets, so it is recorded as well.
+    // The error `names_not_in_shell` contains names of the document, so this read is also recorded before the error.
     await record(request, opened, 'secret.decrypt')
     if ('names' in written) return fail('names_not_in_shell', { names: written.names })
     if (isAnyKnown(request)) return reply.code(304).send()
@@ -161,7 +161,10 @@ export const names: Domain = async (app) => {
     await app.recordRead(actorOf(request), event, bytes)
   }
 
-  /** Decrypts the documents, or the one of the level itself. Sets the ETag; undefined if `If-None-Match` lists it. */
+  /**
+   * Decrypts the document of the level, or if merged all documents on its path. Sets the ETag. Returns undefined if
+   * `If-None-Match` lists this ETag.
+   */
   async function open (
     request: FastifyRequest, reply: FastifyReply, isMerged: boolean, shape: readonly string[]
   ): Promise<Opened | undefined> {
@@ -188,12 +191,12 @@ export const names: Domain = async (app) => {
 }
 
 /**
- * Whether the request has `If-None-Match: *`. Only a response that would succeed is 304 (RFC 9110, 13.2.1), so the
- * request is first handled as without the header. An ETag was in a response that succeeded, so it needs no such check.
+ * Whether the request has `If-None-Match: *`. Only a successful response can become 304 (RFC 9110, 13.2.1), so the
+ * request is first handled without this header. A listed ETag needs no such check: it comes from a successful response.
  */
 const isAnyKnown = ({ headers }: FastifyRequest) => headers['if-none-match'] === '*'
 
-// A request with ETags loads the contents of documents only if the ETag differs.
+// A request with ETags first loads only the revisions. `open` loads the contents if the ETag differs.
 const include = (request: FastifyRequest): Include =>
   request.headers['if-none-match'] === undefined || isAnyKnown(request) ? 'readable' : 'revisions'
 
@@ -212,7 +215,7 @@ function toItem ({ version, change, value }: Change, withValues: boolean): NameC
   }
 }
 
-// Names to write before the response yields to the event loop.
+// Names to write per step; between steps, the event loop serves other requests.
 const STEP = 500
 
 async function textOf (
@@ -223,7 +226,7 @@ async function textOf (
   const names: string[] = []
   let text = ''
   let at = 0
-  // Also without entries: YAML then has an empty mapping.
+  // The loop also runs once without entries, because YAML has a text for an empty mapping.
   do {
     const part = Object.fromEntries(entries.slice(at, at += STEP))
     const written = type === SHELL_TYPE ? shellText(part) : { text: yamlText(part) }

@@ -118,7 +118,7 @@ export const accounts: Domain = async (app) => {
     return '/account'
   })
 
-  // Each form names an object of the signed-in user. Ids of other objects have no effect.
+  // Each form has the id of a session, token or grant of the signed-in user. Ids of other users have no effect.
   for (const [path, { event, act }] of Object.entries({
     'sessions/end': { event: 'session.delete', act: endNamedSession },
     'tokens/end': { event: 'api-token.delete', act: endToken },
@@ -135,7 +135,7 @@ export const accounts: Domain = async (app) => {
   const findInviter = async ({ email }: SignedIn['user'], id: string) =>
     findInvitingOrganization(app.db, email, id)
 
-  // These forms change an organization, which `find` returns: the inviting one, or one of which the user is a member.
+  // Each form changes the organization that `find` returns, which has invited the user or has the user as a member.
   for (const [path, { event, find, act, missing }] of Object.entries({
     'invitations/accept': {
       event: 'member.join', find: findInviter, act: accept, missing: { problem: REFUSALS.gone, status: 422 }
@@ -213,13 +213,13 @@ export const accounts: Domain = async (app) => {
     const problem = problemWith(password)
     if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
     const password_hash = await hashPassword(password, app.costs.password)
-    // The operator chose the name of the account; the user can now change it.
+    // An operator chose the name of an unverified account, so the user can change the name here.
     const name = user.is_verified ? undefined : nameIn(form)
     const isDone = await setPasswordByLink(app, request, user, {
       take: (db) => takePasswordLink(db, hashToken(link)), password_hash, name
     })
     if (!isDone) return EXPIRED
-    // The link proves only one factor. An account with a second factor must enter a code, too.
+    // The link proves only one factor. A user with a second factor must also enter a code.
     const entered = await enter(app, request, reply, { ...user, password_hash })
     return typeof entered === 'object' ? codePage({ ...entered, query: '' }) : '/account'
   })
@@ -231,7 +231,7 @@ export const accounts: Domain = async (app) => {
     const session = await signedIn(app, request)
     const isOther = session !== undefined && canonicalEmail(session.user.email) !== canonicalEmail(invitation.email)
     if (isOther) return otherAccountPage(session, invitation)
-    // An existing user accepts on the account page: the link must not serve as a sign-in.
+    // A user with a password signs in and accepts on the account page: the link must not replace the sign-in.
     return hasPassword(user) ? '/account' : joinPage(browserOf(app, request, reply), linkOf(request), invitation)
   })
 
@@ -253,8 +253,8 @@ export const accounts: Domain = async (app) => {
       const opened = await openAccount(db, invitation.email, name, password_hash)
       if (opened === undefined || await findLinked(request, db) === undefined) return undefined
       const person = { id: opened.id, name, email: invitation.email }
-      // If `join` fails, the invitation stays open and is listed on /account. Lock order: the inviting organization
-      // before the other organizations of the user (decision 0029).
+      // If `join` fails, the invitation stays open and is listed on /account. Lock order: `join` locks this
+      // organization before `recordForUser` locks others (decision 0029).
       await join(db, request, person, invitation)
       await recordForUser(db, request, person, 'user.password', {}, opened.ended)
       return { id: opened.id, name, second_factor_id: null, password_hash }
@@ -321,7 +321,7 @@ async function openAccount (
   return ended && { id: known.id, ended }
 }
 
-// Longer than every id in a form.
+// Maximum characters of an id in a form; valid ids are shorter.
 const MAX_ID_LENGTH = 64
 const idIn = (form: Form) => (form.get('id') ?? '').slice(0, MAX_ID_LENGTH)
 

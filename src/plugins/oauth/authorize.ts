@@ -35,7 +35,7 @@ export const authorize: Domain = async (app) => {
     if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
     if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
     const { client_id, redirect_uri, state, code_challenge, freshness } = judged.request
-    // The console asks again, from its own page.
+    // Another site opened this request: redirects without a code. The console then sends a request from its own page.
     if (client_id === CONSOLE_CLIENT && isForeign(request)) return redirect_uri
     const to = { redirect_uri, state }
     const session = await signedIn(app, request)
@@ -77,7 +77,7 @@ export const authorize: Domain = async (app) => {
     const code = mintCredential('ac')
     const shown = await findRequest(app.db, hashToken(pending), session.hash, session.user.id)
     if (shown === undefined) return STALE
-    // The page of the same request again, without a decision.
+    // Shows the consent page of the same request again.
     const showAgain = async (ticked: readonly Scope[], problem?: Problem) => {
       const client = await enabledClient(app, shown.client_id)
       return client === undefined
@@ -107,7 +107,7 @@ export const authorize: Domain = async (app) => {
 
     async function decide (db: Db): Promise<{ to: ReturnAddress, issued?: string } | undefined> {
       const taken = await takeRequest(db, hashToken(pending), session.hash, session.user.id)
-      // No redirect to a client that was disabled meanwhile.
+      // Never redirects to a client that was disabled after the consent page was shown.
       if (taken === undefined || await findClient(db, taken.client_id) === undefined) return undefined
       const to = { redirect_uri: taken.redirect_uri, state: taken.state ?? undefined }
       if (form.get('decision') !== 'allow') return { to }

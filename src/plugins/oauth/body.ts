@@ -18,9 +18,9 @@ export const FORM_BODY = {
 const MAX_BODY_BYTES = 16 * 1024
 const FORM = /^\s*application\/x-www-form-urlencoded\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
 const JSON_TYPE = /^\s*application\/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?$/i
-// RFC 6749 requires servers to ignore unknown parameters; `members` limits their number.
+// RFC 6749 requires servers to ignore unknown parameters; `members` limits the number of all parameters.
 const BOUNDS = { members: 1000, depth: 20 }
-// Decoders replace invalid UTF-8 by U+FFFD. A valid form contains only ASCII.
+// Decoders replace invalid UTF-8 by U+FFFD. A valid form is ASCII, so U+FFFD in its text shows invalid UTF-8.
 const REPLACEMENT = '\uFFFD'
 
 /** Accepts forms, as RFC 6749 requires, and JSON with the same parameters (S-10.4). `parametersIn` validates them. */

@@ -6,14 +6,14 @@ import { failOAuth, OAuthError } from './errors.ts'
 
 const MALFORMED_BASIC = { description: 'The header Authorization is not valid HTTP Basic', basic: true }
 
-/** An enabled client. The console is one only if it is turned on. */
+/** An enabled client. The client of the console is enabled only if the configuration turns on the console. */
 export async function enabledClient ({ db, config }: FastifyInstance, id: string): Promise<Client | undefined> {
   return id === CONSOLE_CLIENT && !config.console ? undefined : findClient(db, id)
 }
 
 /**
  * The client of a token request. All clients are public, so `client_id` is enough. HTTP Basic with an empty password is
- * accepted, too, because some libraries try it first (RFC 6749, 2.3.1).
+ * also accepted, because some libraries try HTTP Basic first (RFC 6749, 2.3.1).
  */
 export async function clientOf (
   app: FastifyInstance, request: FastifyRequest, parameters: Parameters

@@ -15,9 +15,10 @@ import { inSession, SessionEnded, signedIn } from './pages/browser.ts'
 import { grantTo } from './grants.ts'
 import { problemPage, type SignedIn } from './pages/views.ts'
 
-// The console's client (decision 0070): no consent page, no refresh tokens, short tokens with privileged scopes.
+// The OAuth client of the console has no consent page and no refresh tokens. Tokens with privileged scopes expire
+// sooner than other access tokens (decision 0070).
 
-/** The lifetime of a pair of tokens. The console has no refresh token: it signs in again through the session. */
+/** The lifetime of an access token. The console gets no refresh token, but a new code through the browser session. */
 export const lifetimeOf = (client: string, scopes: readonly string[]) => client === CONSOLE_CLIENT
   ? { seconds: scopes.some(isPrivileged) ? PRIVILEGED_SECONDS : LIFETIMES.access, isRefreshable: false }
   : { seconds: LIFETIMES.access, isRefreshable: true }
@@ -26,14 +27,16 @@ interface RequestOfConsole { redirect_uri: string, code_challenge: string, scope
 
 /**
  * Whether a page of another site opened the authorization request in this browser. Such a request gets no code, because
- * the console asks without a consent page. The browser sends no header over http to another machine.
+ * the console has no consent page to refuse it. Over http to another machine, browsers do not send `Sec-Fetch-Site`, so
+ * the request is accepted.
  */
 export const isForeign = ({ headers }: FastifyRequest): boolean =>
   !['same-origin', 'none', undefined].includes(headers['sec-fetch-site'] as string | undefined)
 
 /**
- * A code for the console. A person has one grant for daily work and one for privileged scopes, so that a sign-in does
- * not add a row to the account page, and ends no API token that the person created. Undefined if the session ended.
+ * Creates a code for the console; undefined if the session has ended. All sign-ins of a person use the same two grants,
+ * for daily work and for privileged scopes: a new grant adds a row to the account page, and revoking an old grant ends
+ * the API tokens that were created with it.
  */
 export async function codeForConsole (
   app: FastifyInstance, request: FastifyRequest, session: SignedIn,
@@ -60,14 +63,14 @@ const ownerOf = (user_id: number) => ({ user_id, client_id: CONSOLE_CLIENT })
 
 /**
  * Ends the codes and tokens of the console for a person. The grants stay, because API tokens depend on them (decision
- * 0070). The codes end first: a token from a code that is redeemed meanwhile ends, too.
+ * 0070). The codes are deleted before the tokens end, so that a token from a code that is redeemed meanwhile also ends.
  */
 export async function endConsole (db: Db, user_id: number): Promise<void> {
   await deleteUnusedCodes(db, ownerOf(user_id))
   await retirePairsOf(db, ownerOf(user_id))
 }
 
-/** Ends a session of a user, and the codes and tokens of the console. The console in other browsers gets new tokens. */
+/** Ends a session of a user, and the codes and tokens of the console. Consoles in other browsers get new tokens. */
 export async function endSession (db: Db, request: FastifyRequest, user: Person, hash: Buffer): Promise<void> {
   if (!await deleteSession(db, hash, user.id)) return
   await endConsole(db, user.id)
@@ -89,7 +92,7 @@ export const signOut: Domain = async (app) => {
         : undefined
       if (user_id === undefined) return sendPage(reply, FORBIDDEN)
       const session = await signedIn(app, request)
-      // Without a session, or with the session of a person who signed in meanwhile.
+      // The person's session has ended: this browser has no session, or another person has signed in meanwhile.
       if (session?.user.id !== user_id) {
         await transaction(app.db, async (db) => {
           await lockUser(db, user_id)
@@ -103,7 +106,7 @@ export const signOut: Domain = async (app) => {
         }, request)
       }
       setCookie(app, reply, 'session', undefined)
-      // Not "cookies": it would delete the cookies of all services of the domain, and would make this browser unknown.
+      // Does not list "cookies": this deletes the cookies of all services of the domain, and the `device` cookie.
       return reply.code(204).header('clear-site-data', '"cache", "storage"').send()
     }
   })

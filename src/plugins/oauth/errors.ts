@@ -4,11 +4,11 @@ import { OAUTH_ERRORS, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import type { ApiError } from '../../rules/errors.ts'
 
 interface OAuthErrorOptions {
-  /** Names the parameter; default: the description of the code. Never contains a value of the request. */
+  /** Names the wrong parameter, but never a value of the request. Default: the description of the code. */
   description?: string | undefined
   /** Whether the client used HTTP Basic. Only then is the status 401, with a challenge (RFC 6749, 5.2). */
   basic?: boolean
-  /** The `details` of the error of the API that this error stands for. */
+  /** The `details` of the API error from which this error was made. */
   details?: unknown
 }
 
@@ -54,7 +54,7 @@ const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
 export function toOAuthError ({ code, details }: ApiError): OAuthError {
   const known = OF_CATALOGUE[code]
   if (known !== undefined && known !== 'method_not_allowed') return new OAuthError(known)
-  // RFC 6749, 5.2, forbids these characters.
+  // RFC 6749, 5.2, forbids `"` and `\` in `error_description`.
   const description = messageOf(code, details).replace(/["\\]/g, "'").replace(/\.$/, '')
   return new OAuthError(known ?? 'invalid_request', { description, details })
 }

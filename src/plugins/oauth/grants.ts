@@ -7,8 +7,8 @@ import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
 import { createGrant, type RevokedGrants } from '../../repositories/people/oauth.ts'
 
 /**
- * Creates a grant of a user, and records it. The account is locked. `excess`: the grants that `revokeExcessGrants` has
- * revoked before, which are recorded too.
+ * Creates a grant of a user and records this. Also records the grants that `revokeExcessGrants` has revoked. The caller
+ * of this function has locked the account.
  */
 export async function grantTo (
   db: Db, request: FastifyRequest, user: Person, { client, scopes }: { client: string, scopes: Scope[] },

@@ -20,7 +20,7 @@ import { problemPage } from './pages/views.ts'
 export const oauth: Domain = async (app) => {
   app.decorateRequest('hasLateEvents', false)
   app.decorateRequest('hasEnded', false)
-  // The transaction is committed at this point.
+  // At `onResponse` the transaction has committed, so the background jobs see its rows.
   app.addHook('onResponse', async (request) => {
     if (request.hasLateEvents) app.lateEvents.wake()
     if (request.hasEnded) app.removals.wake()

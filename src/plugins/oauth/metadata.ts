@@ -3,8 +3,8 @@ import { ResourceMetadata, ServerMetadata } from '../../../schemas/oauth.ts'
 import { SCOPE_NAMES } from '../../../schemas/scopes.ts'
 import type { Domain } from '../../http/routes/types.ts'
 
-// Discovery documents: RFC 8414 for the authorization server, RFC 9728 for the API. Both are public and the same for
-// every caller, so all origins may read them, and proxies may cache them for five minutes.
+// Discovery documents: RFC 8414 for the authorization server, RFC 9728 for the API. Both documents are public and the
+// same for every caller, so all origins may read them, and proxies may cache them for five minutes.
 const SHARED = { 'access-control-allow-origin': '*', 'cross-origin-resource-policy': 'cross-origin' }
 
 export const metadata: Domain = async (app) => {

@@ -38,7 +38,7 @@ const GONE = problemPage(
   `It was already used, or it is older than ${RESET_MINUTES} minutes, or you asked for a newer link, or your password was changed. Choose "Forgot your password?" on the sign-in page to get a new link.`
 )
 
-/** The account pages for a forgotten password: a mailed link sets a new one (decision 0067). */
+/** The account pages for a forgotten password: a mailed link sets a new password (decision 0067). */
 export const passwordReset: Domain = async (app) => {
   const { showPage, onForm } = pagesOf(app)
 
@@ -74,7 +74,7 @@ export const passwordReset: Domain = async (app) => {
       const user = await transaction(app.db, async (db) => {
         const found = await findUserByEmail(db, email)
         const user = found?.disabled_at === null ? found : undefined
-        // No account has the id 0.
+        // For an address without an account, the id 0: no account has this id.
         const id = user?.id ?? 0
         await createPasswordReset(db, email, secret, id)
         await recordForPersonAlone(db, request, { id }, 'user.request_reset')
@@ -98,8 +98,8 @@ export const passwordReset: Domain = async (app) => {
     return user === undefined ? GONE : resetPasswordPage(browserOf(app, request, reply), link, user)
   })
 
-  // Starts no session: the link proves only that the user reads the mailbox. The user then signs in with the new
-  // password and, if there is one, the second factor.
+  // This form starts no session, because the link proves only that the user reads the mailbox. The user then signs in
+  // with the new password and, if required, a code.
   onForm(`${RESET}/:link`, {
     cookie: 'browser', limit: 'sign_in', audit: 'user.password'
   }, async (request, reply, form, cookie) => {
@@ -139,7 +139,7 @@ export const passwordReset: Domain = async (app) => {
 const mailTo = ({ id, email }: User, message: { subject: string, text: string }): PostedMail =>
   ({ about: `user ${id}`, to: email, ...message })
 
-// Sends the mail after the response. Otherwise the response would take longer for an address with an account.
+// Sends the mail after the response, so that an address with an account does not have a slower response.
 function postAfterResponse ({ raw }: FastifyReply, room: Room, mailOf: () => PostedMail | undefined) {
   const post = () => room.post(mailOf())
   if (raw.closed) post()

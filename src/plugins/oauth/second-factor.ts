@@ -15,7 +15,7 @@ import { confirmFactorPage, factorPage, recoveryCodesPage, type Problem, type Si
 const HOME = '/account/second-factor'
 const WRONG_PASSWORD = 'The password is wrong.'
 
-/** The account pages of the second factor: set it up, create new recovery codes, turn it off. */
+/** The account pages of the second factor: set up the factor, create new recovery codes, turn off the factor. */
 export const secondFactor: Domain = async (app) => {
   pagesOf(app).showOwnPage(HOME, async (_request, _reply, session) => overview(session))
   const { onOwnForm } = pagesOf(app, HOME)
@@ -87,6 +87,6 @@ export const secondFactor: Domain = async (app) => {
 const factorOf = ({ id: user_id, second_factor_id: id }: User) => ({ user_id, id: id! })
 
 async function disable (db: Db, userId: number): Promise<undefined> {
-  // The account's row was verified under its lock, so a missing factor means tampering.
+  // The locked and authentic row of the account names a factor, so a missing factor was deleted outside the service.
   if (!await deleteFactor(db, userId)) tampered()
 }

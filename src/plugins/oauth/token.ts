@@ -16,7 +16,7 @@ import { recordForUser } from '../../http/guard/personal-events.ts'
 
 const VERIFIER = /^[A-Za-z0-9._~-]{43,128}$/
 const VERIFIER_RULE = 'code_verifier must have 43 to 128 letters, digits or - . _ ~'
-// One text for all reasons: it must not tell which of these is right.
+// One text for all reasons, because the response must not tell which of the values is right.
 const WRONG_CODE = 'code is invalid, expired or used, or client_id, redirect_uri or code_verifier are not those of the authorization request'
 const WRONG_REFRESH_TOKEN = 'refresh_token is invalid, expired or used, or was issued to another client_id'
 
@@ -46,8 +46,8 @@ export const token: Domain = async (app) => {
     }
   })
 
-  // RFC 6749, 4.1.3. Errors are returned, not thrown, because their effects (a used code, a revoked grant) must be
-  // committed.
+  // Redeems a code (RFC 6749, 4.1.3). The transaction returns errors instead of throwing them, so that the changes of a
+  // refused request (a counted attempt, a revoked grant) are committed.
   async function redeem (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
     const [code, verifier, redirect] = ['code', 'code_verifier', 'redirect_uri'].map((name) =>
       required(parameters, name)) as [string, string, string]
@@ -64,7 +64,7 @@ export const token: Domain = async (app) => {
         await countWrongVerifier(db, hash)
         return 'invalid_grant'
       }
-      // A code sent twice may be stolen: revoke all tokens issued for it (RFC 6749, 4.1.2).
+      // A code sent twice may be stolen: revoke all tokens issued for this code (RFC 6749, 4.1.2).
       if (found.is_used) return reuse(db, request, found.grant, 'code')
       if (found.is_expired || !found.grant.is_live) return 'invalid_grant'
       await useCode(db, hash)
@@ -72,7 +72,7 @@ export const token: Domain = async (app) => {
     }, request), WRONG_CODE)
   }
 
-  // RFC 6749, 6, with rotation and reuse detection (RFC 9700, 4.14.2).
+  // Refreshes tokens (RFC 6749, 6) with rotation and reuse detection (RFC 9700, 4.14.2).
   async function refresh (request: FastifyRequest, client: Client, parameters: Parameters): Promise<TokenAnswer> {
     const sent = required(parameters, 'refresh_token')
     if (!isCredential('rt', sent)) failOAuth('invalid_grant', WRONG_REFRESH_TOKEN)
@@ -94,7 +94,7 @@ export const token: Domain = async (app) => {
     db: Db, request: FastifyRequest, { id, user_id, client_id, is_live }: LiveGrant & { is_live: boolean }, what: string
   ): Promise<OAuthErrorCode> {
     if (!is_live) return 'invalid_grant'
-    // API tokens depend on the grants of the console, so only its own tokens end (decision 0070).
+    // API tokens end with the grant of the console. So the grant stays, and only its access tokens end (decision 0070).
     const isConsole = client_id === CONSOLE_CLIENT
     if (isConsole) await retirePairsOf(db, { user_id, client_id })
     const ended = isConsole ? [] : await revokeGrant(db, id)

@@ -24,7 +24,7 @@ import type { EventName } from '../../../../schemas/events.ts'
 import { recordForUser, recordRefusal } from '../../../http/guard/personal-events.ts'
 import type { Problem, SignedIn } from './views.ts'
 
-/** A user whose password was just verified, with the verified hash and the second factor, if there is one. */
+/** A user whose password was just verified, with the hash of the password and the id of the second factor. */
 export type Verified = Pick<User, 'id' | 'name' | 'second_factor_id'> & { password_hash: string }
 
 export async function signedIn (app: FastifyInstance, request: FastifyRequest): Promise<SignedIn | undefined> {
@@ -35,12 +35,13 @@ export async function signedIn (app: FastifyInstance, request: FastifyRequest): 
   return found && { cookie, hash, ...found }
 }
 
-/** The session of a signed-in user ended while the change waited for its locks. `onOwnForm` catches this error. */
+/** Thrown if the session of the user ended while a change waited for its locks. `onOwnForm` catches this error. */
 export class SessionEnded extends Error {}
 
 /**
- * Runs a change of a signed-in user in a transaction. It locks the organization's counter if `organization_id` is
- * given, else the account. Throws `SessionEnded` and changes nothing if the session has ended.
+ * Runs a change of a signed-in user in a transaction. The transaction locks the account, or with `organization_id` the
+ * counter row of the organization (organization_counters). Throws `SessionEnded` and changes nothing if the session has
+ * ended.
  */
 export async function inSession<T> (
   app: FastifyInstance, request: FastifyRequest, { user, hash }: SignedIn, change: (db: Db) => Promise<T>,
@@ -85,15 +86,15 @@ export const clientOf = (request: FastifyRequest): SessionClient => ({
 })
 
 /**
- * Continues the sign-in after the password. Without a second factor it begins a session; otherwise it creates a step
- * that only this browser can complete with a code. Returns `wrong` under the same conditions as `beginSession`.
+ * Continues the sign-in after the password. Begins a session, or with a second factor creates a sign-in step, which
+ * only this browser can complete with a code. Returns `wrong` under the same conditions as `beginSession`.
  */
 export async function enter (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
 ): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
   if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
   const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
-  // Recorded even if no code follows, because somebody knows the password.
+  // This event is recorded even if no code follows, because somebody knows the password.
   const asked = await transaction(app.db, async (db) => {
     if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
     await recordForUser(db, request, user, 'second-factor.ask')
@@ -102,7 +103,7 @@ export async function enter (
   return asked ? { step, cookie } : 'wrong'
 }
 
-/** The hash that identifies a sign-in step; it depends on a cookie, so no other browser can continue the sign-in. */
+/** The hash that identifies a sign-in step. The hash depends on a cookie, so no other browser can complete the step. */
 export const stepHash = (step: string, cookie: string) => hashToken(`${step} ${cookie}`)
 
 /** The cookie to which the forms of this browser are bound: the session cookie, or else the browser cookie. */
@@ -127,15 +128,15 @@ export async function authenticate (
 }
 
 /**
- * Restarts the counters of wrong passwords after a reset, like a correct password: the counters of the account, from
- * this network and from everywhere. Wrong codes of the second factor still count.
+ * After a password reset, clears two counters of wrong passwords for the account: from this network, and from all
+ * networks. The counters of wrong codes stay.
  */
 export async function forgetGuesses (app: FastifyInstance, request: FastifyRequest, userId: number): Promise<void> {
   const account = `user:${userId}`
   await clearAttempts(app.db, [account, `${account} ${addressKey(request.ip)}`])
 }
 
-// A known device of the account has its own counter. All other attempts count per account and network, and per account.
+// The counters of an attempt: per known device of the account, else per account and network, and per account.
 async function countsOf (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, account: string, user_id = 0
 ): Promise<Count[]> {
@@ -160,17 +161,17 @@ export async function confirmPassword (
 
 type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
 
-/** A code to validate, its user, the counters of wrong codes, and the hash of the session; a sign-in has no session. */
+/** A code to validate, its user, the counters of wrong codes, and the hash of the session (none during sign-in). */
 export interface CodeGiven { user: Holder, code: string, counts: readonly Count[], session?: Buffer }
 
-// Longer than a code in every accepted spelling.
+// Maximum characters of a code in a form; valid codes are shorter.
 const MAX_CODE = 100
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
 
 /** The name of a new account; undefined if the field is empty. */
 export const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
 
-/** A code that is entered during sign-in. Attempts are counted like those with passwords, but separately. */
+/** A code that is entered during sign-in. Wrong codes are counted like wrong passwords, in counters of their own. */
 export async function codeOfStranger (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Holder, code: string
 ): Promise<CodeGiven> {
@@ -202,7 +203,7 @@ export async function withSecondFactor<T> (
 
 /**
  * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
- * wrong, and the refusal is recorded. Returns `wrong` and the seconds to wait like `withSecondFactor`. Throws
+ * wrong, and the refusal is recorded. Returns `wrong` or the seconds to wait, as `withSecondFactor` does. Throws
  * `SessionEnded` and changes nothing if the session has ended.
  */
 export async function withAttempt<T extends object> (
@@ -294,7 +295,7 @@ export function problemWith (password: string): string | undefined {
     : undefined
 }
 
-/** How a link sets a password. */
+/** The parameters of `setPasswordByLink`. */
 export interface PasswordByLink {
   /** Consumes the link, and returns the id of its user. */
   take: (db: Db) => Promise<number | undefined>
@@ -302,11 +303,11 @@ export interface PasswordByLink {
   /** The name that an invited user chooses. */
   name: string | undefined
   keepsSessions?: boolean
-  /** Details of the event. */
+  /** Details of the event `user.password`. */
   details?: Record<string, string>
 }
 
-/** Sets the password of a user by a link. Of two concurrent requests with the same link, one returns false. */
+/** Sets the password of a user by a link. Returns false if another request has used the link. */
 export async function setPasswordByLink (
   app: FastifyInstance, request: FastifyRequest, user: User,
   { take, password_hash, name, keepsSessions = false, details = {} }: PasswordByLink

@@ -23,14 +23,15 @@ const INSECURE = problemPage(
   'Use the https address of this service. On the machine that runs the service, http://127.0.0.1 or localhost works too.'
 )
 
-// Whether a person of another machine would send the password unencrypted. Browsers send `Sec-Fetch-Site` only to https
-// and to their own machine; without the header, the forms would be refused after the password was sent.
+// Whether a browser on another machine uses http, which sends passwords unencrypted. Browsers send `Sec-Fetch-Site`
+// only over https and to their own machine. Without this header, `isOwnForm` refuses a form, but the password was
+// already sent.
 function isInsecure (app: FastifyInstance, { headers, protocol, hostname }: FastifyRequest): boolean {
   return isOpenInsecurely(app.config) && headers['sec-fetch-site'] === undefined && protocol === 'http' &&
     !isLoopback(hostname)
 }
 
-/** Functions that add pages and forms. Those of signed-in users respond with `signedOut` if there is no session. */
+/** Functions that add pages and forms. Without a session, `showOwnPage` and `onOwnForm` respond with `signedOut`. */
 export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
   function showPage (url: string, show: Show<[]>) {
     app.get(url, {
@@ -40,7 +41,7 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
     })
   }
 
-  // A form is bound to a cookie of the browser, so that other sites cannot send it.
+  // A form is bound to a cookie of the browser, so that other sites cannot send the form.
   function onForm (
     url: string, { cookie: name, ...config }: FormConfig & { cookie: 'session' | 'browser' | 'either' },
     act: Show<[Form, string]>
@@ -69,7 +70,7 @@ export function pagesOf (app: FastifyInstance, signedOut: Next = '/account') {
         return session === undefined ? signedOut : show(request, reply, session)
       })
     },
-    /** A form of the signed-in user. Responds with `signedOut` if there is no session, or if it ended meanwhile. */
+    /** A form of the signed-in user. Also responds with `signedOut` if the session ends during the request. */
     onOwnForm (url: string, config: FormConfig, act: Show<[SignedIn, Form]>) {
       onForm(url, { ...config, cookie: 'session' }, async (request, reply, form) => {
         const session = await signedIn(app, request)

@@ -29,7 +29,7 @@ export interface Problem { problem: string, status: number }
 export interface SignIn {
   /** The cookie to which the form is bound. */
   cookie: string
-  /** The query of the authorization request to continue; empty: the account page. */
+  /** The query of the authorization request to continue. If it is empty, the account page follows. */
   query: string
   email?: string
   problem?: string
@@ -88,7 +88,7 @@ ${formField(cookie)}
   }
 }
 
-/** The response to every request for a link, so it does not reveal whether the address has an account. */
+/** Shown for every address that requests a link, so the page does not reveal whether the address has an account. */
 export function linkSentPage (email: string, minutes: number): Page {
   return {
     title: 'Look into your mailbox',
@@ -131,7 +131,7 @@ export interface SecondStep {
   cookie: string
   /** Identifies the sign-in that waits for the code. */
   step: string
-  /** The query of the authorization request to continue; empty: the account page. */
+  /** The query of the authorization request to continue. If it is empty, the account page follows. */
   query: string
   problem?: string
   status?: number
@@ -224,11 +224,12 @@ ${scopes.map((scope) => html`<label><input type="checkbox" name="scope" value="$
 </fieldset>
 `
 
-// Implicit submission: Enter in an input activates the first submit button, which would be "Allow". This button comes
-// first and has no effect outside of a dialog. It is not `disabled`, because Chromium skips disabled buttons.
+// Enter in an input activates the first submit button of a form (implicit submission). This hidden button comes first,
+// so that Enter does not activate "Allow". The button has no effect outside of a dialog. It is not `disabled`, because
+// Chromium skips disabled buttons.
 const NO_DEFAULT = html`<button type="submit" formmethod="dialog" hidden></button>`
 
-/** For an invited person without an account: creates the account and accepts the invitation. */
+/** Shown to an invited person without an account: the form creates the account and accepts the invitation. */
 export function joinPage (
   cookie: string, link: string, { email, role, invited_by, organization }: OwnInvitation, problem?: string
 ): Page {
@@ -250,7 +251,7 @@ ${newPassword(problem)}
   }
 }
 
-/** For a user whose account has another address than the invitation. */
+/** Shown to a user whose account has another address than the invitation. */
 export function otherAccountPage ({ cookie, user }: SignedIn, { email, organization }: OwnInvitation): Page {
   return {
     title: 'This invitation is for another address',
@@ -416,7 +417,7 @@ ${Object.entries(buttons).map(([verb, label]) => html`<form method="${method}" a
 `)}</li>
 `)}</ul>`
 
-// Links to the previous and the next page of a list; they reset the other lists to their first page.
+// Links to the previous and the next page of a list. A link shows all other lists from their first page.
 const pagesOf = (noun: 'sessions' | 'applications' | 'tokens' | 'invitations' | 'events', { page, isLast }: HeldPage<unknown>): Html => {
   const link = (to: number, text: string) => html`<a href="/account?${noun}=${String(to)}">${text}</a> `
   return page === 1 && isLast
