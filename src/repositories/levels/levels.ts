@@ -164,7 +164,7 @@ const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environm
         > (queries.after_target COLLATE "C", queries.after_environment COLLATE "C"))
       AND (queries.slices IS NULL OR ${isInsideSlices(sql`queries.slices`, {
         target_id: sql`l.target_id`,
-environment_id: sql`l.environment_id`,
+        environment_id: sql`l.environment_id`,
         hasOtherStatus: sql`l.status <> slice.except_status`
       })})
     ORDER BY l.target COLLATE "C", l.environment COLLATE "C" LIMIT ${sql.raw(String(LEVELS_OF_PAGE + 1))}
