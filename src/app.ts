@@ -151,7 +151,7 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
-    // Prevents Fastify from loading its own compilers. Fastify's types need the cast.
+    // Prevents Fastify from loading its own compilers. The cast is needed because of the types of Fastify.
     schemaController: {
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },

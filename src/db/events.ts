@@ -51,7 +51,10 @@ export interface ChainKeyRow { organization_id: string, kid: string, from_seq: n
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
   { seq: number, action: string, occurred_at: Date, chain_kid: string }
 
-/** Computes MACs of events, caches chain keys, estimates the database's time, and tracks events without an anchor. */
+/**
+ * Computes MACs of events, caches chain keys, estimates the database's time, and tracks events without an anchor. An
+ * anchor is a log line with the end of a chain, by which a truncated chain is detected (vault/audit/anchors.ts).
+ */
 export interface EventChain {
   /** The id of the first chain key, which all chains share. */
   readonly kid: string

@@ -30,13 +30,13 @@ const count = () => bigint({ mode: 'number' })
 const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
-/** MAC over the columns listed in authenticated.ts. Null for a revoked, used or closed row: the row stays invalid. */
+/** MAC over the columns listed in authenticated.ts. Null in a revoked, used or closed row, so that it stays invalid. */
 const authenticated = { mac: bytea() }
 
 /** The tables without a MAC, with what an attacker with write access to the database gains by changing their rows. */
 export const UNAUTHENTICATED: Record<string, string> = {}
 
-/** Defines a table without a MAC. `effect`: see `UNAUTHENTICATED`. Encryption protects sealed and wrapped values. */
+/** Defines a table without a MAC. `effect`: see `UNAUTHENTICATED`. Sealed and wrapped values are authenticated. */
 const unauthenticated = (effect: string) => ((name: string, ...definition: [columns: never]) => {
   UNAUTHENTICATED[name] = effect
   return pgTable(name, ...definition)
@@ -142,7 +142,7 @@ export const organization_counters = unauthenticated(
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
-  /** The time of the last change. The next change gets this time or a later time, although clocks of nodes differ. */
+  /** The time of the last change. The next change gets this time or later, although clocks of database nodes differ. */
   last_at: moment().notNull().default(sql`now()`),
   /** The MAC of the last event. */
   event_head: bytea(),
@@ -218,7 +218,7 @@ export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
 
-/** Counters of failed sign-ins, by device, by account and network, by account, by session; also of unknown accounts. */
+/** Failed sign-ins of a device, an account in a network, an account, or a session; also for unknown accounts. */
 export const sign_in_failures = unauthenticated(
   'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out'
 )('sign_in_failures', {
@@ -231,7 +231,7 @@ export const sign_in_failures = unauthenticated(
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
 
-/** Browsers in which a user has signed in before. Failed attempts from other browsers do not lock these out. */
+/** Browsers in which a user has signed in before. Failed sign-ins in other browsers do not lock out these browsers. */
 export const sign_in_devices = unauthenticated(
   'An added row gives a browser sign-in attempts of its own at an account'
 )('sign_in_devices', {
@@ -435,7 +435,7 @@ export const members = pgTable('members', {
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
-/** No foreign key to the organization: a job deletes the tokens of a deleted one later (`organization_removals`). */
+/** No foreign key to the organization: after its deletion, a job deletes the tokens (`organization_removals`). */
 export const api_tokens = pgTable('api_tokens', {
   id: count().notNull().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
@@ -453,7 +453,7 @@ export const api_tokens = pgTable('api_tokens', {
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  /** The person and the grant of the token, also if another token created it. The token ends with one of the two. */
+  /** The person and the grant behind the token, even if another token created it. If either ends, the token ends. */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
@@ -481,8 +481,8 @@ export const former_token_hashes = pgTable('former_token_hashes', {
 export const ENDINGS = ['member', 'grant', 'level'] as const
 
 /**
- * Work list of invalid API tokens, which a background job deletes. `ended_id` is the id of the user or of the grant. It
- * is 0 for tokens of deleted levels. No foreign key, so that closing an account does not lock the organization (0037).
+ * Work list of invalid API tokens, which a background job deletes. `ended_id` is the id of the user or of the grant, or
+ * 0 for deleted levels. No foreign key, so that closing an account does not lock the organization (0037).
  */
 export const token_removals = unauthenticated(
   'An added row makes the service delete the tokens of a member or a grant'
@@ -693,7 +693,7 @@ export const histories = unauthenticated(
   index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
 ])
 
-/** The encrypted document of a level. After a delete, the row stays without content, until the level ends (0045). */
+/** The encrypted document of a level. A delete clears the content; the row is deleted with the level (0045). */
 export const secrets = pgTable('secrets', {
   ...ofOrganization,
   project_id: ulid().notNull(),
@@ -737,7 +737,7 @@ export const secret_versions = unauthenticated(
   id: count().notNull(),
   history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
-  /** The revision of the secret after this write. If the row in `secrets` has a lower revision, it was rolled back. */
+  /** The secret's revision after this write. If the row in `secrets` has a lower revision, that row was rolled back. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),

@@ -16,7 +16,7 @@ export function requireKeptVersion (version: { locked: boolean, created_at: Date
   fail('version_locked', { retention_days: retention_days!, version_created_at: version.created_at })
 }
 
-/** Throws `version_locked` if a document is outside the retention window, else `version_gone` if one is `unknown`. */
+/** Throws `version_locked` if a level has a locked version, else `version_gone` if a document is `unknown`. */
 export function requireKeptAt (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)
   if (locked !== undefined) {

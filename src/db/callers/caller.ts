@@ -44,7 +44,7 @@ export class OrganizationInactive extends Error {
 }
 
 /**
- * Another transaction has locked a row that the change needs. The change is retried: if it waited, it would keep the
+ * Another transaction has locked a row that the change needs. The change is retried, because a wait would keep the
  * organization's row in `organization_counters` locked, for which other changes wait.
  */
 export class RowLocked extends Error {
@@ -99,8 +99,8 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
   FROM (${apiTokens}) AS its`)
 
-// Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but not the
-// organization_counters. The statements below lock in the same order. SKIP LOCKED omits callers whose rows are locked.
+// Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but no row
+// in `organization_counters`. These statements lock in the same order. SKIP LOCKED omits callers with locked rows.
 const LOCK = sql`FOR SHARE SKIP LOCKED`
 
 const liveGrant = (id: SQL, lock: SQL) => sql`LATERAL (

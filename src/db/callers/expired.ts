@@ -18,7 +18,7 @@ export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promi
     await db.delete(key.table).where(inArray(key, some))
     return
   }
-  // In one DELETE, each node would run the subquery on its own copy, and could so skip and delete different rows.
+  // If the DELETE contained the select, each node would select rows of its own copy, and could delete other rows.
   const keys = (await some).map((row) => row.key)
   if (keys.length > 0) await db.delete(key.table).where(inArray(key, keys))
 }

@@ -192,7 +192,7 @@ async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string,
 
 /**
  * Checks the settings of each node of a Citus cluster, and sets missing `DEFAULTS` for this database: a copy of the
- * database and a node that was added later do not have these. Must run on the coordinator. Returns the nodes that
+ * database and a node that was added later lack these settings. Must run on the coordinator. Returns the nodes that
  * lacked a setting.
  *
  * @throws CitusError if a node does not respond or has a wrong setting

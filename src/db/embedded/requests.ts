@@ -82,7 +82,7 @@ export async function serveRequests (
       if (text.length > MAX_REQUEST_LENGTH) socket.destroy()
     })
     socket.on('end', () => {
-      // Sends no heartbeat while the client does not read: it would restart the timeout, and fill the buffer.
+      // Sends no heartbeat while the client does not read: a heartbeat would restart the timeout, and fill the buffer.
       const sendHeartbeat = () => { if (!socket.writableNeedDrain) socket.write('\n') }
       socket.setTimeout(READ_TIMEOUT_MS)
       sendHeartbeat()
