@@ -47,7 +47,7 @@ export interface Database {
   /** For transactions whose duration grows with the size of a project: at most two at a time, each for at most 60 s. */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
-  /** For messages: hosts and database name, or the directory. Contains no credentials or parameters. */
+  /** The location for messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
   pools: Readonly<Record<string, Pool>>
   /** `citus` if the database has the Citus extension; known after `migrate` or `authenticate`. */

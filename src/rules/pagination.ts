@@ -6,7 +6,7 @@ export interface PageRequest { page: number, per_page: number }
 
 export type NamedPageRequest = PageRequest & Selection
 
-/** Whether a selection is the whole list in its default order. */
+/** Whether a selection (order and filters) selects the whole list in its default order. */
 export const isDefault = ({ sort, name, search }: Selection): boolean =>
   sort === undefined && name === undefined && search === undefined
 

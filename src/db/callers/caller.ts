@@ -100,7 +100,7 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
   FROM (${apiTokens}) AS its`)
 
 // Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but no row
-// in `organization_counters`. These statements lock in the same order. SKIP LOCKED omits callers with locked rows.
+// in `organization_counters`. The statements below lock in the same order. SKIP LOCKED omits callers with locked rows.
 const LOCK = sql`FOR SHARE SKIP LOCKED`
 
 const liveGrant = (id: SQL, lock: SQL) => sql`LATERAL (

@@ -35,7 +35,7 @@ export interface QueueFigures { waiting: number, transactions: number, entries: 
 
 /**
  * Queues the changes of this process, and runs them in transactions. An organization has one transaction at a time.
- * Changes with the same `run` share a transaction, also those of different organizations.
+ * Changes with the same `run` function share a transaction, even if they are of different organizations.
  *
  * Rejects a change with DatabaseUnavailable at its deadline. If a transaction fails because the database is down,
  * rejects all waiting changes of its organizations, too.

@@ -38,7 +38,7 @@ export function setEngine (db: Db, engine: () => Engine): void {
 /** The engine of a handle or a transaction. */
 export const engineOf = (db: Db): Engine => engines.get(dialectOf(db))?.() ?? 'postgres'
 
-/** SQL that depends on the engine: chosen when the statement is rendered. */
+/** SQL that depends on the engine. The form is chosen when the statement is rendered. */
 export const perEngine = (forms: Record<Engine, SQL>): SQL =>
   sql`${{ getSQL: () => forms[current], shouldOmitSQLParens: () => true }}`
 
@@ -67,9 +67,9 @@ export const andRowsAlone = perEngine({
 })
 
 /**
- * A subquery of the rows in a JSON parameter, for an UPDATE or INSERT: `organization_id` and `columns`. On Citus, the
- * statement's organization replaces the organization in the JSON, and the join with `organization_counters` makes an
- * INSERT run on the organization's node.
+ * A subquery with the rows in a JSON parameter, for an UPDATE or INSERT. The rows have `organization_id` and `columns`.
+ * On Citus, the statement's organization replaces the organization in the JSON, and the join with
+ * `organization_counters` makes an INSERT run on the organization's node.
  */
 export const rowsIn = (json: unknown, columns: SQL): SQL => perEngine({
   postgres: sql`SELECT * FROM jsonb_to_recordset(${json}::jsonb) AS its (organization_id char(26), ${columns})`,

@@ -18,7 +18,7 @@ export interface RowAuthority {
   report (violation: Violation): void
   reports (): number
   logTo (log: ViolationLog): void
-  /** Resolves when all reports are in the audit. */
+  /** Resolves when all reports are in the audit log. */
   settled (): Promise<void>
 }
 
