@@ -77,8 +77,8 @@ import { createRemovalWorker } from './vault/jobs/cleanup.ts'
 import { createHistoryWorker } from './vault/jobs/worker.ts'
 import { createReadRecorder } from './vault/documents/write.ts'
 
-// The plugins under /api/v1 by their tag in the document, in the order in which a new user needs them. OAuth is
-// registered separately, at its standard paths.
+// The plugins under /api/v1, by their tag in the OpenAPI document. The tags are in the order in which a new user needs
+// them. The OAuth plugin is registered separately, because its standard paths have no prefix.
 const DOMAINS: Record<string, [description: string, ...plugins: Domain[]]> = {
   organizations: ['Organizations, which own all other resources', organizations],
   projects: ['Projects of an organization, with a key each', projects],
@@ -102,24 +102,24 @@ export interface AppDependencies {
   config: Config
   database: Database
   keyring: Keyring
-  /** Parameters of key derivations; tests may use cheaper parameters. */
+  /** Cost parameters of key derivations and password hashes; tests pass lower costs. */
   costs?: Costs
   logStream?: LogStream
-  /** Whether a shutdown has begun: `/readyz` fails, and each connection is closed after its response. */
+  /** Whether a shutdown has begun. Then `/readyz` fails, and each connection is closed after its next response. */
   isLeaving?: () => boolean
   /** Whether new requests get 503. */
   isStopping?: () => boolean
-  /** Milliseconds after the guard's checks; if a body arrives later, the guard checks the caller again. */
+  /** Milliseconds for which the guard's checks are valid. If the body arrives later, the guard repeats the checks. */
   judgedFor?: number
   /** The payment provider; by default, payments are manual. */
   provider?: Provider
   /** Timeout of the payment provider in milliseconds. */
   patienceOfProvider?: number | undefined
-  /** Rate-limit counters; with Redis, the fallback counters. By default, in the memory of this process. */
+  /** Rate-limit counters. With Redis, they are used only while Redis fails. Default: counters in this process. */
   counters?: OwnCounters | undefined
-  /** The registry for metrics of this process, if METRICS_TOKEN is set; by default, a new one. */
+  /** The metrics registry of this process. Default: a new registry. Not used without METRICS_TOKEN. */
   metrics?: Metrics | undefined
-  /** Reads the metrics of all processes of the service; by default, of this process only. */
+  /** Reads the metrics of all processes of the service. Default: reads only the metrics of this process. */
   readMetrics?: (() => Promise<Measured>) | undefined
 }
 
@@ -151,14 +151,14 @@ export async function buildApp (
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     exposeHeadRoutes: true,
-    // Prevents Fastify from loading its own compilers. The cast is needed because its types accept no other compilers.
+    // Prevents Fastify from loading its own compilers. The cast is needed because of the types of Fastify.
     schemaController: {
       compilersFactory: { buildValidator: () => validatorCompiler, buildSerializer: () => serializerCompiler } as object
     },
     routerOptions: { maxParamLength: 128, caseSensitive: true, ignoreTrailingSlash: false },
-    // The guard, not Node.js, refuses requests without `Host`, so that the rate limit counts them.
+    // The guard, not Node.js, refuses requests without `Host`, so that the rate limit counts the refused requests.
     http: { headersTimeout: 10_000, connectionsCheckingInterval: 1_000, requireHostHeader: false } as object,
-    // Fastify runs no hooks for an invalid path, so the log line and the headers are set up here.
+    // Fastify runs no hooks for an invalid path, so this handler sets up the log line and the headers.
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
@@ -178,11 +178,11 @@ export async function buildApp (
     if (answered !== undefined) requestLog.answered(socket, id, answered)
   }
   app.server.on('connect', (_request, socket: Socket) => answerBeside(socket, 'method_not_allowed'))
-  // Node.js silently drops headers above its limit. Accept one more header, to detect that there are too many.
+  // Node.js silently drops headers above this limit. It is one above MAX_HEADERS, so that a hook can detect too many.
   app.server.maxHeadersCount = MAX_HEADERS + 1
   const { db, reads, lists, pages, longTransactions } = database
   decorate(app, { db, reads, lists, pages, longTransactions, keyring, costs, config })
-  // With `off`, the embedded database would not write its log until the next synchronous commit.
+  // With `off`, the embedded database would write its log (WAL) only at the next synchronous commit.
   const commitOfReads = database.kind === 'embedded' ? 'on' : 'off'
   decorate(app, {
     recordRead: createReadRecorder(db, commitOfReads),
@@ -225,7 +225,7 @@ export async function buildApp (
     if (isLast) done(new ApiError('service_unavailable'))
     else if (request.url.length > MAX_URL_LENGTH) done(new ApiError('uri_too_long'))
     else if (hasTooMany) done(new ApiError('header_fields_too_large'))
-    // Check here, because CORS preflights are answered before the guard runs.
+    // Check OPTIONS requests here, because the CORS plugin answers preflights before the guard runs.
     else if (request.method === 'OPTIONS') done(requestFormatError(request))
     else done()
   })
@@ -245,7 +245,7 @@ export async function buildApp (
   }
   await installOpenApi(app, Object.fromEntries(Object.entries(DOMAINS).map(([tag, [text]]) => [tag, text])))
   installMethods(app)
-  // Before the guard, whose `onRoute` hook would throw for routes of libraries: they do not declare `access`.
+  // Install before the guard: its `onRoute` hook throws for routes without `access`, such as routes of libraries.
   await installDocs(app)
   if (config.console) await installConsole(app)
   installPathParams(app)
@@ -293,7 +293,7 @@ function withoutBase (publicUrl: string | undefined) {
       : url
 }
 
-// PUBLIC_URL, or the address on which the service listens or will listen.
+// Returns PUBLIC_URL. Without PUBLIC_URL, returns the address on which the service listens or will listen.
 function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () => string {
   let known = publicUrl
   return () => {
@@ -305,7 +305,8 @@ function issuerOf (app: FastifyInstance, { publicUrl, host, port }: Config): () 
   }
 }
 
-// Ten times as fast as the default of ulidx, which requests system randomness for each of the 16 characters.
+// Takes all random bytes of an id from `nonce`. By default, ulidx calls the random generator of the system for each of
+// the 16 random characters, which is ten times as slow.
 function newRequestId (): string {
   const bytes = nonce(16)
   let used = 0

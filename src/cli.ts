@@ -3,10 +3,10 @@ import './node-version.mjs'
 import { realpathSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 
-/** Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. */
+/** Runs a command. Returns the exit status: 0 for success, 1 for failure or 2 for wrong usage, with few exceptions. */
 export async function main (argv: string[]): Promise<number> {
-  // A static import would be linked before the version is checked. The other modules take a while to load, so the
-  // signals are handled first.
+  // Imports dynamically, because Node.js would link static imports before `node-version.mjs` checks the version. The
+  // other modules take a while to load, so signals are handled before.
   const { interceptStart } = await import('./commands/common/scratch.ts')
   const begin = argv[0] === 'serve' ? () => {} : interceptStart()
   const { run } = await import('./commands/main.ts')
@@ -16,7 +16,7 @@ export async function main (argv: string[]): Promise<number> {
 // Follow links, because the installed command is a symbolic link to this file.
 const [, started] = process.argv
 if (started !== undefined && realpathSync(started) === fileURLToPath(import.meta.url)) {
-  // A failed write to standard error cannot be reported anywhere.
+  // Ignores failed writes to standard error, because there is no other place to report them.
   process.stderr.on('error', () => {})
   process.exit(await main(process.argv.slice(2)))
 }

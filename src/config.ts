@@ -75,16 +75,16 @@ export function loadConfig (env: NodeJS.ProcessEnv) {
   return config
 }
 
-/** Returns the key commands for `key new`, which has no master key yet: skips the checks of `loadConfig`. */
+/** Returns the key commands for `key new`. Skips the checks of `loadConfig`, because there is no master key yet. */
 export function loadKeyCommands (env: NodeJS.ProcessEnv): Config['keyCommands'] {
   return readVariables(env).keyCommands
 }
 
 const MAX_EDITS = 2
-// Shorter names have too many neighbours.
+// A short name allows fewer edits, because many unrelated words are within two edits of a short name.
 const LETTERS_PER_EDIT = 4
 
-/** A line for each set variable without an effect whose name resembles one of ours. Never contains a value. */
+/** A warning for each set variable that is unknown, but is named like a known variable. Never contains a value. */
 export function unknownVariables (env: NodeJS.ProcessEnv): string[] {
   const own = new Set<string>()
   readVariables({}, own)
@@ -110,7 +110,7 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
     /** If not set, the embedded database in `dataDir` is used. */
     databaseUrl: read('DATABASE_URL', variable(readDatabaseUrl,
       'postgres://user:password@host:5432/database; percent-encode special characters of user and password', showScheme)),
-    /** Connections of each process. */
+    /** Maximum database connections of each process. */
     databasePool: read('DATABASE_POOL', integer(2, 100)) ?? 10,
     /** Seconds that a start waits for an unavailable PostgreSQL. */
     databaseWait: read('DATABASE_WAIT', seconds(0, 3600)) ?? 60,
@@ -122,7 +122,7 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
       'an http:// or https:// address in normal form (lower-case host, no default port), ' +
       'without user, query, fragment or trailing slash, as in https://secrets.example.com')),
     allowInsecurePublicUrl: read('ALLOW_INSECURE_PUBLIC_URL', onOrOff) ?? false,
-    /** Fastify's `trustProxy`: false, or a list of addresses, networks and names. */
+    /** Fastify's `trustProxy`: false, or a list of addresses, networks, and names of networks such as `loopback`. */
     trustProxy: read('TRUST_PROXY', variable((text) => text === 'off' ? false : readList(text, readProxy),
       'off, or a comma-separated list of IP addresses, networks as in 10.0.0.0/8, loopback, linklocal and uniquelocal')) ?? false,
     /** If not set, no mail is sent. */
@@ -145,8 +145,8 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
     masterKeysPrevious: read('MASTER_KEYS_PREVIOUS', variable((text) => readList(text, readMasterKey),
       'a comma-separated list of <id>:<base64 of 32 bytes>', hide)) ?? [],
     /**
-     * Base values of the limits in `http/limits/limits.ts`, in requests per minute or hour, as stated there. 0 disables
-     * the limits with this base value.
+     * Base values of the limits in `http/limits/limits.ts`, in requests per minute or hour (stated for each limit in
+     * that file). 0 disables the limits with this base value.
      */
     rateLimits: {
       api: read('RATE_LIMIT_API', perWindow) ?? 100,
@@ -196,7 +196,7 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
     ratio: read('OTEL_TRACES_SAMPLER_ARG', variable(readShare, 'a share from 0 to 1, as in 0.1')) ?? 1
   }
   const commands = {
-    /** A program and its arguments; only needed to create keys. */
+    /** A program and its arguments. Needed only to create a wrapped master key. */
     wrap: read('MASTER_KEY_WRAP_COMMAND', command),
     unwrap: read('MASTER_KEY_UNWRAP_COMMAND', command),
     /** Seconds. */
@@ -211,8 +211,8 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
   }
 }
 
-// Key commands, such as cloud tools, read their credentials from the environment. Excludes the variables of the
-// service, such as the database password.
+// The environment of key commands. These commands, such as cloud tools, read their credentials from the environment.
+// Excludes the variables of the service, such as the database password.
 function environmentOfCommands (env: NodeJS.ProcessEnv, own: ReadonlySet<string>): Record<string, string> {
   const entries = Object.entries(env).filter((entry): entry is [string, string] => {
     const [name, value] = entry
@@ -270,19 +270,19 @@ function refuseFile (name: string, path: string, given: string, allowed: string)
 }
 
 /**
- * Returns the http URL of a host and a port, as this machine can open it: the loopback address for a wildcard, which is
- * every address of this machine; with brackets around an IPv6 address.
+ * Returns the http URL under which this machine can open a host and a port. Replaces a wildcard address, on which the
+ * service listens on every address, by the loopback address. Adds brackets to an IPv6 address.
  */
 export function httpAddress (host: string, port: number): string {
   const written = host.includes(':') ? `[${host}]` : host
-  // The parser normalizes other spellings of the wildcards.
+  // The URL parser normalizes other spellings of a wildcard, such as `0:0:0:0:0:0:0:0`.
   const wildcard = WILDCARDS[parseUrl(`http://${written}`)?.hostname ?? '']
   return `http://${wildcard ?? written}:${port}`
 }
 
 const WILDCARDS: Readonly<Record<string, string>> = { '0.0.0.0': '127.0.0.1', '[::]': '[::1]' }
 
-/** Whether people of other machines may open the pages over plain http, which shows passwords to the network. */
+/** Whether browsers on other machines can open the pages over plain http, so that the network can read passwords. */
 export const isOpenInsecurely = ({ publicUrl, host }: Pick<Config, 'publicUrl' | 'host'>): boolean =>
   publicUrl === undefined ? !isLoopback(host) : isInsecureUrl(publicUrl)
 
@@ -295,7 +295,7 @@ function checkPublicUrl (url: string | undefined) {
     'To allow it anyway, set ALLOW_INSECURE_PUBLIC_URL=on')
 }
 
-/** Whether a host name or an IP address, with or without brackets, is this machine. */
+/** Whether a host name or an IP address, with or without brackets, refers to this machine. */
 export function isLoopback (hostname: string): boolean {
   return /^(?:localhost|\[::1\]|::1|127(?:\.\d{1,3}){3})$/.test(hostname)
 }
@@ -363,9 +363,9 @@ function readCommand (text: string) {
 
 function readDatabaseUrl (text: string) {
   if (!/^postgres(?:ql)?:\/\/\S+$/.test(text)) return undefined
-  // The driver accepts several hosts; `URL` accepts only one, so remove the others.
+  // The driver accepts several hosts, but `URL` accepts only one: check the URL with only its first host.
   const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1'))
-  // If these parts cannot be decoded, the driver throws a URIError without context.
+  // If user, password or path cannot be percent-decoded, the driver throws a URIError without context.
   const isDecodable = url && decode(url.username + url.password + url.pathname) !== undefined
   return isDecodable && url.hash === '' ? text : undefined
 }
@@ -379,13 +379,13 @@ function readHttpUrl (text: string) {
     : undefined
 }
 
-// Clients compare the issuer byte by byte, so only the normalized URL is accepted.
+// PUBLIC_URL is the OAuth issuer, which clients compare byte by byte. So only the normalized URL is accepted.
 function readPublicUrl (text: string) {
   const url = readHttpUrl(text)
   return url?.href === text || url?.href === `${text}/` ? text : undefined
 }
 
-// Rejects a query, because its options would be ignored.
+// Rejects a URL with a query, because options in the query would be ignored.
 function readSmtpUrl (text: string) {
   const url = /^smtps?:\/\/[^\s?#]+$/.test(text) ? parseUrl(text) : undefined
   const secure = url?.protocol === 'smtps:'

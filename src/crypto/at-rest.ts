@@ -1,10 +1,11 @@
 /**
  * Encrypts stored values (CR-01): version (1) ‖ salt (24) ‖ IV (12) ‖ ciphertext ‖ tag (16). A value can be decrypted
- * only with the key and the context that sealed it, so a row that was changed, moved, swapped or rolled back is
- * refused. Each value has its own subkey, so the number of encryptions under one key is not limited (CR-05).
+ * only with the key and the context with which it was sealed. The context is additional data, such as the ids and the
+ * revision of the row. So a value that was changed, moved to another row or rolled back is refused. Each value has its
+ * own subkey, so the number of values under one key is not limited (CR-05).
  *
- * Version 2 derives the subkey with HKDF-Expand alone, because the keys are uniformly random (RFC 5869, 3.3). No
- * release wrote version 1.
+ * Version 2 derives the subkey with HKDF-Expand without HKDF-Extract, because the keys are uniformly random (RFC 5869,
+ * 3.3). No release wrote values of version 1.
  */
 import type { KeyObject } from 'node:crypto'
 import { expandKey, open, nonce, seal, SEAL_OVERHEAD } from './primitives.ts'

@@ -1,7 +1,7 @@
 /**
  * API tokens (CR-30 to CR-32): `dotenv_<ULID of the organization>_<40 base62 random><6 base62 checksum>`. A token has
  * 238 unbiased random bits and a form that secret scanners recognize. The checksum detects mistyped tokens without a
- * database query. Only the look-up of the hash authenticates.
+ * database query. A token is authenticated only by the look-up of its hash in the database.
  */
 import { crc32 } from 'node:zlib'
 import { random, sameBytes, sha256 } from './primitives.ts'
@@ -21,7 +21,7 @@ export function mintApiToken (organizationId: string): string {
   return token
 }
 
-/** The id of a token's organization; undefined if the form or checksum is wrong. Does not authenticate. */
+/** Reads the organization's id in a token; undefined if form or checksum are wrong. Does not look up the token. */
 export function parseApiToken (text: string): { organizationId: string } | undefined {
   if (!TOKEN_PATTERN.test(text)) return undefined
   const end = text.length - CHECKSUM_CHARACTERS
@@ -41,7 +41,7 @@ export function mintCredential (kind: Credential): string {
   return body + checksum(body)
 }
 
-/** Whether the text has the form and the checksum of a credential of this kind. Does not authenticate. */
+/** Whether the text has the form and the checksum of a credential of this kind. Does not look up the credential. */
 export function isCredential (kind: Credential, text: string): boolean {
   const [, found] = CREDENTIAL_PATTERN.exec(text) ?? []
   return found === kind && checksum(text.slice(0, -CHECKSUM_CHARACTERS)) === text.slice(-CHECKSUM_CHARACTERS)
@@ -78,14 +78,15 @@ export function hashToken (text: string): Buffer {
 }
 
 /**
- * The columns of a token: its hash, and its first 12 and last 4 characters for lists. These are not secret: the first
- * are a part of the organization's id. The last are a part of the checksum, which leaves 214 of the 238 random bits.
+ * The columns of a token: its hash, and its first 12 and last 4 characters, which lists show. The first 12 characters
+ * are `dotenv_` and the start of the organization's id. The last 4 characters are a part of the checksum, so they
+ * reveal at most 24 of the 238 random bits.
  */
 export function storedToken (text: string): { token_hash: Buffer, token_prefix: string, token_suffix: string } {
   return { token_hash: hashToken(text), token_prefix: text.slice(0, 12), token_suffix: text.slice(-4) }
 }
 
-// Discards bytes above 247: 256 is not a multiple of 62, so the remainder would favour 8 characters.
+// Discards bytes above 247, because 248 is the largest multiple of 62: larger bytes would favour 8 characters.
 function randomBase62 (length: number): string {
   let text = ''
   while (text.length < length) {

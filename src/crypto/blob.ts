@@ -1,6 +1,6 @@
 /**
  * The blob format of clients: base64 of IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM, without additional data. Only
- * authentic plaintext is returned (CR-08). A blob is not bound to its row; `at-rest.ts` adds that.
+ * authentic plaintext is returned (CR-08). A blob is not bound to its row, so `at-rest.ts` seals the blob again.
  */
 import type { KeyObject } from 'node:crypto'
 import { decodeBase64, open, seal, SEAL_OVERHEAD } from './primitives.ts'

@@ -1,12 +1,12 @@
-/** Expensive work was refused (503), because its queue is full or it has waited too long. The client may retry. */
+/** Expensive work was refused (503), because its queue was full or the work waited too long. The client may retry. */
 export class WorkOverloaded extends Error {
   override readonly name: string = this.constructor.name
 }
 
-/** Runs `work` at once or after queueing. Rejects with the error of `work`, or with WorkOverloaded. */
+/** Runs `work`, possibly after a wait in a queue. Rejects with the error of `work`, or with WorkOverloaded. */
 export type Gate = <T>(work: () => Promise<T>) => Promise<T>
 
-/** A timer that calls `late`. The returned function cancels the timer. */
+/** Calls `late` after these milliseconds. The returned function cancels the timer. */
 export type After = (milliseconds: number, late: () => void) => () => void
 
 const inRealTime: After = (milliseconds, late) => {

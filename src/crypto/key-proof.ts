@@ -1,7 +1,7 @@
 /**
- * Key strings, and the data keys and proofs that are derived from them as in existing clients (S-8.2, S-8.5). A proof
- * detects a wrong key and authorizes nothing (CR-20). Proofs are compared in constant time (CR-17). At most two
- * derivations run at once, so that PBKDF2 leaves threads for other work (CR-16).
+ * Key strings. Data keys and proofs are derived from a key string, as in existing clients (S-8.2, S-8.5). A wrong proof
+ * shows that a client has a wrong key; a right proof authorizes nothing (CR-20). Proofs are compared in constant time
+ * (CR-17). At most two derivations run at once, so that PBKDF2 leaves threads for other work (CR-16).
  */
 import type { KeyObject } from 'node:crypto'
 import { createGate, WorkOverloaded } from './bounded.ts'
@@ -9,7 +9,7 @@ import { decodeBase64, open, random, sameBytes, secretKey, stretch, takeKey } fr
 
 const PROOF_BYTES = 32
 
-/** Too many key derivations are waiting, or one has waited too long. */
+/** Too many key derivations are waiting, or a derivation has waited too long. */
 export class KeyWorkOverloaded extends WorkOverloaded {
   constructor () {
     super('too many key derivations are waiting')
@@ -19,8 +19,8 @@ export class KeyWorkOverloaded extends WorkOverloaded {
 const gate = createGate(2, 64, () => new KeyWorkOverloaded())
 
 /**
- * A new key string: 32 random bytes as 64 hex characters. The text is the key; it is never decoded. With a text of 32
- * characters, proof and data key would be equal.
+ * A new key string: 32 random bytes as 64 hex characters. PBKDF2 gets the characters, not the decoded bytes. A key
+ * string of 32 characters would need no padding in `padKey`, so its proof and its data key would be equal.
  */
 export function generateKeyString (): string {
   return random(32).toString('hex')
@@ -53,8 +53,8 @@ export function proofMatches (proof: Buffer, keyCheck: Buffer): boolean {
 }
 
 /**
- * Whether a proof decrypts the blob that was sent with it, which means that the proof is the data key (CR-24). Accepts
- * non-canonical base64 of the blob, because clients do.
+ * Whether a proof decrypts the blob of the same request. Then the client sent its data key instead of a proof (CR-24).
+ * Accepts a blob in non-canonical base64, because existing clients send such blobs.
  */
 export function proofOpens (proof: Buffer, blob: string): boolean {
   if (proof.length !== PROOF_BYTES) return false

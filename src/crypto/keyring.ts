@@ -19,7 +19,7 @@ const CANARY = Buffer.from('strongroom canary, rows are authenticated under the 
 /** A master key. The id is not secret: it is stored in each wrapped value. */
 export interface MasterKey { id: string, key: KeyObject }
 
-/** Operations with master keys, which do not reveal the keys. */
+/** Operations with master keys. None of the operations returns a master key. */
 export interface Keyring {
   /** The id of the newest key. */
   currentId: string
@@ -35,7 +35,7 @@ export interface Keyring {
   idOf (wrapped: Buffer): string
 }
 
-/** The master key `id`, which has wrapped a value, is not in the ring. */
+/** A value was wrapped by the master key `id`, which is not in the ring. */
 export class MasterKeyMissing extends Error {
   override readonly name = 'MasterKeyMissing'
   readonly id: string
@@ -74,7 +74,7 @@ export function createKeyring (keys: MasterKey[]): Keyring {
     },
     unwrap,
     unwrapKey (wrapped, context) {
-      // Compares the wrapped value, so that a replaced or manipulated key is not read from the cache.
+      // The cached key is used only for equal wrapped bytes, so a replaced or manipulated value is unwrapped again.
       const name = context.toString('latin1')
       const known = cache.get(name)
       if (known?.wrapped.equals(wrapped)) return known.key
@@ -112,8 +112,9 @@ export function generateMasterKey (): { id: string, text: string } {
 }
 
 /**
- * A known value, wrapped by a master key and stored in the database. Unwrapping it at start shows whether the ring has
- * that master key (CR-13). `fingerprint` identifies the row key and the first chain key.
+ * Makes a canary: a known value that is wrapped by a master key and stored in the database. At start, the service
+ * unwraps the canary, to check that the ring has its master key (CR-13). `fingerprint` identifies the key of row MACs
+ * and the first key of the audit chains.
  */
 export function makeCanary (keyring: Keyring, fingerprint: Buffer, id = keyring.currentId): Buffer {
   return keyring.wrap(Buffer.concat([CANARY, fingerprint]), encodeContext('canary'), id)
@@ -126,7 +127,7 @@ export function openCanary (keyring: Keyring, canary: Buffer): Buffer {
   return content.subarray(CANARY.length)
 }
 
-// Includes the id, so that changing the id of a wrapped value is detected.
+// The context includes the id of the master key, so that a changed id in a wrapped value is detected.
 function wrappedContext (id: string, context: Buffer): Buffer {
   return Buffer.concat([encodeContext('master key', id), context])
 }

@@ -1,16 +1,16 @@
 /**
- * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. oslo normalizes passwords to NFKC, so equivalent
- * Unicode forms match. At most four hashes, of 19 MiB each, are computed at once.
+ * Passwords: Argon2id with the OWASP minimum (CR-40), as PHC strings. The library oslo normalizes passwords to NFKC, so
+ * equivalent Unicode forms match. At most four hashes, of 19 MiB each, are computed at once.
  */
 import { createGate, WorkOverloaded } from './bounded.ts'
 import { COSTS, type PasswordCost } from './costs.ts'
 import { beginPiece } from '../telemetry/spans.ts'
 import { random } from './primitives.ts'
 
-/** 32 characters without i, l, o and u, so that five random bits select one without bias. */
+/** Without i, l, o and u, which are easily misread. Five random bits select one of 32 characters without bias. */
 const READABLE = '0123456789abcdefghjkmnpqrstvwxyz'
 
-/** Too many password hashes are waiting, or one has waited too long. */
+/** Too many password hashes are waiting, or a hash has waited too long. */
 export class PasswordWorkOverloaded extends WorkOverloaded {
   constructor () {
     super('too many password hashes are waiting')
@@ -49,10 +49,10 @@ export function isOutdated (
 
 const dummyHashes = new Map<PasswordCost, Promise<string>>()
 
-/** Takes as long as `verifyPassword`, so that the time does not reveal whether an account exists (CR-41). */
+/** For an unknown account: takes as long as `verifyPassword`, so that the time does not reveal accounts (CR-41). */
 export async function verifyNobody (password: string, cost: PasswordCost = COSTS.password): Promise<void> {
   const hash = dummyHashes.get(cost) ?? hashPassword(generatePassword(), cost).catch((error: unknown) => {
-    // Let the next call retry: a cached failure would reject at once and so reveal missing accounts.
+    // The next call tries again. A cached failure would reject at once, which would reveal that there is no account.
     dummyHashes.delete(cost)
     throw error
   })

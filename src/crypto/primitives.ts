@@ -24,7 +24,7 @@ export const SEAL_OVERHEAD = IV_BYTES + TAG_BYTES
 
 /**
  * Encrypts and authenticates: IV (12) ‖ ciphertext ‖ tag (16), AES-256-GCM. The context is authenticated, not stored.
- * Seal at most 2^32 values under one key (SP 800-38D, CR-05). `at-rest.ts` has a key for each value.
+ * Seal at most 2^32 values under one key (SP 800-38D, CR-05). `at-rest.ts` derives a key for each value.
  */
 export function seal (key: KeyObject, plaintext: Buffer, context?: Buffer): Buffer {
   const end = beginPiece('seal')
@@ -137,7 +137,8 @@ export function nonce (bytes: number): Buffer {
 /**
  * The context of a sealed value, as additional data: `uint32 length ‖ UTF-8 bytes` for each field, so that no two lists
  * of fields give the same bytes (CR-02). A number is encoded as its decimal text, because database drivers return
- * numbers or text. Throws for a lone surrogate, which would become U+FFFD and collide, and for an unsafe integer.
+ * numbers or text. Throws for an unsafe integer, and for a lone surrogate: UTF-8 would replace all lone surrogates by
+ * U+FFFD, so that different texts would give the same bytes.
  */
 export function encodeContext (...fields: (string | number)[]): Buffer {
   const texts = fields.map((field) => {

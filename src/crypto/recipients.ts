@@ -1,6 +1,6 @@
 // Encrypts and decrypts streams with age (https://age-encryption.org), in authenticated chunks of 64 KiB.
 
-// @types/node lacks this method.
+// @types/node has no type for `ReadableStream.from`.
 interface Streams { from (chunks: AsyncIterable<Uint8Array>): ReadableStream<Uint8Array> }
 const streamOf = (chunks: AsyncIterable<Uint8Array>) => (ReadableStream as unknown as Streams).from(chunks)
 
@@ -33,8 +33,8 @@ export async function encryptTo (recipients: readonly string[]): Promise<Cipher>
 }
 
 /**
- * Decrypts with the identities in the output of `age-keygen`. Throws RecipientError if there is no identity, one is
- * invalid, or none matches. Error messages contain no part of an identity.
+ * Decrypts with the identities in the output of `age-keygen`. Throws RecipientError if there is no identity, if an
+ * identity is invalid, or if no identity matches the file. Error messages contain no part of an identity.
  */
 export async function decryptWith (identities: string): Promise<Cipher> {
   const { Decrypter } = await import('age-encryption')

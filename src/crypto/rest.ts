@@ -1,4 +1,4 @@
-/** Milliseconds of work on documents after which a request ends its page, so that other requests run. */
+/** Milliseconds of work on documents after which a request returns its page, even if the page is not full. */
 export const MAX_WORK = 300
 
 /** Yields to the event loop, so that other requests run between two steps of a long operation. */

@@ -13,13 +13,13 @@ export function encodeRow (table: string, fields: readonly (readonly [name: stri
   return wellFormed(text)
 }
 
-// All lone surrogates would be hashed as U+FFFD, so different texts would have one MAC.
+// All lone surrogates would be hashed as U+FFFD, so different texts would have the same MAC.
 function wellFormed (text: string): string {
   if (!isWellFormed(text)) throw new Error('a row needs well-formed text')
   return text
 }
 
-/** The fields to encode, in order. A field in `presence` is encoded as whether it is neither null nor false. */
+/** The fields to encode, in order. Of a field in `presence`, only whether it has a value is encoded, as a boolean. */
 export interface RowFormat { fields: readonly string[], presence?: readonly string[] }
 
 /** A faster `encodeRow` for the rows of one format. */
@@ -70,8 +70,8 @@ export function createRowChecker (key: KeyObject) {
 }
 
 /**
- * A key for hashes by which guessable values are looked up. Derived from the row key, so that it needs no storage;
- * different from the row key, so that no hash is a valid MAC of a row.
+ * Derives the key for `lookupHash`, which hashes guessable values by which rows are found. The key is derived from the
+ * row key, so that it need not be stored. The keys differ, so that no such hash is a valid MAC of a row.
  */
 export function deriveLookupKey (key: KeyObject): KeyObject {
   return deriveKey(key, Buffer.from('strongroom lookups'), 'hash')

@@ -31,7 +31,7 @@ export function codeAt (secret: Buffer, step: number): Promise<string> {
 export async function findStep (secret: Buffer, text: string, now: number): Promise<number | undefined> {
   const given = Buffer.from(withoutSpaces(text))
   let found: number | undefined
-  // If two steps have the same code, returns the later one, so that the code cannot be used again.
+  // If two steps have the same code, returns the later step: the caller then accepts neither step again.
   for (const step of [now - 1, now, now + 1]) {
     if (sameBytes(given, Buffer.from(await codeAt(secret, step)))) found = step
   }

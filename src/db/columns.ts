@@ -4,7 +4,7 @@ import { customType, timestamp, type PgColumn } from 'drizzle-orm/pg-core'
 /** Raw bytes: a Buffer in code, `bytea` in the database. */
 export const bytea = customType<{ data: Buffer, driverData: Buffer }>({ dataType: () => 'bytea' })
 
-/** A timestamp: a Date in code. Both have milliseconds, so a stored Date is read back unchanged. */
+/** A timestamp with milliseconds, like a Date in code. So a stored Date is read back unchanged. */
 export const moment = () => timestamp({ withTimezone: true, mode: 'date', precision: 3 })
 
 /**
@@ -13,7 +13,7 @@ export const moment = () => timestamp({ withTimezone: true, mode: 'date', precis
  */
 export const STATEMENT_TIME = sql`statement_timestamp()`
 
-/** Selects a count. Nested, because Drizzle strips table names from top-level columns in a select of one table. */
+/** Selects a count. Nested, because Drizzle removes table names from top-level columns if it selects from one table. */
 export const counted = (subquery: SQL) => sql<number>`${subquery}`
 
 /** The new `updated_at`: the current time, or the old value if no column changes, so that the ETag stays the same. */

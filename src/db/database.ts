@@ -36,7 +36,7 @@ export { savepoint, transaction, type Answering, type Asking } from './changes/t
 export interface Database {
   /** For writes, transactions and slow statements. */
   db: Db
-  /** For short prepared single-statement reads. They share few connections. */
+  /** For short reads of one prepared statement, which share few connections. */
   reads: Db
   /** For lists and counts, which can be slow for large organizations. Bitmap scans are disabled (`WALKING`). */
   lists: Db
@@ -47,14 +47,14 @@ export interface Database {
   /** For transactions whose duration grows with the size of a project: at most two at a time, each for at most 60 s. */
   longTransactions: Db
   kind: 'postgres' | 'embedded'
-  /** For messages: hosts and database name, or the directory. Contains no credentials or parameters. */
+  /** The location for messages: hosts and database name, or the directory. Contains no credentials or parameters. */
   where: string
   pools: Readonly<Record<string, Pool>>
   /** `citus` if the database has the Citus extension; known after `migrate` or `authenticate`. */
   readonly engine: Engine
   /** Sets the authority that computes and verifies row MACs, for all handles. */
   authenticate (authority: RowAuthority): Promise<void>
-  /** Runs a transaction without a deadline, before the service starts. Progress messages contain `what`. */
+  /** Runs a transaction without a deadline, before the service starts. `what`: the work, for progress messages. */
   maintain<T> (fn: (db: Db) => Promise<T>, what?: string): Promise<T>
   /**
    * Runs a read-only REPEATABLE READ transaction. The first query takes the snapshot; SET and LOCK do not. On Citus,
@@ -62,10 +62,10 @@ export interface Database {
    */
   snapshot<T> (fn: (db: Db) => Promise<T>): Promise<T>
   /**
-   * Migrates the schema to this build's version, and on Citus places new tables and sets the settings of the nodes.
-   * With `isThorough` and a connection to the coordinator, checks and sets the settings of all nodes even if no table
-   * is new. Throws the reason of `signal` if the signal ends a wait; throws CitusError if a node is missing or has a
-   * wrong setting, or if the schema must change and this node is not the coordinator. Returns undefined without Citus.
+   * Migrates the schema to this build's version. On Citus, also distributes new tables (`placeTables`) and sets the
+   * settings of the nodes; with `isThorough` on the coordinator, checks and sets the settings even if no table is new.
+   * Throws the reason of `signal` if the signal ends a wait. Throws CitusError if a node is missing or has a wrong
+   * setting, or if the schema must change and this node is not the coordinator. Returns undefined without Citus.
    */
   migrate (
     signal?: AbortSignal, options?: { isThorough?: boolean, steps?: MigrationSteps }
@@ -88,15 +88,16 @@ export interface ConnectOptions extends Partial<EmbeddedOptions> {
 const PING_DEADLINE = 2_000
 // Limits of a long transaction in milliseconds: its duration, and its wait for a connection.
 const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
-// Maximum queue length for a single connection, which a long transaction may occupy for a minute.
+// Maximum queue length if there is only one connection, which a long transaction may occupy for a minute.
 const MAX_WAITING_FOR_ALL = 2_000
 const CLOSE_SECONDS = 5
 // Timeouts in seconds for a silent server: in snapshots, and in migrations or maintenance.
 const READING = 120
 const CHANGING = 3600
 
-// Milliseconds. The server ends a statement before its caller's deadline. The lock timeout is longer than
-// deadlock_timeout (1 s), so that the server reports a deadlock first, and the transaction is retried.
+// Timeouts in milliseconds. statement_timeout is shorter than the deadline of a statement in the service (`DEADLINE`).
+// lock_timeout is longer than deadlock_timeout (1 s), so that the server reports a deadlock first, and the transaction
+// is retried.
 const SESSION = {
   ...BY_INDEX,
   default_transaction_isolation: 'read committed',
@@ -107,8 +108,8 @@ const SESSION = {
 const SNAPSHOT = { isolationLevel: 'repeatable read', accessMode: 'read only' } as const
 const FOR_LISTS = { ...SESSION, ...WALKING }
 
-// fetch_types would query array types on each new connection. The driver's default backoff grows to 20 s, far longer
-// than a typical outage.
+// With fetch_types, the driver would query array types on each new connection. The driver's default backoff grows to
+// 20 s, far longer than a typical outage.
 const COMMON = {
   fetch_types: false, max_lifetime: null, keep_alive: 10, backoff: () => 0.05 + Math.random() / 5, onnotice: () => {}
 }
@@ -216,7 +217,7 @@ async function connectEmbedded (
     socket: embedded.socket,
     max: 1,
     connect_timeout: 60,
-    // The watchdog of the worker replaces this timeout.
+    // The watchdog of the worker thread (embedded/watchdog.ts) replaces this timeout.
     silence_timeout: null,
     host: 'embedded',
     user: 'postgres',
@@ -224,7 +225,7 @@ async function connectEmbedded (
     connection: { application_name: 'strongroom' }
   } as Options<{}>)
 
-  // The embedded PostgreSQL hangs after ENOSPC. A restart recovers all committed data.
+  // The embedded PostgreSQL hangs if the disk is full, so this is fatal. A restart recovers all committed data.
   const full = (error: unknown) => { if (/^(53100|58030)$/.test(codeOf(error) ?? '')) onFatal(databaseError(error)) }
   const pools = { db: createPool(1, MAX_WAITING_FOR_ALL), background: createPool(1), longTransactions: createPool(1) }
   const bounded = (name: keyof typeof pools, more: Partial<Bounds> = {}) =>
@@ -262,7 +263,7 @@ async function connectEmbedded (
   }
 }
 
-// Runs work without a deadline. Fails after `silence` seconds without a response. `what` as for `maintain`.
+// Runs work without a deadline. Fails after `silence` seconds without a response. `what`: as in `maintain`.
 type Alone = <T>(silence: number, what: string, work: (client: Sql) => Promise<T>) => Promise<T>
 
 const withoutDeadline = (
@@ -278,7 +279,7 @@ const withoutDeadline = (
     const migrated = await migrateSchema(client, { onWait, signal, steps })
     const db = handle(client)
     if (!await hasCitus(db)) return undefined
-    // Places tables also if no migration ran: the extension may have been added to an existing database.
+    // Places tables even if no migration ran: the extension `citus` may have been added to an existing database.
     const placed = mergePlaced(migrated, await db.transaction(async tx => await placeTables(tx)))
     const isChecked = isThorough && await isCoordinator(db)
     const nodes = isChecked ? await setDefaults(db) : []
@@ -295,7 +296,7 @@ function handle (client: Sql): Db {
 }
 
 async function ping (client: Sql) {
-  // A long transaction uses the only connection, so the ping would wait for up to a minute.
+  // While a long transaction uses the only connection, `select 1` would wait for up to a minute.
   if (areWaitsPaused()) return
   const query = client`select 1`
   let timer: NodeJS.Timeout | undefined

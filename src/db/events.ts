@@ -39,10 +39,10 @@ export const eventRow = (
   details
 })
 
-/** The end of a chain: number and key id of the next event (null: the first key of all chains), and the last MAC. */
+/** The end of a chain: number and chain key of the next event (null: the first key), and the MAC of the last event. */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
-/** The action of the last event under a chain key. Its `resource_id` is the id of the next key. */
+/** The action of the last event whose MAC uses a chain key. The event's `resource_id` is the id of the next key. */
 export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 
 /** A wrapped chain key. `from_seq` is the number of the first event under the key. */
@@ -51,7 +51,10 @@ export interface ChainKeyRow { organization_id: string, kid: string, from_seq: n
 export type ChainedEvent = Omit<EventRow, 'action' | 'occurred_at'> &
   { seq: number, action: string, occurred_at: Date, chain_kid: string }
 
-/** Computes MACs of events, caches chain keys, estimates the database's time, and tracks missing anchors. */
+/**
+ * Computes MACs of events, caches chain keys, estimates the database's time, and tracks events without an anchor. An
+ * anchor is a log line with the end of a chain, by which a truncated chain is detected (vault/audit/anchors.ts).
+ */
 export interface EventChain {
   /** The id of the first chain key, which all chains share. */
   readonly kid: string
@@ -61,11 +64,11 @@ export interface EventChain {
   openKey (row: ChainKeyRow): void
   /** The MAC of an event under the key `event.chain_kid`. Throws if that key is not loaded. */
   mac (event: ChainedEvent, previous: Buffer | null): Buffer
-  /** Registers the new end of a chain, so that an anchor is written for it. Called before the commit. */
+  /** Registers the new end of a chain, so that a background job writes an anchor for it. Called before the commit. */
   recorded (organizationId: string, head: Head): void
-  /** Organizations whose events without an anchor are old or many; with `all`, every organization with such events. */
+  /** Organizations that have old or many events without an anchor; with `all`, any events without an anchor. */
   due (all?: boolean): string[]
-  /** Organizations with events without an anchor, the age of the oldest such event, and the last event's time. */
+  /** The number of organizations with events without an anchor, the oldest such event's age, the last event's time. */
   lag (): { organizations: number, seconds: number, last: Date | undefined }
   /** Records that an anchor covers the organization's events up to this number. */
   anchored (organizationId: string, sequence: number): void
@@ -78,15 +81,15 @@ export interface EventChain {
 /** Selects the database's time in milliseconds, for `EventChain.recordClockSample`. */
 export const CLOCK = sql`(extract(epoch FROM clock_timestamp()) * 1000)::float8`
 
-/** A Head as the driver returns it: bigint is text. */
+/** A Head as the driver returns it: a bigint column is text. */
 export type HeadRow = Omit<Head, 'next_event'> & { next_event: string }
 
 export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
   ({ next_event: Number(next_event), event_head, chain_kid })
 
 /**
- * Inserts events of the organizations in the CTE `counter (organization_id)`, which the statement must define. On
- * Citus, inserts events of the organization in the values of the statement.
+ * Inserts events. On PostgreSQL, the statement must define a CTE `counter (organization_id)` with the organizations of
+ * the events. On Citus, all events are of one organization, the parameter `organization_id` of the statement.
  */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,

@@ -76,7 +76,7 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
         'The database has migrations that this build does not know: start the newer build, or restore a backup'
       )
     }
-    // Before any DDL, so that a role without CREATE privileges can start on an up-to-date schema.
+    // Returns before any DDL, so that a role without CREATE privileges can start on an up-to-date schema.
     if (applied.length === known.length) return NOTHING_PLACED
     await requireCoordinator(db)
     for (const statement of JOURNAL) await client.unsafe(statement)
@@ -94,8 +94,8 @@ export async function migrateSchema (client: Sql, options: MigrateOptions = {}):
 
 type How = Required<Pick<MigrateOptions, 'onWait' | 'timeout'>> & Pick<MigrateOptions, 'signal' | 'steps'>
 
-// Polls, so that the signal can end the wait. Waits without a limit, because the lock's owner may have many migrations
-// to apply; `timeout` only sets how often `onWait` is called.
+// Takes the migration lock. Polls, so that the signal can end the wait. Waits without a limit, because the lock's owner
+// may have many migrations to apply. `timeout` only determines how often `onWait` is called.
 async function lock (client: Sql, { onWait, signal, timeout }: How) {
   const isMessageDue = createPacer(timeout)
   for (;;) {
@@ -171,8 +171,8 @@ const readKnown = () => readMigrationFiles({ migrationsFolder: FOLDER })
 export const areUnreleased = (hashes: readonly string[], [baseline] = readKnown()): boolean =>
   hashes.length > 0 && !hashes.includes(baseline!.hash)
 
-// Checks for a table before it reads the journal. In the other order, if another instance commits its first migration
-// between the two queries, the database would seem to have tables without a journal, as of an unreleased build.
+// Checks for a table before it reads the journal. In the other order, another instance could commit its first migration
+// between the two queries. The database would then seem to be of an unreleased build, which has tables but no journal.
 async function readJournal (db: Db, known: MigrationMeta[]): Promise<string[]> {
   const hasTables = await hasTable(db, 'public.master_key_canaries')
   const applied = await listMigrations(db)

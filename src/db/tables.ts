@@ -20,7 +20,7 @@ import type { EventRow } from './events.ts'
 
 // Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Foreign keys between
 // tables of an organization include `organization_id`, so a row can reference only rows of the same organization.
-// Queries of these tables have a condition for the organization (exceptions: test/either/tenants.test.ts).
+// Queries of these tables have a condition on `organization_id` (exceptions: test/either/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()
@@ -30,13 +30,13 @@ const count = () => bigint({ mode: 'number' })
 const currency = () => char({ length: CURRENCY_LENGTH }).notNull()
 const created = { created_at: moment().notNull().default(sql`now()`) }
 const timestamps = { ...created, updated_at: moment().notNull().default(sql`now()`) }
-/** MAC over the columns declared in authenticated.ts. Null for a revoked, used or closed row: it stays invalid. */
+/** MAC over the columns listed in authenticated.ts. Null in a revoked, used or closed row, so that it stays invalid. */
 const authenticated = { mac: bytea() }
 
 /** The tables without a MAC, with what an attacker with write access to the database gains by changing their rows. */
 export const UNAUTHENTICATED: Record<string, string> = {}
 
-/** Defines a table without a MAC, with that effect. Encryption protects sealed and wrapped values. */
+/** Defines a table without a MAC. `effect`: see `UNAUTHENTICATED`. Sealed and wrapped values are authenticated. */
 const unauthenticated = (effect: string) => ((name: string, ...definition: [columns: never]) => {
   UNAUTHENTICATED[name] = effect
   return pgTable(name, ...definition)
@@ -129,8 +129,8 @@ export const organizationColumns = columnsOf(organizations, 'id', 'slug', 'stora
 
 /**
  * Every change in an organization locks this row. So version ids and event numbers increase in commit order, and status
- * and plan stay the same until the commit. No foreign key, because events outlive the organization. On Citus, each node
- * has a copy of `organizations`, so the columns that change often are here.
+ * and plan stay the same until the commit. No foreign key: the row outlives the organization, like its audit events. On
+ * Citus, each node has a copy of `organizations`, so the columns that change often are in this table instead.
  */
 export const organization_counters = unauthenticated(
   'Name, status, plan, whether members need a second factor, the time of the last change (later changes get that time, if it is at most an hour ahead of the clock), next version id and event number, end of the audit chain (`audit verify` finds a changed one, not a cut-off end), stored bytes, and whether changes are refused'
@@ -142,7 +142,7 @@ export const organization_counters = unauthenticated(
   plan: varchar({ length: 64 }).notNull().references(() => plans.name),
   next_version: count().notNull().default(1),
   next_event: count().notNull().default(1),
-  /** The time of the last change. The next one gets this time, or a later one, although clocks of nodes differ. */
+  /** The time of the last change. The next change gets this time or later, although clocks of database nodes differ. */
   last_at: moment().notNull().default(sql`now()`),
   /** The MAC of the last event. */
   event_head: bytea(),
@@ -150,7 +150,7 @@ export const organization_counters = unauthenticated(
   chain_kid: ulid(),
   /** The sum of `size_bytes` over documents and versions. */
   stored_bytes: count().notNull().default(0),
-  /** True after the organization was deleted: requests change nothing any more, but the service can record events. */
+  /** True after the organization was deleted: requests can change nothing, but the service can record events. */
   is_closed: boolean().notNull().default(false),
   /** Members need a second factor to act in the organization. */
   require_second_factor: boolean().notNull().default(false),
@@ -162,7 +162,10 @@ export const counterColumns = columnsOf(
   organization_counters, 'name', 'status', 'require_second_factor', 'updated_at'
 )
 
-/** A long operation locks its organization's row, so only one runs. No foreign key: a deletion does not wait. */
+/**
+ * A long operation locks the row of its organization, so that only one long operation runs. No foreign key, so that a
+ * deletion of the organization does not wait for the long operation.
+ */
 export const long_operations = unauthenticated(
   'No effect: a lock, and the time of its last use'
 )('long_operations', {
@@ -215,7 +218,7 @@ export const userColumns = columnsOf(
   users, 'id', 'email', 'name', 'is_verified', 'disabled_at', 'second_factor_id', 'created_at', 'updated_at'
 )
 
-/** Failed sign-ins by device, by account and network, by account, and by session; also for unknown accounts. */
+/** Failed sign-ins of a device, an account in a network, an account, or a session; also for unknown accounts. */
 export const sign_in_failures = unauthenticated(
   'Failed sign-ins: set back, more guesses are possible; set higher, people are locked out'
 )('sign_in_failures', {
@@ -228,7 +231,7 @@ export const sign_in_failures = unauthenticated(
   last_at: moment().notNull().default(sql`now()`)
 }, (table) => [index().on(table.last_at)])
 
-/** Browsers in which the user has signed in before. Failed attempts from other browsers do not lock them out. */
+/** Browsers in which a user has signed in before. Failed sign-ins in other browsers do not lock out these browsers. */
 export const sign_in_devices = unauthenticated(
   'An added row gives a browser sign-in attempts of its own at an account'
 )('sign_in_devices', {
@@ -257,7 +260,7 @@ export const password_resets = pgTable('password_resets', {
   address_hash: bytea().primaryKey(),
   /** Keyed hash of the secret in the link. */
   token_hash: bytea().notNull().unique(),
-  /** 0 without an open account: the link opens nothing. No foreign key, because only the ids of accounts are in it. */
+  /** 0 if the address has no open account: the link then has no effect. No foreign key, because no account has id 0. */
   user_id: count().notNull(),
   expires_at: moment().notNull(),
   ...authenticated
@@ -361,7 +364,7 @@ export const oauth_codes = pgTable('oauth_codes', {
   ...authenticated
 }, (table) => [index().on(table.grant_id), index().on(table.expires_at)])
 
-/** Pairs of an access token and a refresh token, which end together. A used row stays, so that reuse is detected. */
+/** Pairs of an access and a refresh token, which end together. The row of a used token stays, to detect its reuse. */
 export const oauth_tokens = pgTable('oauth_tokens', {
   id: count().primaryKey().generatedAlwaysAsIdentity(),
   grant_id: count().notNull().references(() => oauth_grants.id, { onDelete: 'cascade' }),
@@ -432,7 +435,7 @@ export const members = pgTable('members', {
   ...authenticated
 }, (table) => [primaryKey({ columns: [table.organization_id, table.user_id] }), index().on(table.user_id)])
 
-/** No foreign key to the organization: a background job deletes its tokens later (`organization_removals`). */
+/** No foreign key to the organization: after its deletion, a job deletes the tokens (`organization_removals`). */
 export const api_tokens = pgTable('api_tokens', {
   id: count().notNull().generatedAlwaysAsIdentity(),
   organization_id: ulid().notNull(),
@@ -450,7 +453,7 @@ export const api_tokens = pgTable('api_tokens', {
   created_by_type: varchar({ length: 16, enum: ['user', 'api_token'] }),
   created_by_id: count(),
   created_by_name: varchar({ length: NAME_LENGTH }),
-  /** The person and the grant for which the token was created, also by another token. The token ends with either. */
+  /** The person and the grant behind the token, even if another token created it. If either ends, the token ends. */
   user_id: count().references(() => users.id, { onDelete: 'cascade' }),
   grant_id: count().references(() => oauth_grants.id, { onDelete: 'cascade' }),
   ...timestamps,
@@ -474,12 +477,12 @@ export const former_token_hashes = pgTable('former_token_hashes', {
   within('former_token_hashes_of_token', table, 'token_id', api_tokens).onDelete('cascade')
 ])
 
-/** What can end and invalidate API tokens: a membership, a grant, or a level. */
+/** API tokens become invalid if their membership or grant ends, or if all levels of their restriction are deleted. */
 export const ENDINGS = ['member', 'grant', 'level'] as const
 
 /**
  * Work list of invalid API tokens, which a background job deletes. `ended_id` is the id of the user or of the grant, or
- * 0 for all deleted levels. No foreign key, so that closing an account does not lock the organization (0037).
+ * 0 for deleted levels. No foreign key, so that closing an account does not lock the organization (0037).
  */
 export const token_removals = unauthenticated(
   'An added row makes the service delete the tokens of a member or a grant'
@@ -506,9 +509,9 @@ export const projects = pgTable('projects', {
 ])
 
 /**
- * Numbers of objects in a project and its newest version, updated by the statements that add or remove objects. A
- * separate table, because writes of documents lock the row of the project in share mode, so they cannot update that
- * row.
+ * Numbers of objects in a project, and its newest version. The statements that add or remove objects update the row.
+ * These columns are not in `projects`, because a write of a document locks the row in `projects` only in share mode, so
+ * it cannot update that row.
  */
 export const project_counts = unauthenticated(
   'Shown; set lower, the list of targets ends earlier; with another newest version, the list of projects shows the time and author of another change in the organization'
@@ -586,7 +589,7 @@ export const encryption_keys = unauthenticated(
   project_id: ulid().notNull(),
   version: integer().notNull(),
   managed: varchar({ length: 8, enum: MANAGED }).notNull(),
-  /** Server-managed keys: the wrapped key string. Null after `forgetRotatedKeys`. */
+  /** Server-managed keys: the wrapped key string. Null after `forgetRotatedKeys` has deleted the key material. */
   key_string: bytea(),
   /** Server-managed keys: the wrapped data key, derived from the key string. Stored, so that reads need no PBKDF2. */
   data_key: bytea(),
@@ -690,14 +693,14 @@ export const histories = unauthenticated(
   index('histories_removed').on(table.organization_id, table.id).where(sql`${table.removed_at} is not null`)
 ])
 
-/** The encrypted document of a level. After a delete, the row stays without content, as long as the level (0045). */
+/** The encrypted document of a level. A delete clears the content; the row is deleted with the level (0045). */
 export const secrets = pgTable('secrets', {
   ...ofOrganization,
   project_id: ulid().notNull(),
   target_id: ulid(),
   environment_id: ulid(),
   level: varchar({ length: 16, enum: LEVELS }).notNull(),
-  /** Id of the project, target or environment. Each has at most one secret. */
+  /** Id of the project, target or environment. Each of these levels has at most one secret. */
   level_id: ulid().notNull(),
   /** Incremented by every write of the level. Part of the encryption context and of the ETag. */
   revision: count().notNull(),
@@ -734,7 +737,7 @@ export const secret_versions = unauthenticated(
   id: count().notNull(),
   history_id: ulid().notNull(),
   action: varchar({ length: 16, enum: VERSION_ACTIONS }).notNull(),
-  /** The revision of the secret after this write. If the secret has a lower revision, its row was rolled back. */
+  /** The secret's revision after this write. If the row in `secrets` has a lower revision, that row was rolled back. */
   revision: count().notNull(),
   key_version: integer().notNull(),
   sealed: bytea().notNull(),
@@ -791,8 +794,8 @@ export const audit_events = unauthenticated(
 })
 
 /**
- * Events of users that have no number yet, because the organization's counter was locked or its chain key was missing.
- * No foreign key, so that an insert does not wait for a change of the organization.
+ * Events of users that are not in the organization's audit chain yet, because its row in `organization_counters` was
+ * locked or its chain key was missing. No foreign key, so that an insert does not wait for changes of the organization.
  */
 export const late_events = pgTable('late_events', {
   organization_id: ulid().notNull(),
@@ -909,7 +912,7 @@ export const payment_methods = unauthenticated(
 
 // Invoices, charges and refunds outlive the organization, for the operator's accounting.
 
-/** Invoices, numbered per organization without gaps. Later changes affect only the payment, and `unused`. */
+/** Invoices, numbered per organization without gaps. Only `status`, `paid_at` and `unused` change later. */
 export const invoices = unauthenticated('Billing: amounts, parties, numbers and status')('invoices', {
   ...ofOrganization,
   number: integer().notNull(),
@@ -940,16 +943,17 @@ export const invoices = unauthenticated('Billing: amounts, parties, numbers and 
 ])
 
 /**
- * An order to a payment provider. Inserted before the provider is called, and updated with the response. An order must
- * be sent while `submitted_at` is null. If `asked_at` is set, its outcome is unknown.
+ * The columns of an order to a payment provider. The row is inserted before the provider is called, and updated with
+ * the response. While `submitted_at` is null, the order must be sent. If `asked_at` is set then, an earlier call may
+ * have reached the provider.
  */
 const order = {
   ...ofOrganization,
   provider: varchar({ length: 32 }).notNull(),
   provider_reference: varchar({ length: LABEL_LENGTH }),
-  /** The status reported by the provider, which may differ from the operator's note. Null before the first response. */
+  /** The status reported by the provider; it may differ from `noted_status`. Null before the first response. */
   provider_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
-  /** The status noted by the operator. A contradiction to the provider's status shows a possible double payment. */
+  /** The status noted by the operator. If the provider reports another status, a payment was possibly made twice. */
   noted_status: varchar({ length: 16, enum: PAYMENT_STATUSES }),
   status: varchar({ length: 16, enum: PAYMENT_STATUSES }).notNull().default('pending'),
   amount: count().notNull(),
@@ -985,7 +989,7 @@ export const refunds = unauthenticated(
 )('refunds', {
   ...order,
   charge_id: ulid().notNull(),
-  /** When the operator reviewed the noted and the reported status; null again after a report of another status. */
+  /** When the operator compared the noted and the reported status. Null again after a change of the reported status. */
   checked_at: moment(),
   reason: varchar({ length: LABEL_LENGTH })
 }, (table) => [

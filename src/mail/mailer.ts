@@ -11,7 +11,7 @@ export interface Mail {
 }
 
 export interface Mailer {
-  /** Loads the code that sends mail, which otherwise happens with the first mail. Never throws. */
+  /** Loads the SMTP library before the first mail, which otherwise loads the library. Never throws. */
   load (): Promise<void>
   /**
    * Sends a mail. Returns true if the mail server accepted it. Otherwise logs the reason without the text of the mail
@@ -68,7 +68,7 @@ async function openTransport (smtp: NonNullable<Config['smtp']>) {
     ...smtp,
     requireTLS: !smtp.secure && !isLocal,
     // Without smtps, TLS is optional for a local relay. If the relay offers TLS, its certificate is usually
-    // self-signed, so it is not verified.
+    // self-signed, so the certificate is not verified.
     tls: { rejectUnauthorized: smtp.secure || !isLocal },
     dnsTimeout: TIMEOUT_MS,
     connectionTimeout: TIMEOUT_MS,

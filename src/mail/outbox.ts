@@ -15,8 +15,8 @@ export interface PostedMail extends Mail { onFailure?: () => Promise<void> }
 /** A reserved place in the queue. The caller has to call `post` or `release`. */
 export interface Room {
   /**
-   * Queues the mail. A failed delivery is logged. Undefined: the place stays in use until its turn, and nothing is
-   * sent, so that the free places do not reveal whether a mail was queued.
+   * Queues the mail. A failed delivery is logged. Undefined queues an empty entry, for which no mail is sent. So the
+   * number of free places does not reveal whether a mail was queued.
    */
   post (mail: PostedMail | undefined): void
   release (): void
@@ -27,8 +27,8 @@ export interface Outbox {
   /** Whether a mail server is configured. */
   isOpen: boolean
   /**
-   * Reserves a place for a mail to a canonical address. Returns undefined without a mail server, or if a quota is used
-   * up, which is logged. The result does not depend on whether the address has an account.
+   * Reserves a place for a mail to a canonical address. Returns undefined without a mail server, and if a quota is used
+   * up; a used-up quota is logged. The result does not depend on whether the address has an account.
    */
   reserve (sender: Sender, address: string): Room | undefined
   /** The number of mails being sent, and the number of queued mails and reserved places. */
@@ -37,11 +37,11 @@ export interface Outbox {
   settled (): Promise<void>
 }
 
-/** Maximum number of mails that are sent concurrently. The mailer's timeouts limit the duration of each. */
+/** Maximum number of mails that are sent concurrently. The mailer's timeouts limit the duration of each mail. */
 export const MAX_UNDER_WAY = 4
 /** Maximum queued mails per organization and per sender; equals the default limit of invitations per hour. */
 export const MAX_OF_ONE = 100
-// Maximum places in use, not counting one place of each sender. So others cannot block the first mail of a sender.
+// Maximum places in use. One place of each sender does not count, so that other senders cannot block its first mail.
 const MAX_QUEUED = 4_000
 // The maximum fraction of the free places that one sender or organization may use.
 const MAX_FRACTION = 1 / 8
@@ -49,16 +49,17 @@ const MAX_FRACTION = 1 / 8
 export const MAX_SENDERS = 10_000
 
 /**
- * Maximum mails per hour to one address from one sender: a user, or an organization if no user is the sender. There is
- * no total limit per address, because other senders could then block the mails of the recipient's own organization.
+ * Maximum mails per hour to one address from one sender: a user, a network, or an organization (for mails without a
+ * user). There is no total limit per address, because other senders could then block the mails of the recipient's own
+ * organization.
  */
 export const MAX_TO_ADDRESS = 10
 const HOUR = 3_600_000
 const MAX_COUNTS = 20_000
 
 /**
- * Creates the outbox. Requests do not wait for the mail server. Mails are sent round robin over the senders, and over
- * each sender's organizations. A sender cannot use up the quotas of other senders, even through many organizations.
+ * Creates the outbox. Requests do not wait for the mail server. The senders take turns (round robin), and so do the
+ * organizations of each sender. A sender cannot use up the quotas of other senders, even through many organizations.
  */
 export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: string) => void): Outbox {
   const queue = createFairQueue()
@@ -68,7 +69,7 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
   async function send () {
     for (let posted = queue.next(); posted !== undefined; posted = queue.next()) {
       if (posted === NOTHING) {
-        // Else only the first mail of an account would block the process for the import.
+        // An empty entry also loads the SMTP library: the delay by the import must not reveal an account.
         await mailer.load()
         continue
       }
@@ -121,12 +122,12 @@ export function createOutbox (mailer: Mailer, isOpen: boolean, log: (line: strin
 const NOTHING = 'nothing'
 type Queued = PostedMail | typeof NOTHING
 
-/** Queued mails and reserved places by sender and organization; `next` is round robin on both levels. */
+/** Queued mails and reserved places. `next` takes turns over the senders, and over the organizations of a sender. */
 function createFairQueue () {
   interface Share { places: number, waiting: Map<string, Queued[]> }
   const shares = new Map<string, Share>()
   const ofOrganizations = new Map<string, number>()
-  // Places in use, not counting one place of each sender.
+  // Places in use, without the first place of each sender.
   let taken = 0
 
   const release = (by: string, organization: string) => {
@@ -167,7 +168,7 @@ function createFairQueue () {
         if (oldest === undefined) continue
         const [organization, mails] = oldest
         const mail = mails.shift()
-        // Move the organization and the sender to the end.
+        // Move the organization and the sender to the end of their queues.
         share.waiting.delete(organization)
         if (mails.length > 0) share.waiting.set(organization, mails)
         shares.delete(by)

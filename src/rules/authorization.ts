@@ -35,7 +35,7 @@ export interface ReturnAddress { redirect_uri: string, state: string | undefined
 
 interface Problem {
   error: OAuthErrorCode
-  /** Names the parameter; by default, the description of the code. */
+  /** A message that names the invalid parameter. Default: the description of the error code. */
   description?: string
 }
 
@@ -51,16 +51,19 @@ const CHALLENGE = /^[A-Za-z0-9_-]{43}$/
 export const single = (parameters: Parameters, name: string): string | undefined =>
   parameters.get(name)?.[0] || undefined
 
-// The state is returned unchanged, so it must be valid UTF-8. U+FFFD stands for invalid bytes.
+// The redirect returns the state unchanged, so the state must be valid UTF-8. Invalid bytes were decoded as U+FFFD.
 const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !state.includes('\ufffd')
 
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
 
-/** The `client_id` of a request; undefined if it is missing or repeated. `judgeAuthorization` says which. */
+/** The `client_id` of a request; undefined if missing or repeated. `judgeAuthorization` then returns the message. */
 export const namedClient = (parameters: Parameters): string | undefined =>
   isRepeated(parameters, 'client_id') ? undefined : single(parameters, 'client_id')
 
-/** Validates a request: the client and its redirect URI first, so that there is no open redirect (RFC 9700, 4.11). */
+/**
+ * Validates a request. Checks the client and its redirect URI first: other errors are sent to that URI, and sending
+ * them to a URI that is not registered would be an open redirect (RFC 9700, 4.11).
+ */
 export function judgeAuthorization (parameters: Parameters, client: Client | undefined, issuer: string): Judged {
   if (client === undefined) return { page: clientProblem(parameters) }
   const redirect_uri = single(parameters, 'redirect_uri')
@@ -99,10 +102,10 @@ const promptsOf = (parameters: Parameters): string[] => (single(parameters, 'pro
 export const isRecent = (age: number, { max_age = Infinity, prompt }: Freshness): boolean =>
   prompt !== 'login' && age <= max_age
 
-// The redirect that continues a request follows a sign-in within this time.
+// Maximum seconds from a new sign-in to the redirect with which the authorization request continues.
 const GRACE_SECONDS = 60
 
-/** The query that continues a request after a new sign-in, which counts as recent for a minute. */
+/** The query with which a request continues after a new sign-in. Its `max_age` is at least a minute. */
 export function continued (query: string, { max_age, prompt }: Freshness): string {
   if (max_age === undefined && prompt === undefined) return query
   const parameters = new URLSearchParams(query)
@@ -119,7 +122,7 @@ function clientProblem (parameters: Parameters): string {
     : 'No application is registered with this client_id, or it was disabled.'
 }
 
-// The first failed check.
+// Returns the problem of the first failed check.
 function problemIn (parameters: Parameters, { id }: Client): Problem | undefined {
   const of = (name: string) => single(parameters, name)
   const invalid = (description: string) => ({ error: 'invalid_request' as const, description })
@@ -148,11 +151,12 @@ function problemIn (parameters: Parameters, { id }: Client): Problem | undefined
   if (prompts.includes('none') && prompts.length > 1) return invalid('prompt=none must not have other values')
   if (!/^\d{0,9}$/.test(of('max_age') ?? '')) return invalid('max_age must be a whole number of seconds')
   if (id === CONSOLE_CLIENT) return problemOfConsole(parameters)
-  // Consent always needs a page (RFC 8252, 8.6).
+  // Clients other than the console always need consent, and consent needs a page (RFC 8252, 8.6).
   return prompts.includes('none') ? { error: 'consent_required' } : undefined
 }
 
-// The service, not the application, ensures that privileged scopes follow a recent sign-in.
+// The console must request privileged scopes together with a recent sign-in. The service checks this, so that a faulty
+// console cannot omit it.
 function problemOfConsole (parameters: Parameters): Problem | undefined {
   const { max_age = Infinity, prompt } = freshnessOf(parameters)
   const privileged = scopesOf(parameters).find(isPrivileged)

@@ -3,7 +3,7 @@ import { refuse } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 
-/** The end of the nth period. Adds the months to the anchor, so that a short month does not shift later periods. */
+/** The end of the nth period. Adds all months to the anchor, so that a short month does not shift later periods. */
 export function periodEnd (anchor: Date, interval: Interval, periods: number): Date {
   const day = anchor.getUTCDate()
   const end = new Date(anchor)
@@ -23,8 +23,8 @@ export function unusedOf (amount: number, start: Date, end: Date, now: Date): nu
 
 /**
  * The refundable part of a charge: the received amount minus refunds, minus the part that a plan change converted to
- * credit. The conversion takes the credit that was applied to the invoice first, so only the remainder of `unused`
- * reduces the refund.
+ * credit. A plan change converts the amount `unused` of the invoice. Credit that paid for the invoice counts as
+ * converted first, so only the remainder of `unused` reduces the refund.
  */
 export function refundableOf (
   { status, credit, unused }: { status: InvoiceStatus, credit: number, unused: number },
@@ -86,7 +86,7 @@ export function holdsCardNumber (text: string): boolean {
 
 // Tries each sequence of adjacent groups, because a security code or an expiry date may be next to the number. One in
 // ten random numbers passes the Luhn check. So the digits must also be grouped as on a card, and a number next to other
-// digits or letters must have a known prefix; this excludes dates, order numbers and telephone numbers.
+// digits or letters must have a known prefix. These rules exclude dates, order numbers and telephone numbers.
 function isCardIn (groups: string[], standsAlone: boolean): boolean {
   for (let from = 0; from < groups.length; from++) {
     let number = ''
@@ -123,8 +123,8 @@ function withoutIbans (text: string): string {
   return rest + text.slice(end)
 }
 
-// The length of the IBAN at the start of the text; 0 without one. Tries the longest candidate first, because text after
-// the IBAN can match the pattern, too.
+// The length of the IBAN at the start of the text; 0 without an IBAN. The pattern can also match text after the IBAN,
+// so the function tries shorter and shorter candidates.
 function ibanLength (text: string): number {
   const most = LIKE_AN_IBAN.exec(text)?.[0].length ?? 0
   for (let length = most; length >= SHORTEST_IBAN; length--) {

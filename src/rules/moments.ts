@@ -4,19 +4,19 @@ import { fail } from './errors.ts'
 /** The state of a level at a point in time. */
 interface PastLevel {
   held: string
-  /** Slugs down to the level, if `held` is `unknown`. */
+  /** The slugs of the level and its parents; null if `held` is not `unknown`. */
   path: string | null
   locked: boolean
   version_created_at: Date | null
 }
 
-/** Throws `version_locked` for a version outside the retention window, which can be neither read nor restored. */
+/** Throws `version_locked` if a version is outside the retention window: it can be neither read nor restored. */
 export function requireKeptVersion (version: { locked: boolean, created_at: Date }, { retention_days }: Plan): void {
   if (!version.locked) return
   fail('version_locked', { retention_days: retention_days!, version_created_at: version.created_at })
 }
 
-/** Throws `version_locked` for a document outside the retention window, else `version_gone` for an unknown one. */
+/** Throws `version_locked` if a level has a locked version, else `version_gone` if a document is `unknown`. */
 export function requireKeptAt (levels: readonly PastLevel[], { retention_days }: Plan): void {
   const locked = levels.find(({ held, locked }) => held === 'version' && locked)
   if (locked !== undefined) {

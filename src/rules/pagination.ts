@@ -6,11 +6,11 @@ export interface PageRequest { page: number, per_page: number }
 
 export type NamedPageRequest = PageRequest & Selection
 
-/** Whether a selection is the whole list in its default order. */
+/** Whether a selection (order and filters) selects the whole list in its default order. */
 export const isDefault = ({ sort, name, search }: Selection): boolean =>
   sort === undefined && name === undefined && search === undefined
 
-/** The requested page. Without `page` and `per_page`, it is the whole list, up to 1,000 rows. */
+/** The requested page. Without `page` and `per_page`, the page contains the whole list, up to 1,000 rows. */
 export function pageOf (query: NamedListQuery): NamedPageRequest {
   const { sort, 'filter[name]': name, search } = query
   const whole = query.page === undefined && query.per_page === undefined
@@ -57,7 +57,7 @@ export async function readPage<R extends { total: number }> (
 /** Page size of the lists on an account page, such as sessions, grants and tokens of a user. */
 export const HELD_ON_PAGE = 100
 
-/** A page of such a list; `isLast` is false if more pages follow. */
+/** A page of a list on an account page; `isLast` is false if more pages follow. */
 export interface HeldPage<T> { rows: T[], page: number, isLast: boolean }
 
 /** Limit and offset of a page. The limit includes one more row, which shows whether another page follows. */

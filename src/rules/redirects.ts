@@ -1,6 +1,6 @@
 import { REDIRECT_LENGTH } from '../../schemas/oauth.ts'
 
-// Redirect URIs are compared byte by byte (RFC 6749 3.1.2.3, RFC 9700 2.1), except the port of a loopback address
+// Redirect URIs are compared byte by byte (RFC 6749 3.1.2.3, RFC 9700 2.1). The port of a loopback address may differ
 // (RFC 8252, 7.3), because a command line tool listens on any free port.
 
 const LOOPBACK =

@@ -30,7 +30,8 @@ const SCOPES_IN_PROJECT = Object.fromEntries(Object.entries(SCOPES_OF).map(([rol
 /** The scopes of a team's role in a project; empty for a role without such scopes. */
 export const scopesInProject = (role: Role): ReadonlySet<Scope> => SCOPES_IN_PROJECT[role]
 
-// Every user may create an organization and leave one, so these scopes need no role. Removing others needs a role.
+// Every user may create organizations and leave an organization, so these scopes need no role. A user needs a role to
+// remove other members.
 const ROLELESS_SCOPES: readonly Scope[] = ['organization:create', 'member:delete']
 
 /** The scopes that a user with these roles can grant to an application. `teams`: the roles that teams give the user. */
@@ -43,8 +44,8 @@ export function grantableScopes (
 }
 
 /**
- * Whether requests with this scope alone change nothing, and return neither plaintext nor keys. "Read only" on a
- * consent page selects these scopes.
+ * Whether requests with this scope alone change nothing, and return neither plaintext nor keys. "Read only" on the
+ * consent page selects all scopes for which this function returns true.
  */
 export const readsOnly = (scope: Scope): boolean => scope.endsWith(':read') || scope === 'secret:history'
 
@@ -57,7 +58,7 @@ export const grantsEverything = (granted: readonly Ability[]): boolean =>
 
 /**
  * The intersection of the granted scopes and the role's scopes. Includes `*` for an owner who granted all scopes,
- * unless the owner has added a second factor since (`isOfFactor`).
+ * unless the owner added a second factor after the grant (`isOfFactor`).
  */
 export function effectiveScopes (granted: readonly Ability[], role: Role, isWithFactor = true): Set<Ability> {
   const all = grantsEverything(granted)
@@ -67,8 +68,8 @@ export function effectiveScopes (granted: readonly Ability[], role: Role, isWith
 }
 
 /**
- * Whether the grant is newer than the user's second factor, or the user has none. An older grant was approved without
- * the second factor, so it does not count as a grant of all scopes. Larger ids are newer.
+ * Whether the grant is newer than the user's second factor, or the user has no second factor. An older grant was
+ * approved without the second factor, so it does not count as a grant of all scopes. Larger ids are newer.
  */
 export const isOfFactor = (grantId: number | null, factorId: number | null): boolean =>
   factorId === null || (grantId !== null && grantId > factorId)
@@ -93,11 +94,11 @@ export interface Powers {
 
 /** The roles that teams give the caller, loaded with the membership. */
 export interface TeamPowers {
-  /** The roles in the project that the request path names; empty if the path names none. */
+  /** The roles in the project that the request path names; empty if the path names no project. */
   inProject: readonly TeamRole[]
   /**
-   * Roles in any project, if the request path names none. Their MACs are not verified, because these roles only decide
-   * whether the request looks up a level and its verified roles.
+   * Roles in any project, if the request path names no project. The MACs of these roles are not verified: they only
+   * decide whether the request is refused at once. Otherwise the guard loads verified roles together with the level.
    */
   anywhere: readonly Role[]
 }
@@ -117,7 +118,7 @@ export function holdsBy (powers: Powers, teams: readonly RoleOfTeam[], scope: Sc
 /**
  * The parts of the organization in which the caller has a scope: null for the whole organization, if the caller's
  * organization role gives the scope. Otherwise the parts of all team roles that include the scope. An empty list means
- * no part here; in other functions, an empty list means no restriction.
+ * no part (unlike in `isInside`, where an empty list means no restriction).
  */
 export const partsWith = (powers: Powers, teams: readonly TeamRole[], scope: Scope): Slice[] | null =>
   holds(powers, scope) ? null : partsByTeams(powers, teams, scope)
@@ -130,8 +131,8 @@ export const meets = (powers: Powers, teams: readonly RoleOfTeam[], need: AnyOf)
   need.some((scope) => holdsBy(powers, teams, scope))
 
 /**
- * The parts of the organization in which these team roles meet every need, each by one of its scopes. An empty list
- * means no part here; in other functions, an empty list means no restriction.
+ * The parts of the organization in which these team roles meet every need, that is, give at least one of its scopes.
+ * An empty list means no part (unlike in `isInside`, where an empty list means no restriction).
  */
 export function slicesBy (powers: Powers, teams: readonly TeamRole[], needs: readonly AnyOf[]): Slice[] {
   const [first = [], ...others] = needs.map((need) => need.flatMap((scope) => partsByTeams(powers, teams, scope)))

@@ -1,18 +1,18 @@
 import type { ExceptStatus } from '../../schemas/teams.ts'
 import type { Restriction } from '../../schemas/tokens.ts'
 
-/** A level of the hierarchy, by ids: the deepest id that is set is the level. */
+/** A level of the hierarchy: a project, target or environment. The deepest id that is set identifies the level. */
 export interface Place {
   project_id: string
   target_id?: string | null | undefined
   environment_id?: string | null | undefined
-  /** The status of the environment. Without a status, an environment is outside of restrictions by status. */
+  /** The status of the environment. Without a status, the level is outside of restrictions with `except_status`. */
   status?: string | null | undefined
 }
 
 /**
- * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. Uses ids, so a rename does
- * not change it. With `except_status`, only environments that have another status at the moment.
+ * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. It contains ids, so a rename
+ * does not change it. With `except_status`, it includes only environments that currently have another status.
  */
 export interface Slice {
   project_id: string
@@ -65,7 +65,7 @@ export const distinct = (slices: readonly Slice[]): Slice[] =>
   [...new Map(slices.map((slice) => [textOf(slice), slice])).values()]
 
 /**
- * The levels that are inside of both lists. Other than elsewhere, an empty list includes no level. The duration grows
+ * The levels that are inside of both lists. Unlike in `isInside`, an empty list includes no level. The duration grows
  * with the sum of the lengths, not with their product.
  */
 export function intersect (one: readonly Slice[], other: readonly Slice[]): Slice[] {
@@ -87,7 +87,7 @@ function partsInside (inner: readonly Slice[], outer: readonly Slice[]): Slice[]
   })
 }
 
-/** A restriction as the API shows it, by slugs; none for a restriction to a deleted level. */
+/** A restriction with slugs, as the API shows it, in an array; an empty array if the level was deleted. */
 export function restrictionOf (
   { project_id, target_id, environment_id, except_status }: Slice, slugs: ReadonlyMap<string, string>
 ): (Restriction & { except_status?: ExceptStatus })[] {

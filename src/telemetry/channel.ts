@@ -1,8 +1,6 @@
 /** Requests and responses between the supervisor and a worker process. */
 export interface Channel {
-  /**
-   * Rejects with the error message of the other process, after the timeout, or if the other process is not connected.
-   */
+  /** Rejects if the other process responds with an error, is not connected, or does not respond within the timeout. */
   request<T> (method: string, body?: object, timeoutMs?: number): Promise<T>
   /** Handles a message of the other process. Returns false if the message is neither a request nor a response. */
   receive (message: unknown): boolean

@@ -13,7 +13,7 @@ export interface Family {
   values: readonly { labels: Labels, value: number, metricName?: string | undefined }[]
 }
 
-/** Reads a metric at a scrape: one value, several values with labels, or undefined for no value. */
+/** Reads a metric at a scrape. Returns a value, several values with labels, or undefined for no value. */
 export type Read = () => number | undefined | Iterable<readonly [labels: Labels, value: number]>
 
 /** The metrics of one process. Each name can be registered only once. */

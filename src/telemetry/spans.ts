@@ -8,7 +8,7 @@ export type End = () => void
 export interface Trace { begin (work: Work, text?: string): End }
 
 const current = new AsyncLocalStorage<Trace>()
-// Enabled on the first trace, because AsyncLocalStorage slows down every promise.
+// AsyncLocalStorage slows down every promise, so it is not used before the first trace.
 let isTraced = false
 const nothing: End = () => {}
 
@@ -19,8 +19,8 @@ export function within (trace: Trace, next: () => void): void {
 }
 
 /**
- * Begins a span in the current trace and returns a function that ends the span; does nothing without a trace. If
- * several requests are batched, the span belongs to the request that started the batch.
+ * Begins a span in the current trace and returns a function that ends the span; does nothing without a trace. If one
+ * statement serves a batch of requests, the span belongs to the request that started the batch.
  */
 export function beginPiece (work: Work, text?: string): End {
   return isTraced ? current.getStore()?.begin(work, text) ?? nothing : nothing

@@ -20,16 +20,16 @@ export interface RequestTrace extends Trace { end (outcome: Outcome): void }
 
 /** Traces requests and exports the traces in the background. */
 export interface Tracer {
-  /** Undefined when the request is not sampled. */
+  /** Starts the trace of a request. Returns undefined if the request is not sampled. */
   start (traceparent: string | string[] | undefined): RequestTrace | undefined
   /** Exports the remaining traces; gives up after one second. */
   stop (): Promise<void>
 }
 
-// Per request. A project rotation has thousands of spans; the first spans are sufficient.
+// Maximum spans of a request. A key rotation of a project has thousands of spans; the first spans are sufficient.
 const MAX_SPANS = 100
 const QUEUE = { maxQueueSize: 4096, maxExportBatchSize: 512, scheduledDelayMillis: 1_000 }
-// Per batch, including retries.
+// Timeout for the export of one batch, including retries.
 const EXPORT_TIMEOUT_MS = 3_000
 const STOP_TIMEOUT_MS = 1_000
 const MAX_CACHED_NAMES = 2_000

@@ -9,16 +9,18 @@ export type Measured = readonly (readonly Family[])[]
 const COLLECT = 'collectMetrics'
 const READ = 'readMetrics'
 
-// The supervisor's timeout is shorter, so that it responds in time even if a worker does not.
+// The supervisor waits READ_TIMEOUT_MS for a worker. This timeout is the shorter one, so that the supervisor responds
+// within COLLECT_TIMEOUT_MS even if a worker does not respond.
 const READ_TIMEOUT_MS = 1_000
 const COLLECT_TIMEOUT_MS = 2_000
 
-// Labels series by worker: a sum over workers would decrease, like a counter reset, when a worker is replaced.
+// Labels each series with its worker. A sum over all workers would decrease when a worker is replaced, and so look like
+// a counter reset.
 const labelled = (families: readonly Family[], worker: string): Family[] => families.map((family) => ({
   ...family, values: family.values.map((value) => ({ ...value, labels: { ...value.labels, worker } }))
 }))
 
-/** The supervisor's side. */
+/** The supervisor's end of the channels. */
 export function createCommonMetrics (own: Metrics) {
   const workers = new Map<string, Channel>()
 
@@ -45,7 +47,7 @@ export function createCommonMetrics (own: Metrics) {
   }
 }
 
-/** A worker's side. */
+/** A worker's end of the channel. */
 export const metricsHandlers = (own: Metrics) => ({ [READ]: () => own.read() })
 
 /** The metrics of all processes; only of this worker if the supervisor does not respond. */

@@ -43,7 +43,10 @@ export class OrganizationInactive extends Error {
   }
 }
 
-/** Another transaction has locked a needed row. The change is retried, since waiting would keep the counter locked. */
+/**
+ * Another transaction has locked a row that the change needs. The change is retried, because a wait would keep the
+ * organization's row in `organization_counters` locked, for which other changes wait.
+ */
 export class RowLocked extends Error {
   override readonly name = 'RowLocked'
 
@@ -62,7 +65,7 @@ const callersOf = ($: Value) => sql`caller AS (
     FROM jsonb_to_recordset(${$('callers')}::jsonb) AS caller (n int, organization_id char(26), api_token bigint,
       hash text, access_token bigint, user_id bigint, role varchar, teams jsonb))`
 
-// Times are compared with the start of the statement: a long operation may have begun before the credential expired.
+// Compares the expiry with the start of the statement, because the transaction may have begun before the expiry.
 const IS_ITS_TOKEN = sql`organization_id = caller.organization_id AND id = caller.api_token
         AND (expires_at IS NULL OR expires_at > ${STATEMENT_TIME})${andOwn(sql`organization_id`)}`
 
@@ -76,7 +79,7 @@ const apiTokens = sql`
       WHERE f.organization_id = caller.organization_id AND f.token_hash = caller.hash
         AND f.token_id = caller.api_token AND f.expires_at > ${STATEMENT_TIME}${andOwn(sql`f.organization_id`)})`
 
-// Whether a caller still has the membership and the roles from teams that the authorization requested, with the same
+// Whether a caller still has the membership and the team roles by which the request was authorized, with the same
 // restrictions.
 const IS_MEMBER = sql`EXISTS (
       SELECT FROM members m
@@ -96,8 +99,8 @@ const ownCallers = preparedSql<{ n: number, is_of_person: boolean }, Parameters>
   WITH ${callersOf($)} SELECT its.n, its.grant_id IS NOT NULL OR its.user_id IS NOT NULL AS is_of_person
   FROM (${apiTokens}) AS its`)
 
-// Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but not the
-// counter. Locks in the same order; SKIP LOCKED omits callers with such locked rows.
+// Transactions that revoke a grant, refresh a token or close an account lock the grant and then the token, but no row
+// in `organization_counters`. The statements below lock in the same order. SKIP LOCKED omits callers with locked rows.
 const LOCK = sql`FOR SHARE SKIP LOCKED`
 
 const liveGrant = (id: SQL, lock: SQL) => sql`LATERAL (
@@ -140,8 +143,9 @@ const PERSONS = {
 }
 
 /**
- * Validates the callers of changes whose counters are locked, and locks each person's token and grant until the commit.
- * So a revocation commits before the validation or after the change. Null (operator or service) is always live.
+ * Validates the callers of changes, after the rows in `organization_counters` were locked. Locks each person's token
+ * and grant until the commit. So a revocation commits before the validation or after the change. A null caller
+ * (operator or service) is always live.
  */
 export async function validateCallers (db: Db, callers: readonly (CallerIn | null)[]): Promise<Verdict[]> {
   const keys = callers.map((caller) => JSON.stringify(caller))
@@ -164,7 +168,8 @@ export async function validateCallers (db: Db, callers: readonly (CallerIn | nul
   ])
   const live = new Set([...own.filter(({ is_of_person }) => !is_of_person), ...ofPersons].map(({ n }) => n))
   const others = await findPersons(PERSONS.read, persons.filter(({ n }) => !live.has(n)))
-  // API tokens that belonged to no person, until a person rotated them. The rows of that person are not locked.
+  // API tokens that belonged to no person when the request began. A person has rotated them since, and the rows of that
+  // person are not locked.
   const taken = own.filter(({ is_of_person }) => is_of_person)
   const locked = new Set([...others, ...taken].map(({ n }) => n))
   const verdicts = new Map(distinct.map(([key, caller], n): [string, Verdict] =>

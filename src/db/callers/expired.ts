@@ -18,12 +18,12 @@ export async function deleteExpired (db: Db, key: PgColumn, expired: SQL): Promi
     await db.delete(key.table).where(inArray(key, some))
     return
   }
-  // Each node would execute the subquery on its own copy, skip other rows, and so keep rows that other nodes delete.
+  // If the DELETE contained the select, each node would select rows of its own copy, and could delete other rows.
   const keys = (await some).map((row) => row.key)
   if (keys.length > 0) await db.delete(key.table).where(inArray(key, keys))
 }
 
-/** Deletes all matching rows but the newest. Called at each insert, to limit the number of rows of a user. */
+/** Deletes all matching rows but the `most` newest. Called at each insert, to limit the number of rows of a user. */
 export async function keepNewest (
   db: Db, key: PgColumn, own: SQL, { by, most }: { by: PgColumn, most: number }
 ): Promise<void> {

@@ -10,7 +10,7 @@ import { createTokenRemovals, deleteTokenRemoval, isTokenRemoval, type TokenRemo
 /** The number and first ids of an organization's API tokens that ended with a membership or grant. */
 export interface EndedTokens { organization_id: string, count: number, ids: number[] }
 
-/** API tokens to end. Tokens with ids up to `last` are locked; `areAll`: there are no others. */
+/** API tokens to delete. Tokens with ids up to `last` are locked. `areAll`: whether all tokens are locked. */
 export interface EndingTokens { ended: EndedTokens[], last: number, areAll: boolean }
 
 interface RevokedGrant { id: number, user_id: number, client_id: string }
@@ -21,9 +21,9 @@ const MAX_NAMED = 50
 export const namesOf = (ids: readonly number[]): string => ids.slice(0, MAX_NAMED).join(' ')
 
 /**
- * Revokes the matching grants, as the last change of the user or client in the transaction. Their tokens become
- * invalid. Deletes the first 1,000 API tokens; a background job deletes the others. Sets the MAC to null, so that
- * clearing `revoked_at` in the database does not revive a grant. Returns the ended API tokens (see `endingOf`).
+ * Revokes the matching grants, whose tokens become invalid. Call it after all other changes of the user or client in
+ * the transaction. Deletes the first 1,000 API tokens; a background job deletes the others. Sets the MAC to null, so
+ * that clearing `revoked_at` in the database does not revive a grant. Returns the ended API tokens (see `endingOf`).
  */
 export async function revokeGrants (db: Db, which: SQL): Promise<{ grants: RevokedGrant[], ended: EndedTokens[] }> {
   const grants: RevokedGrant[] = []
@@ -45,9 +45,9 @@ export async function revokeSomeGrants (db: Db, which: SQL): Promise<{ revoked: 
 }
 
 /**
- * On Citus, locks the table of grants, as each change of a grant does. Lock order: the account's row, this table, rows
- * of grants, then changes of accounts. An inserted grant locks the table of accounts (foreign key), so with another
- * order two transactions wait for each other until a timeout.
+ * On Citus, locks the table `oauth_grants`, as each change of a grant does. The lock order is: the row of the account,
+ * this table, rows of grants, changes of accounts. The insert of a grant also locks the table `users` (foreign key). So
+ * with another order, two transactions would wait for each other until a timeout.
  */
 export async function lockGrantsTable (db: Db): Promise<void> {
   if (engineOf(db) !== 'citus') return
@@ -65,8 +65,8 @@ async function markRevoked (db: Db, which: SQL): Promise<RevokedGrant[]> {
     .returning({ id: oauth_grants.id, user_id: oauth_grants.user_id, client_id: oauth_grants.client_id })
 }
 
-// A transaction that creates a token locks the grant in share mode. The grant is locked here, so all its tokens are
-// visible. Omits tokens in the work list, which were reported before.
+// A transaction that creates a token locks the token's grant in share mode. Here the grants are locked, so all their
+// tokens are visible. Omits tokens in the work list `token_removals`, because their end was reported before.
 async function endTokensOf (db: Db, made: SQL): Promise<EndedTokens[]> {
   const which = and(made, sql`NOT EXISTS (SELECT FROM ${token_removals} WHERE ${isTokenRemoval({
     organization_id: api_tokens.organization_id, ended: 'grant', ended_id: api_tokens.grant_id
@@ -100,7 +100,7 @@ async function lockSome (db: Db, which: SQL): Promise<{ organization_id: string,
   return locked.sort((a, b) => a.id - b.id)
 }
 
-// Locks the first 1,000 tokens and counts all. The membership or grant is locked, so tokens cannot create others.
+// Locks the first 1,000 tokens and counts all. The membership or grant is locked, so no token can be created meanwhile.
 async function lockTokens (db: Db, which: SQL): Promise<EndingTokens> {
   const locked = await lockSome(db, which)
   const areAll = locked.length < PIECE
@@ -140,7 +140,7 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
   const which = and(eq(api_tokens.user_id, userId), sql`NOT EXISTS (SELECT FROM ${oauth_grants} g
     WHERE g.id = ${api_tokens.grant_id} AND g.user_id = ${userId}::bigint)`)!
   const all: { organization_id: string, id: number }[] = []
-  // While this statement waits for a lock, the token may create another token. So repeat until no token is left.
+  // While `lockSome` waits for a token, this token may create another token. So repeat until no token is left.
   for (let locked = await lockSome(db, which); locked.length > 0; locked = await lockSome(db, which)) {
     await db.delete(api_tokens).where(and(which, lte(api_tokens.id, locked.at(-1)!.id)))
     all.push(...locked)
@@ -151,12 +151,12 @@ export async function endTokensWithoutGrant (db: Db, userId: number): Promise<En
 const tokensOf = (organizationId: string, userId: number) =>
   matching(api_tokens, { organization_id: organizationId, user_id: userId })
 
-/** Locks the first 1,000 API tokens of a member, and counts all. Needs locks on the organization and membership. */
+/** Locks the first 1,000 API tokens of a member, and counts all. The caller has locked organization and membership. */
 export async function lockTokensOfMember (db: Db, organizationId: string, userId: number): Promise<EndingTokens> {
   return lockTokens(db, tokensOf(organizationId, userId))
 }
 
-/** Deletes the locked tokens; a background job deletes the others. None becomes valid again (`endTokensOfBefore`). */
+/** Deletes the locked tokens; a job deletes the others, or `endTokensOfBefore` when the person joins again. */
 export async function deleteTokensOfMember (
   db: Db, organization_id: string, user_id: number, locked: EndingTokens
 ): Promise<void> {

@@ -8,7 +8,7 @@ import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
 import { projects, team_projects, type SliceOfRole } from '../tables.ts'
 
-/** Selects the team roles that are loaded together with a member; without a field, none. */
+/** Selects the team roles that are loaded together with a member; without a field, no roles are loaded. */
 export interface TeamQuery {
   /** The slug of a project: load the roles in this project. */
   project?: string | undefined

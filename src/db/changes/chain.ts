@@ -16,8 +16,8 @@ import { preparedSql } from '../postgres/prepared.ts'
 import { chain_keys } from '../tables.ts'
 import { pauseFor, waitNow } from '../postgres/wait-clock.ts'
 
-// Transactions that change an organization lock its counter row: long operations and changes of a person last, all
-// others first.
+// Transactions that change an organization lock its row in `organization_counters`, the counter. Long operations and
+// changes of a person lock the counter after all other rows; other changes lock the counter first.
 
 // Milliseconds between two checks of a caller whose rows are locked.
 const POLL_INTERVAL_MS = 20
@@ -51,10 +51,10 @@ const counters = new WeakMap<Db, Counter>()
 export const counterOf = (db: Db): Counter | undefined => counters.get(db)
 
 /**
- * Options for locking rows that a transaction about a person (accounts, grants) or a long operation (projects) can
- * hold while it waits for this transaction. Under a counter the lock does not wait: if a row is locked, the statement
- * fails, and `transaction` runs the change again (RowLocked). A wait for an API token is safe: a transaction that holds
- * a token waits for no account, grant or counter afterwards.
+ * Options for a SELECT that locks accounts, grants or projects. A change of a person or a long operation can hold such
+ * a row while it waits for a counter. So a transaction that has locked a counter does not wait for the row: the
+ * statement fails, and `transaction` runs the change again (RowLocked). A wait for an API token is safe: a transaction
+ * that holds a token waits for no account, grant or counter afterwards.
  */
 export const waitUnlessCounter = (db: Db): { noWait: true } | Record<string, never> =>
   counterOf(db) === undefined ? {} : { noWait: true }
@@ -62,9 +62,9 @@ export const waitUnlessCounter = (db: Db): { noWait: true } | Record<string, nev
 const isAmong = (ids: unknown) =>
   isKeyOf(sql`organization_id`, sql`SELECT value::char(26) FROM jsonb_array_elements_text(${ids}::jsonb)`)
 
-// A statement that changes rows waits while Citus moves the organization's rows to another node, and keeps them where
-// they are until the transaction ends. A SELECT would lock the row that the move leaves behind, so that two changes
-// could run at once. This change finds no row.
+// Citus can move the rows of an organization to another node. An UPDATE waits for the end of a move, and prevents moves
+// until the transaction ends. A SELECT alone could lock the old row that the move leaves behind, so that two changes
+// could run at once. So the SELECT contains an UPDATE, which changes no row.
 const HELD_IN_PLACE = perEngine({
   postgres: sql``,
   citus: sql`WITH held AS (
@@ -72,9 +72,9 @@ const HELD_IN_PLACE = perEngine({
   ) `
 })
 
-// If the process hangs, PostgreSQL ends the transaction after a second. The embedded database does not (ONLY_SESSION).
-// A wait for another lock ends before deadlock_timeout (1 s). Counters are locked in the order of ids, to avoid
-// deadlocks.
+// With the idle timeout, PostgreSQL ends the transaction after a second if the process hangs; the embedded database has
+// no such timeout (ONLY_SESSION). With the lock timeout, a wait for another lock ends before deadlock_timeout (1 s).
+// Counters are locked in the order of ids, to avoid deadlocks.
 const locking = (name: string, skip: SQL) => preparedSql<
   HeadRow & Pick<Counter, 'organization_id' | 'is_closed' | 'status'> &
     { next_version: string, stored_bytes: string, plan: Plan | null, clock: number, at: number },
@@ -102,8 +102,8 @@ export async function lockCounters (
   if (!is(db, PgTransaction)) throw new Error('a counter can only be locked in a transaction')
   const sentAt = performance.now()
   const parts = byOrganization(db, [...new Set(ids)].sort().map((organization_id) => ({ organization_id })))
-  // Sends the statement also without ids, so that a refused sign-in takes as long without an account. On Citus a
-  // refused sign-in never locks counters.
+  // Sends the statement also without ids, so that a refused sign-in takes the same time with and without an account.
+  // Not on Citus, where a refused sign-in never locks counters.
   const withoutIds = engineOf(db) === 'citus' ? [] : [[{ organization_id: '' }]]
   const rows = (await Promise.all((parts.length === 0 ? withoutIds : parts).map((part) => LOCK[which](db, {
     organization_id: part[0]!.organization_id,
@@ -173,7 +173,7 @@ const findKeys = preparedSql<Omit<ChainKeyRow, 'from_seq'> & { from_seq: string 
   CROSS JOIN ${lookUp('chain_keys', chain_keys,
     sql`organization_id = wanted.organization_id AND kid = wanted.kid`)}`)
 
-// Loads the chain keys of counters that are not loaded yet. Omits a key that is missing or cannot be unwrapped.
+// Loads the chain keys of the counters, unless they are loaded. Omits a key that is missing or cannot be unwrapped.
 async function openKeys (db: Db, rows: readonly { organization_id: string, chain_kid: string | null }[]) {
   const chain = chainOf(db)
   const wanted = rows.filter(({ organization_id, chain_kid }) => !chain.hasKey(organization_id, chain_kid))
@@ -183,7 +183,7 @@ async function openKeys (db: Db, rows: readonly { organization_id: string, chain
   for (const row of keys) chain.openKey({ ...row, from_seq: Number(row.from_seq) })
 }
 
-// While the statement waited for the lock, the organization got a plan that its snapshot does not contain.
+// While the statement waited for the lock, the organization got a plan that was added after the statement's snapshot.
 function failForNewPlan (): never {
   throw new DatabaseUnavailable('The plan of the organization was added a moment ago')
 }
@@ -230,12 +230,12 @@ export async function appendEvents (
     return Object.assign(event, { mac: mac.toString('hex') })
   })
   const ends = [...moved].map(({ organization_id, next_version, stored_bytes, head, at: last_at }) => {
-    // Harmless before the commit: an anchor that is written too early only covers an earlier end of the chain.
+    // Harmless before the commit: an anchor that is written too early covers the chain only up to its previous end.
     chain.recorded(organization_id, head)
     const { next_event, event_head } = head
     return { organization_id, next_event, event_head: event_head!.toString('hex'), next_version, stored_bytes, last_at }
   })
-  // Sends the statements also without events, for the same reason as `lockCounters`.
+  // Sends the statements also without events, so that a refused sign-in takes the same time (see `lockCounters`).
   const parts = engineOf(db) === 'citus'
     ? ends.map((end) =>
       ({ ends: [end], events: events.filter(({ organization_id }) => organization_id === end.organization_id) }))
@@ -257,7 +257,7 @@ export async function appendToCounter (db: Db, rows: readonly EventRow[]): Promi
   await appendEvents(db, new Map([[counter.organization_id, counter]]), rows)
 }
 
-// One statement also on Citus, because a person can be in a thousand organizations.
+// One statement for all organizations, also on Citus, because a person can be in a thousand organizations.
 const insertLate = preparedSql<object, { late: string }>('late_events', ($) => sql`
   INSERT INTO late_events (organization_id, id, occurred_at, event, mac) OVERRIDING SYSTEM VALUE
   SELECT organization_id, id, occurred_at, event, decode(mac, 'hex')

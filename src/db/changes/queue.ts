@@ -14,9 +14,9 @@ export interface Entry {
   /** The deadline, by `waitNow`. */
   readonly until: number
   readonly bytes: number
-  /** Whether to run without changes of other organizations. The transaction may then wait for locks. */
+  /** Whether the transaction must not contain changes of other organizations. It may then wait for locks. */
   isApart?: boolean
-  /** Runs a transaction, which entries with the same function share. Rejects only if all its entries failed. */
+  /** Runs a transaction for entries that have the same `run` function. Rejects only if all these entries failed. */
   run: (db: Db, entries: never[]) => Promise<unknown>
   reject (error: unknown): void
 }
@@ -35,7 +35,7 @@ export interface QueueFigures { waiting: number, transactions: number, entries: 
 
 /**
  * Queues the changes of this process, and runs them in transactions. An organization has one transaction at a time.
- * Changes with the same `run` share a transaction, also those of different organizations.
+ * Changes with the same `run` function share a transaction, even if they are of different organizations.
  *
  * Rejects a change with DatabaseUnavailable at its deadline. If a transaction fails because the database is down,
  * rejects all waiting changes of its organizations, too.
@@ -50,8 +50,8 @@ export class Queue {
   #isScheduled = false
   #bytes = 0
 
-  // On Citus, a batch has changes of one organization only, whose rows are on one node. So that small batches of many
-  // organizations run at once, each connection is a slot.
+  // On Citus, a batch has changes of one organization only, whose rows are on one node. Each connection is a slot, so
+  // that small batches of many organizations run at once.
   readonly #isOfOne: boolean
 
   constructor (db: Db) {
@@ -104,7 +104,7 @@ export class Queue {
     if (shared.entries.length > 0) this.#run(shared)
   }
 
-  // Moves an organization's changes to a batch, as far as they fit. Returns whether it moved any.
+  // Moves an organization's changes to a batch, as far as they fit. Returns whether it moved a change.
   #take (batch: Batch, queue: OrganizationQueue): boolean {
     const before = batch.entries.length
     if (this.#isOfOne && before > 0) return false

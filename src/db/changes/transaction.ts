@@ -26,7 +26,7 @@ export interface Answering {
   settled: Promise<unknown> | undefined
 }
 
-/** Options of a transaction. An `Actor` can be passed. */
+/** Options of a transaction. An `Actor` has the same properties, so it can be passed. */
 export interface Asking {
   organization_id?: string | undefined
   /** The credential of the request, which must be valid when the change commits. */
@@ -39,12 +39,12 @@ export interface Asking {
 }
 
 /**
- * Runs `fn` in a transaction. With `organization_id`, the transaction waits in the organization's queue and locks the
- * counter row first, so no other change of the organization commits while `fn` runs. Long operations omit
- * `organization_id` and lock the counter last.
+ * Runs `fn` in a transaction. With `organization_id`, the transaction waits in the organization's queue and first locks
+ * the organization's row in `organization_counters`, so no other change of the organization commits while `fn` runs.
+ * Long operations omit `organization_id` and lock that row last.
  *
  * With `answering`, returns the result before the commit; the transaction then waits for the response and stores it.
- * Send the response after `answering.settled`. One deadline covers `waited`, the queue and all attempts.
+ * Send the response after `answering.settled`. One deadline covers the time `waited`, the queue and all attempts.
  *
  * Throws CallerEnded if the credential is no longer valid, and DatabaseUnavailable after the deadline. Errors contain
  * no values of statements, so they may be logged.
@@ -93,7 +93,7 @@ export async function pauseUntil (until: number): Promise<void> {
   await pauseFor(PAUSE)
 }
 
-// Resolves at the end of the transaction. Calls `resolve` with the result: with `answering`, before the commit.
+// Resolves at the end of the transaction. Calls `resolve` with the result; with `answering`, before the commit.
 async function begin<T> (
   db: Db, fn: (db: Db) => Promise<T>, { organization_id, answering, caller }: Asking, resolve: (result: T) => void
 ): Promise<void> {

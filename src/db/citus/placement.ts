@@ -3,9 +3,12 @@ import type { Db } from '../postgres/handle.ts'
 import { BY_INDEX, MEANING } from '../postgres/session.ts'
 import { queryRow, queryRows } from '../rows/query.ts'
 
-/** Reference tables: each node has a copy. Rows of organizations refer to them, or they route a request. */
+/**
+ * Reference tables, of which each node has a copy: rows of organizations refer to these tables, or the service finds
+ * the organization of a request in them.
+ */
 export const REFERENCE = ['plans', 'plan_prices', 'coupons', 'users', 'oauth_clients', 'oauth_grants', 'organizations']
-/** All other distributed tables are colocated with this one: the rows of an organization are on the same node. */
+/** All other distributed tables are colocated with this table: the rows of an organization are on the same node. */
 export const COLOCATED_WITH = 'organization_counters'
 // Tables with a column `organization_id` that stay on the coordinator: a reserved slug is looked up without its
 // organization, and the late events of a person in several organizations are inserted by one statement.
@@ -51,10 +54,10 @@ export const mergePlaced = (one: Placed, other: Placed): Placed =>
 export const NOTHING_PLACED: Placed = { tables: 0, nodes: [] }
 
 /**
- * On a database with the extension `citus`: a table with a column `organization_id` is distributed by it, the tables
- * that these refer to are copied to each node, and the others stay on the coordinator, where each node can use them.
- * Tables that are placed already stay. Runs in the caller's transaction; before it places tables, it sets the settings
- * of the nodes (`setDefaults`).
+ * Places tables on the nodes of a Citus cluster. Distributes tables with a column `organization_id` by this column, and
+ * copies reference tables to each node. Other tables stay on the coordinator, where each node can use them. Does not
+ * change tables that are placed already. Runs in the caller's transaction. Before it places tables, it sets the
+ * settings of the nodes (`setDefaults`).
  *
  * @throws CitusError if a node has a wrong setting, or if this node is not the coordinator and tables must be placed
  */
@@ -85,7 +88,8 @@ export function placementOf ({ name, has_organization }: Table): Placement {
 }
 
 async function place (db: Db, missing: readonly Table[]) {
-  // Placement with foreign keys fails, because Citus then converts the connected tables itself.
+  // Drops the foreign keys and adds them afterwards: with foreign keys, Citus converts connected tables itself, and the
+  // placement fails.
   const names = JSON.stringify(missing.map(({ name }) => name))
   const keys = await queryRows<Record<'table' | 'name' | 'definition', string>>(db, sql`
     WITH placed AS (SELECT value::regclass AS id FROM jsonb_array_elements_text(${names}::jsonb))
@@ -133,14 +137,15 @@ const NEEDED = [
 const DEFAULTS: Record<string, string> = {
   ...MEANING,
   ...BY_INDEX,
-  // As the view pg_settings shows it.
+  // In the form in which the view pg_settings shows the value.
   DateStyle: 'ISO, MDY',
-  // As that of the client's connection (database.ts).
+  // The same as on connections of the service to the coordinator (database.ts).
   lock_timeout: '1200',
-  // If a node loses its connection to the coordinator without an end, this ends the transaction. Long enough for the
+  // Ends a transaction on a node if the connection to the coordinator is lost without being closed. Long enough for the
   // pauses of a backup.
   idle_in_transaction_session_timeout: '600000',
-  // One connection to a node, so that a query over several organizations can precede a change of a reference table.
+  // A transaction uses one connection to each node. So a query over several organizations can precede a change of a
+  // reference table.
   'citus.multi_shard_modify_mode': 'sequential',
   // Sends SET LOCAL to the nodes, where triggers read the setting.
   'citus.propagate_set_commands': 'local'
@@ -172,7 +177,7 @@ async function checkNodes (db: Db) {
   }
 }
 
-// The settings of `DEFAULTS` that a node does not have, with their present values.
+// For each node, the settings whose values differ from `DEFAULTS`, with their present values.
 async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string, value: string][] }[]> {
   const names = Object.keys(DEFAULTS).map((name) => `'${name}'`).join()
   const answers = await onNodes(db, `SELECT json_object_agg(name, setting) FROM pg_settings WHERE name IN (${names})`)
@@ -186,9 +191,9 @@ async function findUnset (db: Db): Promise<{ node: string, wrong: [name: string,
 }
 
 /**
- * On the coordinator of a Citus cluster, checks the settings of each node, and sets the defaults of the connections
- * between the nodes for this database where they are missing: a copy of the database and a node that was added later do
- * not have them. Returns the nodes that lacked a setting.
+ * Checks the settings of each node of a Citus cluster, and sets missing `DEFAULTS` for this database: a copy of the
+ * database and a node that was added later lack these settings. Must run on the coordinator. Returns the nodes that
+ * lacked a setting.
  *
  * @throws CitusError if a node does not respond or has a wrong setting
  */
@@ -197,7 +202,7 @@ export async function setDefaults (db: Db): Promise<string[]> {
   const unset = await findUnset(db)
   if (unset.length === 0) return []
   const names = new Set(unset.flatMap(({ wrong }) => wrong.map(([name]) => name)))
-  // On each node by itself, because Citus does not propagate ALTER DATABASE for a copied database.
+  // Sets the defaults on each node separately, because Citus does not propagate ALTER DATABASE for a copied database.
   const answers = await onNodes(db, `DO $do$ BEGIN
     PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
     ${[...names].map((name) => `

@@ -21,7 +21,7 @@ export function unpackCluster (
     file: template,
     cwd: partial,
     strict: true,
-    // Faster, and nothing else runs in this thread.
+    // Synchronous unpacking is faster, and nothing else runs in this thread.
     sync: true,
     // Bounds the memory for decompressed data.
     maxReadSize: 65_536,

@@ -1,7 +1,7 @@
 import fs from 'node:fs'
 import path from 'node:path'
 
-// Free space for PostgreSQL and for the process that opens the copy. A WAL segment has 16 MiB.
+// Free bytes that must remain for PostgreSQL and for the process that opens the copy. A WAL segment has 16 MiB.
 const SPARE = 64 * 1024 * 1024
 const BLOCK = 4096
 
@@ -33,7 +33,7 @@ export function copyCluster (
       onProgress()
       const [sourcePath, targetPath] = [path.join(source, entry.name), path.join(target, entry.name)]
       if (entry.isDirectory()) copy(sourcePath, targetPath)
-      // On a copy-on-write file system, this shares blocks instead of copying.
+      // With FICLONE, a copy-on-write file system shares the blocks instead of copying.
       else fs.copyFileSync(sourcePath, targetPath, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
     }
   }

@@ -2,8 +2,8 @@ import fs from 'node:fs'
 import path from 'node:path'
 
 /**
- * Creates a directory with its missing parents. Returns the first created directory; undefined if all existed. Unlike
- * `mkdirSync` with `recursive`, it does not retry without end where a file system refuses with ENOENT, as /proc does.
+ * Creates a directory with its missing parents. Returns the first created directory; undefined if all existed. Does not
+ * use `mkdirSync` with `recursive`, which retries without end if the file system responds with ENOENT, as /proc does.
  */
 export function makeDirectory (directory: string, mode: number): string | undefined {
   const absolute = path.resolve(directory)

@@ -55,8 +55,8 @@ function reportingFullDisk (write: Write): Write {
 // The exit status with which PostgreSQL reports an error of a statement (PGlite's POSTGRES_MAIN_LONGJMP).
 const STATEMENT_FAILED = 100
 
-// After a FATAL or PANIC, PGlite would run the main loop of the ended session again without end. Ends this thread
-// instead (not the process), so that the database is opened again.
+// After a FATAL or PANIC, PGlite would run the main loop of the ended session again without end. `process.exit` ends
+// this worker thread (not the process), and the main thread then opens the database again.
 function endWithSession (module: PGlite['Module']) {
   const loopOnce = module._PostgresMainLoopOnce
   module._PostgresMainLoopOnce = () => {
@@ -87,14 +87,14 @@ endWithSession(pg.Module)
 // PGlite ignores connection parameters.
 for (const [name, value] of Object.entries({ ...MEANING, ...ONLY_SESSION })) await pg.exec(`SET ${name} = '${value}'`)
 
-// One task at a time, so that statements keep their order.
+// Runs one task at a time, so that statements keep their order.
 let last: Promise<unknown> = Promise.resolve()
 port.on('message', (task: Task) => { last = last.then(() => run(task)) })
 port.postMessage({ ready: true })
 
 async function run (task: Task) {
   if (task.bytes) {
-    // Sends a part when the next one arrives, so that the last part and `done` are one message.
+    // Sends a part of the response when the next part arrives, so that the last part and `done` are one message.
     let last: Uint8Array | undefined
     await pg.execProtocolRawStream(task.bytes, {
       // NodeFS writes directly to disk.

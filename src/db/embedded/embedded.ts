@@ -12,7 +12,7 @@ import { DatabaseUnavailable } from '../postgres/errors.ts'
 import { lockDirectory } from './lock.ts'
 import { createWatchdog, type Watchdog } from './watchdog.ts'
 
-// The watchdog ends a statement after this silence, because the embedded PostgreSQL has no statement timeout.
+// The watchdog ends a statement after this time without a message: the embedded PostgreSQL has no statement timeout.
 const SILENCE_TIMEOUT_MS = 8_000
 const PROGRESS_TIMEOUT_MS = 60_000
 const CHECK_INTERVAL_MS = 500
@@ -21,7 +21,7 @@ const CLOSE_TIMEOUT_MS = 5_000
 // for seconds during the start and keeps 40 to 80 MB of memory. Hot loops of large functions still exceed this budget.
 const TIERING_BUDGET = 2_000_000_000
 
-/** The template that the first start unpacks. The build creates it. */
+/** The archive of an empty database, which the first start unpacks. The build creates the archive. */
 export const TEMPLATE = fileURLToPath(new URL('../../../cluster.tar.gz', import.meta.url))
 
 export interface EmbeddedOptions {
@@ -51,7 +51,7 @@ declare const WebAssembly: { compile (bytes: Uint8Array): Promise<Program> }
 
 interface Answer { ready?: true, bytes?: Uint8Array, done?: true, copied?: string, closed?: true, full?: true }
 
-/** The disk became full during long work. */
+/** The disk became full during a migration, maintenance or a copy. */
 export class DiskFull extends Error {}
 
 /** Opens the embedded database in a directory, which stays locked until `close`. Never runs two workers at once. */
@@ -83,7 +83,7 @@ export async function openEmbedded ({
 
   /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   async function socket () {
-    // Two workers on the same files would corrupt them: wait until the previous one has ended.
+    // Two workers would corrupt the files: wait until the previous worker has ended.
     await ended
     const program = await compiled()
     if (closed) throw new DatabaseUnavailable('The embedded database is closed')
@@ -123,7 +123,7 @@ export async function openEmbedded ({
     const done = watchdog.patiently(what)
     const one = worker
     let isFull = false
-    // Otherwise the failure would be noticed only after PROGRESS_TIMEOUT_MS.
+    // Handles the message `full`: without it, the failure would be noticed only after PROGRESS_TIMEOUT_MS.
     const look = ({ full }: Answer) => {
       if (full === undefined) return
       isFull = true
@@ -147,7 +147,7 @@ export async function openEmbedded ({
     const cancel = () => { Atomics.store(cancelled, 0, 1) }
     Atomics.store(cancelled, 0, signal.aborted ? 1 : 0)
     signal.addEventListener('abort', cancel)
-    // The client also disconnects after its copy. The listener would then cancel the next copy.
+    // The client also disconnects after its copy. Without this removal, the listener would then cancel the next copy.
     const done = () => signal.removeEventListener('abort', cancel)
     await patiently('is copied', async () => {
       const response = waitForMessage(one, 'copied')

@@ -17,7 +17,7 @@ export class DirectoryLocked extends Error {
  * directory. So the kernel knows whether the owner is alive, also between containers that share a volume.
  *
  * Sockets are numbered. A dead socket is never replaced; the new socket gets the next number. Two starting processes
- * cannot create the same number. A process that then finds another live socket gives up.
+ * cannot create the same number. After a process has created its socket, it gives up if it finds another live socket.
  */
 export async function lockDirectory (dir: string): Promise<() => void> {
   const { base, close } = openDirectory(dir)
@@ -78,8 +78,9 @@ export const listen = (server: net.Server, socketPath: string): Promise<void> =>
   new Promise((resolve, reject) => { server.once('error', reject).listen(socketPath, resolve) })
 
 /**
- * Removes the directories with this name prefix whose owners have ended. Skips a directory with other files than
- * `content` and lock files: a user may have copied the directory with its lock files. The next call retries failures.
+ * Removes the directories whose names start with `beginning`, if the processes that locked them have ended. Skips a
+ * directory with other files than `content` and lock files: a user may have copied a locked directory. A later call
+ * tries again to remove a directory whose removal failed.
  */
 export async function removeUnlocked (parent: string, beginning: string, content: string): Promise<void> {
   for (const name of fs.readdirSync(parent).filter(name => name.startsWith(beginning))) {

@@ -17,12 +17,12 @@ const MAX_REQUEST_LENGTH = 64 * 1024
 const MAX_CONNECTIONS = 16
 const HEARTBEAT_MS = 1_000
 const SILENCE_TIMEOUT_MS = 10_000
-// A client whose output is not read, such as a pager that waits for a key, keeps its connection for this time.
+// The server closes the connection of a client that reads nothing for this time. A client with a pager may read late.
 const READ_TIMEOUT_MS = 600_000
 
 type Line = { part: unknown } | { result: unknown } | { error: string }
 
-/** The other end of a request. */
+/** The client of a request. */
 export interface Client {
   /** Aborted when the client has disconnected. */
   signal: AbortSignal
@@ -31,8 +31,8 @@ export interface Client {
 }
 
 /**
- * Handles a request that is no copy. Returns the result, or undefined if this process does not handle such requests;
- * throws an error whose message is for the client.
+ * Handles a request for something other than a copy. Returns the result, or undefined if this process does not handle
+ * such requests. Throws an error whose message is for the client.
  */
 export type OnRequest = (request: Record<string, unknown>, client: Client) => Promise<unknown>
 
@@ -82,7 +82,7 @@ export async function serveRequests (
       if (text.length > MAX_REQUEST_LENGTH) socket.destroy()
     })
     socket.on('end', () => {
-      // Heartbeats would restart the timeout, and pile up, while the client does not read.
+      // Sends no heartbeat while the client does not read: a heartbeat would restart the timeout, and fill the buffer.
       const sendHeartbeat = () => { if (!socket.writableNeedDrain) socket.write('\n') }
       socket.setTimeout(READ_TIMEOUT_MS)
       sendHeartbeat()
@@ -101,7 +101,7 @@ export async function serveRequests (
   // Remove the socket of the previous process.
   fs.rmSync(`${base}/${NAME}`, { force: true })
   await listen(server, `${base}/${NAME}`)
-  // The directory denies access to other users as well.
+  // A second protection: the directory denies access to other users, too.
   fs.chmodSync(`${base}/${NAME}`, 0o600)
   server.on('error', () => {})
   return () => {
@@ -158,7 +158,7 @@ export async function sendRequest (
       watch()
     }
   } catch (error) {
-    // No process listens, or the process has ended.
+    // An error of a system call: no process listens, or the process has ended.
     if ((error as NodeJS.ErrnoException).syscall === undefined) throw error
   } finally {
     clearTimeout(timer)

@@ -16,7 +16,7 @@ const REPORT_INTERVAL_MS = 10_000
 
 export type Watchdog = ReturnType<typeof createWatchdog>
 
-/** Detects that another thread hangs. While it works, that thread must send messages or change `progress`. */
+/** Detects that another thread hangs. While that thread works, it must send messages or change `progress`. */
 export function createWatchdog (
   { silence, patience, progress, onWait, onStall, now = () => performance.now() }: WatchdogOptions
 ) {

@@ -29,7 +29,7 @@ export interface LookUp<Q, R, A> {
   keyOf: (query: Q) => string
   /** The organization of a query. On Citus, `find` gets the queries of one organization. */
   organizationOf?: (query: Q) => string
-  /** Loads the rows of the queries: an array for each, in the same order. `organizationId`: of the first query. */
+  /** Loads the rows: an array for each query, in the same order. `organizationId` is the first query's organization. */
   find: (db: Db, queries: Q[], organizationId: string) => Promise<R[][]>
   /** The result of a query from its rows. An error rejects this query alone. */
   read: (db: Db, rows: R[], query: Q) => A

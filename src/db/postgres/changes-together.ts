@@ -8,7 +8,7 @@ type Named = [name: string, change: SQL]
 interface Changes {
   /** The lists that the changes read, by name (`rowsIn`). */
   lists: Record<string, SQL>
-  /** The changes, in order, each with a name. `from` has each list, for a FROM clause. */
+  /** The changes, in order, each with a name. `from` contains each list as an item of a FROM clause. */
   changes: (from: Record<string, SQL>) => Named[]
 }
 
@@ -22,13 +22,14 @@ function inOneStatement (lists: Changes['lists'], changes: readonly Named[]): SQ
 }
 
 /**
- * Changes rows of several tables: on PostgreSQL in one statement, in a `WITH`; on Citus in a statement for each change,
- * sent together, because an INSERT within a `WITH` is not executed on the machine of its organization. The statement is
- * prepared; `executeChanges` does the same once. Returns the number of rows that the last change affected.
+ * Creates a function that changes rows of several tables. On PostgreSQL, all changes are in one statement with a `WITH`
+ * clause. On Citus, each change is a statement, because Citus does not execute an INSERT in a `WITH` clause on the node
+ * of the organization; these statements are sent together. The statements are prepared (`executeChanges` does not
+ * prepare). The function returns the number of rows that the last change affected.
  *
- * Call the returned function in a transaction, because on Citus several statements commit together only there. On
- * PostgreSQL all changes see the same snapshot, and on Citus each sees the changes before it, so no change may read
- * what another one writes. `unneeded`: names of changes that would affect no row; on Citus they are not sent.
+ * Call the function in a transaction, so that the statements on Citus commit together. No change may read what another
+ * change writes: on PostgreSQL all changes see the same snapshot, but on Citus a change sees the earlier changes.
+ * `unneeded`: names of changes that would affect no row; on Citus they are not sent.
  */
 export function preparedChanges<A extends object> (name: string, build: ($: Value) => Changes) {
   const parts = ($: Value) => {

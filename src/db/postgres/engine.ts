@@ -38,16 +38,16 @@ export function setEngine (db: Db, engine: () => Engine): void {
 /** The engine of a handle or a transaction. */
 export const engineOf = (db: Db): Engine => engines.get(dialectOf(db))?.() ?? 'postgres'
 
-/** SQL that depends on the engine: chosen when the statement is rendered. */
+/** SQL that depends on the engine. The form is chosen when the statement is rendered. */
 export const perEngine = (forms: Record<Engine, SQL>): SQL =>
   sql`${{ getSQL: () => forms[current], shouldOmitSQLParens: () => true }}`
 
-/** The organization of a statement on Citus. On PostgreSQL, a list can have its organizations in its rows. */
+/** The organization of a statement on Citus. On PostgreSQL, a list can have an organization in each row instead. */
 export interface OfOrganization { organization_id: string }
 
 const OWN = sql.placeholder('organization_id')
 
-/** `andOwn` for the tables of a statement, by their aliases. */
+/** Returns `andOwn` for one organization, as a function of the alias of a table. */
 export const ownOf = (organizationId: string) => (alias: SQL): SQL =>
   andOwn(sql`${alias}.organization_id`, organizationId)
 
@@ -58,18 +58,18 @@ export const andOwn = (column: SQL, organization: unknown = OWN): SQL =>
 /**
  * On Citus, a condition with which a SELECT locks single rows of a reference table, of which each node has a copy. The
  * condition is always true and reads a table of the coordinator, so Citus locks the rows of the coordinator's copy.
- * Without it, Citus locks the whole table on all nodes: locks and changes of other rows wait, also after FOR SHARE. A
- * SELECT that joins a distributed table or a table of the coordinator does not need it. Locks of a row in different
- * copies do not exclude each other; an UPDATE of the row waits for both.
+ * Without the condition, Citus locks the whole table on all nodes, so that locks and changes of other rows wait, even
+ * after FOR SHARE. A SELECT that joins a distributed table or a table of the coordinator does not need the condition.
+ * Locks of a row in different copies do not exclude each other; an UPDATE of the row waits for all these locks.
  */
 export const andRowsAlone = perEngine({
   postgres: sql``, citus: sql` AND EXISTS (SELECT FROM master_key_canaries HAVING true)`
 })
 
 /**
- * A subquery of the rows in a JSON parameter, for an UPDATE or INSERT: `organization_id` and `columns`. On Citus the
- * statement's organization replaces the one in the JSON, and the join with the counter row makes an INSERT run on the
- * organization's node.
+ * A subquery with the rows in a JSON parameter, for an UPDATE or INSERT. The rows have `organization_id` and `columns`.
+ * On Citus, the statement's organization replaces the organization in the JSON, and the join with
+ * `organization_counters` makes an INSERT run on the organization's node.
  */
 export const rowsIn = (json: unknown, columns: SQL): SQL => perEngine({
   postgres: sql`SELECT * FROM jsonb_to_recordset(${json}::jsonb) AS its (organization_id char(26), ${columns})`,
@@ -81,10 +81,10 @@ export const rowsIn = (json: unknown, columns: SQL): SQL => perEngine({
 export const fromList = (name: string, list: SQL): SQL =>
   perEngine({ postgres: sql.raw(name), citus: sql`(${list}) AS ${sql.raw(name)}` })
 
-/** A value from the current time, for an UPDATE: Citus refuses now() in CASE and coalesce, but not in a subquery. */
+/** A value that contains now(), for an UPDATE: Citus refuses now() in CASE and coalesce, but not in a subquery. */
 export const withNow = (value: (now: SQL) => SQL): SQL => sql`(SELECT ${value(sql`its.now`)} FROM (SELECT now()) AS its)`
 
-/** Whether a table has an organization in each row. On Citus, such tables are distributed, except `LOCAL`. */
+/** Whether a table has a column `organization_id`. On Citus, such tables are distributed, except `LOCAL`. */
 export const hasOrganization = (table: PgTable): boolean => 'organization_id' in getTableColumns(table)
 
 /** Divides rows for statements: on Citus by organization, otherwise one part. Empty without rows. */

@@ -63,7 +63,7 @@ interface DriverError extends Error {
  */
 export function databaseError (error: unknown): Error & { code?: string | undefined } {
   const cause = inner(error)
-  // The driver attaches the statement to every error that ends a connection.
+  // The driver attaches the statement with its parameters to every error that ends a connection. Omit them.
   if (cause instanceof DatabaseUnavailable && 'parameters' in cause) {
     return new DatabaseUnavailable(cause.message, cause.code, cause.isUndone)
   }

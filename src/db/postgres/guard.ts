@@ -6,12 +6,12 @@ import { atWaitTime, pauseWaits, waitNow } from './wait-clock.ts'
 
 /** The deadline in milliseconds for a statement, a transaction, and all of a request's work on the database. */
 export const DEADLINE = 4_000
-// A transaction that times out counts as a database outage if it had at least this many milliseconds.
+// A transaction that times out counts as a database outage if its deadline was at least this many milliseconds away.
 const LEAST_OF_OUTAGE = 3_000
 /** The maximum wait for a connection in milliseconds, and the maximum number of waiting requests. */
 export const MAX_WAIT = 2_000
 export const MAX_WAITING = 200
-// Milliseconds between two long transactions on the only connection, for the requests that waited for the first one.
+// Milliseconds between two long transactions on the only connection, in which waiting requests can run.
 const PAUSE = { min: 250, max: 1_000 }
 
 /**
@@ -31,7 +31,7 @@ export const inTime = <T>(until: number, work: Promise<T>): Promise<T> => within
 
 let spentOfNext = 0
 
-/** Calls `begin`, and shortens the deadline of the transaction that it starts by this many milliseconds. */
+/** Calls `begin`, and shortens the deadline of the transaction that `begin` starts by this many milliseconds. */
 export function spending<T> (milliseconds: number, begin: () => T): T {
   spentOfNext = milliseconds
   try {
@@ -68,10 +68,10 @@ export interface Bounds {
   patience?: number
   /**
    * For long transactions on the only connection: other requests do not time out meanwhile. The next long transaction
-   * waits as long as this one took (0.25 to 1 s), so that other requests get the connection.
+   * waits as long as the previous one took (0.25 to 1 s), so that other requests get the connection.
    */
   isAlone?: boolean
-  /** Whether statements are prepared. Then their texts must not depend on the length of a list (`isOneOf`). */
+  /** Whether statements are prepared. The text of such a statement must not depend on a list's length (`isOneOf`). */
   prepare: boolean
 }
 
@@ -147,13 +147,13 @@ export function guard (
   return { options: client.options, unsafe, begin } as unknown as Sql
 }
 
-// After its deadline, a transaction must not use its connection, which another request may have.
+// After its deadline, a transaction must not use its connection, because another request may already use it.
 function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: { prepare: boolean }): TransactionSql {
   const unsafe = (...call: Parameters<Sql['unsafe']>) => pending(async shape => {
     if (end.over) throw end.over
     tell('before', call[0], options.prepare)
     const done = beginPiece('statement', call[0])
-    // Sent at once, so that statements keep their order.
+    // Sends the statement synchronously, so that statements keep their order.
     const query = tx.unsafe(call[0], call[1], options)
     const result: Result = await (shape === 'values' ? query.values().execute() : query.execute())
     done()
@@ -167,7 +167,7 @@ function guardTransaction (tx: TransactionSql, end: { over?: Error }, options: {
   return { unsafe, savepoint } as unknown as TransactionSql
 }
 
-// Drizzle awaits a statement, or calls `.values()` on it. Either sends the statement.
+// Drizzle awaits a statement, or calls `.values()` of the statement. Both ways send the statement.
 function pending (run: Run) {
   return {
     values: () => run('values'),

@@ -40,7 +40,7 @@ export function prepared<A extends object, R> (
   }
 }
 
-// For null values, Drizzle calls the column's encoder: timestamps throw, and jsonb gets JSON null.
+// Passes null on. Drizzle would call the column's encoder, which throws for timestamps and makes JSON null for jsonb.
 function nullable (param: unknown) {
   if (!is(param, Param)) return param
   const { encoder } = param

@@ -1,16 +1,16 @@
-/** Each connection sets these, to override settings of the role or the database. */
+/** Each connection sets these settings, to override settings of the role or the database. */
 export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC' }
 
 /**
- * The embedded database also sets this. No other session waits for the locks of a transaction, so a transaction without
- * statements, of a process that hangs, needs no timeout. The timeout would end the only session.
+ * The embedded database also sets this: 0 turns off the timeout of idle transactions (changes/chain.ts). There is only
+ * one session, so no other session waits for the locks of an idle transaction. The timeout would end this session.
  */
 export const ONLY_SESSION = { 'strongroom.idle_timeout': '0' }
 
 /**
- * Planner settings that prefer indexes. A sequential scan of a small table with many dead rows is slow: writes took
- * three times as long after 20 seconds. A table without a suitable index is still scanned. Its artificially high cost
- * would enable JIT and parallel workers, so these are off.
+ * Planner settings that prefer indexes. A sequential scan of a small table with many dead rows is slow: in a test,
+ * writes took three times as long after 20 seconds. A table without a suitable index is still scanned. JIT and parallel
+ * workers are off, because the artificially high cost of such a scan would enable them.
  */
 export const BY_INDEX = { enable_seqscan: 'off', jit: 'off', max_parallel_workers_per_gather: '0' }
 

@@ -24,7 +24,7 @@ interface Tls {
  * and verify the certificate of an IP address against `localhost`.
  */
 export function tlsOf (databaseUrl: string): Tls {
-  // The query begins at the first question mark; later ones belong to values.
+  // The query begins at the first question mark; later question marks belong to values.
   const [, address = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
   const parameters = new URLSearchParams(query)
   const names = [...parameters.keys()]

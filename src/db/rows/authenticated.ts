@@ -7,9 +7,9 @@ import {
 } from '../tables.ts'
 
 // Rows of these tables have a MAC over their `fields`. Each `exempt` column has a note: what an attacker with write
-// access to the database gains by changing the column; a table without a MAC has the same note where it is defined
-// (`unauthenticated`). SECURITY.md lists the notes. A MAC depends on the list and order of the fields, so a change
-// after a release invalidates all stored MACs of the table (0047).
+// access to the database gains by changing the column. Tables without a MAC have such a note in tables.ts
+// (`unauthenticated`). SECURITY.md lists the notes. A MAC depends on the list and order of the fields, so a change of
+// the list after a release invalidates all stored MACs of the table (0047).
 
 type Columns<T extends PgTable> = T['_']['columns']
 type Name<T extends PgTable> = Extract<keyof Columns<T>, string>

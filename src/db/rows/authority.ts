@@ -18,7 +18,7 @@ export interface RowAuthority {
   report (violation: Violation): void
   reports (): number
   logTo (log: ViolationLog): void
-  /** Resolves when all reports are in the audit. */
+  /** Resolves when all reports are in the audit log. */
   settled (): Promise<void>
 }
 
@@ -46,7 +46,7 @@ export function tampered (): never {
 
 const authorities = new WeakMap<Db, RowAuthority>()
 
-/** Sets the authority of a handle; a transaction inherits it from its handle. */
+/** Sets the authority of a handle or a transaction. `transaction` passes the authority of the handle on. */
 export function setAuthority (db: Db, authority: RowAuthority | undefined) {
   if (authority !== undefined) authorities.set(db, authority)
 }

@@ -31,8 +31,8 @@ export const lastVersionOfLevel: SQL = sql`LEFT JOIN ${
   ) AS last ON true`
 
 /**
- * Finds the newest version of a project again, if the stored one was deleted. Call this after each deletion of versions
- * or levels. The caller has locked the project.
+ * Updates the stored newest version of a project, if that version was deleted. Call this after each deletion of
+ * versions or levels. The caller has locked the project.
  */
 export async function renewLastVersion (db: Db, organizationId: string, projectId: string): Promise<void> {
   const own = (alias: string) => sql`${sql.raw(alias)}.organization_id = ${organizationId}`

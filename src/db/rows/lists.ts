@@ -40,5 +40,5 @@ export const lookUp = (alias: string, table: PgTable, key: SQL): SQL =>
   sql`LATERAL (SELECT * FROM ${table} WHERE ${key}${hasOrganization(table) ? andOwn(sql`organization_id`) : sql``} LIMIT 1)
     AS ${sql.raw(alias)}`
 
-/** Whether a key column has one of the values. A join could become a merge join, which reads rows without matches. */
+/** Whether a key column has one of the values. Not a join: PostgreSQL could use a merge join, which reads more rows. */
 export const isKeyOf = (column: SQL, list: SQL): SQL => sql`${column} = ANY (ARRAY(${list}))`

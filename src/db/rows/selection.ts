@@ -1,7 +1,7 @@
 import { sql, type SQL } from 'drizzle-orm'
 import type { Selection } from '../../../schemas/shapes.ts'
 
-/** The columns of a list that a selection uses. `key` is unique in the list, so that the order of pages is stable. */
+/** The columns by which a list is sorted and filtered. `key` is unique, so that the order of pages is stable. */
 export interface Selectable { name: SQL, created_at: SQL, key: SQL, searched: readonly SQL[] }
 
 /** Columns of a table with slugs, by its alias. */
@@ -22,7 +22,7 @@ export function orderOf ({ sort }: Selection, { name, created_at, key }: Selecta
 
 export const isFiltered = ({ name, search }: Selection): boolean => name !== undefined || search !== undefined
 
-/** The patterns of a selection; undefined without the filter. */
+/** The patterns for the filters of a selection; undefined without the filter. */
 export const patternsOf = ({ name, search }: Selection) => ({
   name: name === undefined ? undefined : containing(name),
   search: search === undefined ? undefined : containing(search)

@@ -2,8 +2,8 @@ import { sql, type SQL } from 'drizzle-orm'
 import { ownOf } from '../postgres/engine.ts'
 
 /**
- * An SQL condition on a row `t` with `organization_id` and `slices`: it has restrictions, and all of them name deleted
- * levels. Does not verify MACs, so that a manipulated row does not block a deletion.
+ * An SQL condition on a row `t` with `organization_id` and `slices`: the row has restrictions, and all its restrictions
+ * refer to deleted levels. Does not verify MACs, so that a manipulated row does not block a deletion.
  */
 export function namesNoLevel (organizationId: string): SQL {
   const own = ownOf(organizationId)
@@ -21,9 +21,9 @@ export function namesNoLevel (organizationId: string): SQL {
 }
 
 /**
- * The same rule as `isInside` in SQL, for a statement whose limit counts only levels that a caller can see: a condition
- * on a level of the project that the restrictions in the JSON array `slices` are about. `hasOtherStatus`: whether the
- * environment of the level has another status than `slice.except_status`; false or null for other levels.
+ * The rule of `isInside` as an SQL condition, for a statement with a LIMIT that counts only levels that a caller can
+ * see. The level and the restrictions in the JSON array `slices` must be of the same project. `hasOtherStatus`: whether
+ * the environment of the level has another status than `slice.except_status`; false or null for other levels.
  */
 export const isInsideSlices = (slices: SQL, level: Record<'target_id' | 'environment_id' | 'hasOtherStatus', SQL>): SQL =>
   sql`EXISTS (

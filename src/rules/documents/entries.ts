@@ -11,7 +11,7 @@ export const emptyEntries = (): Entries => Object.create(null) as Entries
 
 /** Thrown by the readers: an invalid document, or a document that exceeds a limit. */
 export class UnreadableDocument extends Error {
-  /** Where the error is, in UTF-16 code units. */
+  /** The position of the error in the document, in UTF-16 code units. */
   offset: number
   /** The limit that the document exceeds, such as `10,000 names`; undefined for an invalid document. */
   limit: string | undefined

@@ -4,14 +4,14 @@ import { UnreadableDocument, type Entries } from './entries.ts'
 /** Limits: lines and names. */
 export const MAX_LINES = 20_000
 export const MAX_NAMES = 10_000
-/** The limit of lines in words. */
+/** The limit of lines as text, for messages. */
 export const LINES = `${MAX_LINES.toLocaleString('en')} lines`
 
-/** An assignment, with offsets into the text of `withLineFeeds`. */
+/** An assignment. Its offsets refer to the text that `withLineFeeds` returns. */
 export interface EnvAssignment {
   name: string
   from: number
-  /** The written value with its quotes, without blanks around it. Empty after the separator if no value is written. */
+  /** The value as written, with quotes, without blanks around it. Without a value: the position after the separator. */
   valueFrom: number
   valueTo: number
   /** Whether the separator is a colon, which needs a blank before the value. */
@@ -20,19 +20,20 @@ export interface EnvAssignment {
 
 const ENV_LINE_END = /\r\n?|\n/g
 const ENV_NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
-// dotenv's pattern for an assignment, but sticky: dotenv searches for the next match and silently skips invalid lines.
+// dotenv's pattern for an assignment, but sticky, so that invalid lines are detected. dotenv itself searches for the
+// next match, and so silently skips invalid lines.
 const ENV_ASSIGNMENT =
   /[^\S\n]*(?:export\s+)?([\w.-]+)((?:\s*=\s*?|:\s+?)(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\n]+)?\s*(?:#.*)?$)/my
 
 // Fast path for nearly all lines: a value without quotes, escapes or comments.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
-/** All line ends as line feeds, as dotenv reads them. */
+/** Replaces all line ends by line feeds, as dotenv does. */
 export const withLineFeeds = (text: string) => text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
 
 /**
- * Converts offsets into the text of `withLineFeeds` to offsets into the text itself. The returned function takes
- * ascending offsets, so that all conversions together read the text once.
+ * Converts offsets into the text that `withLineFeeds` returns to offsets into the original text. The returned function
+ * must be called with ascending offsets, so that all conversions together read the text once.
  */
 export function originalOffsets (text: string) {
   let pairs = 0
@@ -47,7 +48,7 @@ export function originalOffsets (text: string) {
 }
 
 /**
- * dotenv's rules without variable expansion. Any invalid line makes the whole document invalid.
+ * Reads a document by dotenv's rules, without variable expansion. Any invalid line makes the whole document invalid.
  *
  * @param found receives all assignments, in their order
  */

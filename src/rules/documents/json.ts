@@ -6,10 +6,10 @@ const TOKENS = 'names, values, brackets, commas and colons'
 
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
-/** A member of the object at the top. */
+/** A member of the top-level object, with the positions of its name and value. */
 export interface JsonMember { name: string, nameFrom: number, nameTo: number, valueFrom: number, valueTo: number }
 
-/** Where the object at the top and its members are. */
+/** The positions of the top-level object and its members. */
 export interface JsonObject { open: number, close: number, members: JsonMember[] }
 
 /**
@@ -63,8 +63,9 @@ export function readJson (text: string, entries: Entries, found?: JsonObject) {
 }
 
 /**
- * `JSON.parse`, also for names with escape sequences. V8 can read such a name as a name of an earlier text, possibly of
- * another client: after `{"\\": 0}`, it reads `{"\"": 0}` as `{"\\": 0}` (Node.js 24 and 26, see 0075).
+ * Like `JSON.parse`, but correct for names with escape sequences. V8 can replace such a name by a name of an earlier
+ * text, possibly of another client: after `{"\\": 0}`, V8 reads `{"\"": 0}` as `{"\\": 0}` (Node.js 24 and 26, see
+ * 0075).
  */
 export function parseJson (text: string): unknown {
   const value: unknown = JSON.parse(text)
@@ -85,7 +86,8 @@ function hasEscapedName (text: string): boolean {
 
 const IN_ARRAYS = /"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[:]/g
 
-// Objects as arrays of 0, names and values; arrays as arrays of 1 and their elements.
+// Rewrites each object to an array of 0, names and values, and each array to an array of 1 and its elements. V8 then
+// reads the names as strings in arrays, without the error.
 const asArrays = (text: string) => text.replace(IN_ARRAYS, (token) => {
   switch (token[0]) {
     case '{': return token === '{' ? '[0,' : '[0]'
@@ -118,13 +120,13 @@ function jsonValue (text: string) {
 }
 
 const BLANKS = /[ \t\r\n]*/y
-// Without its closing quote, so that the end of the match is the first wrong character.
+// A string without its closing quote, so that the match ends at the first invalid character of an invalid string.
 const STRING = /"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[\da-fA-F]{4})[^"\\\x00-\x1f]*)*/y // eslint-disable-line no-control-regex
 const PRIMITIVE = /(?:true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\w.+-])/y
 
 /**
- * Where a text stops being JSON; the end of the text if it is JSON or the beginning of JSON. The message of
- * `JSON.parse` has a position in some versions of Node.js only.
+ * The position of the first character that is invalid JSON; the end of the text if the text is valid or incomplete. The
+ * message of `JSON.parse` contains a position only in some versions of Node.js.
  */
 export function jsonErrorOffset (text: string): number {
   const open: string[] = []
@@ -160,7 +162,7 @@ export function jsonErrorOffset (text: string): number {
   }
 }
 
-/** The end of a match that begins at the offset. */
+/** The end of a match that begins at the offset; undefined without such a match. */
 function endOf (pattern: RegExp, text: string, at: number): number | undefined {
   pattern.lastIndex = at
   return pattern.test(text) ? pattern.lastIndex : undefined

@@ -16,7 +16,8 @@ const READERS = { env: readEnv, json: readJson, yaml: readYaml }
  * `text`, which has no names. Never throws. Blocks the event loop for some tens of milliseconds at most.
  *
  * All values are strings: a number keeps its spelling (digits and leading zeros), an object or array becomes compact
- * JSON. `null` becomes the empty string, because without the name the value of an outer level would apply.
+ * JSON. `null` becomes the empty string: if the name were left out, the value of an outer level (project or target)
+ * would apply.
  *
  * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
  *   the result is undefined.
@@ -33,9 +34,9 @@ export function readDocument (format: DocumentFormat, text: string, entries = em
 }
 
 /**
- * The first error of a document that `readDocument` cannot parse. Undefined if it can, and for `text`.
- * A document without a mapping at its top has its error at line 1, column 1; a document that exceeds a limit has it
- * where the limit is exceeded.
+ * The first error of a document that `readDocument` cannot parse; undefined for other documents and for `text`. If the
+ * top level of the document is not a mapping, the error is at line 1, column 1. If the document exceeds a limit, the
+ * error is where the limit is exceeded.
  */
 export function documentError (format: DocumentFormat, text: string): DocumentError | undefined {
   if (format === 'text') return undefined

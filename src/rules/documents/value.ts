@@ -4,8 +4,9 @@ import { readDocument, withoutMark } from './read.ts'
 import { YAML_LENGTH } from './yaml.ts'
 
 /**
- * The value of one name, as `readDocument` reads it: undefined without the name. Returns undefined if the document is
- * invalid. Faster than `readDocument` for most JSON and YAML documents.
+ * Reads the value of one name, with the same result as `readDocument`. `value` is undefined if the document does not
+ * have the name. Returns undefined if the document is invalid. Faster than `readDocument` for most JSON and YAML
+ * documents.
  */
 export function readValue (
   format: DocumentFormat, text: string, name: string
@@ -16,7 +17,8 @@ export function readValue (
   return entries && { value: entries[name] }
 }
 
-// A text of this length cannot have too many tokens. Only the value of a string is the same as in `JSON.parse`.
+// A text of at most MAX_TOKENS characters cannot have too many tokens. Returns undefined for values of other types than
+// string, which `readDocument` returns in another form than `JSON.parse`.
 function jsonValue (text: string, name: string) {
   if (text.length > MAX_TOKENS) return undefined
   let parsed: unknown
@@ -37,7 +39,7 @@ const YAML_LINE =
   /(?:#[ -~]*|([A-Za-z_][\w.-]{0,99}): (?:([A-Za-z0-9](?:[\w./+=@:-]*[\w./+=@-])?)|"([ !#-[\]-~]*)"|'([ -&(-~]*)'))?(?:\n|$)/y
 const YAML_WORD = /^(?:null|true|false)$/i
 
-// The package needs milliseconds for each document.
+// Does not use the package `yaml`, which needs milliseconds for each document.
 function yamlValue (text: string, name: string) {
   if (text.length > YAML_LENGTH) return undefined
   const names = new Set<string>()

@@ -8,7 +8,7 @@ import { LINES, MAX_LINES } from './env.ts'
 export const YAML_LENGTH = 256 * 1024
 export const MAX_YAML_TOKENS = 10_000
 const TOKENS = 'a line `name: value` has seven'
-/** Aliases can expand a small document exponentially. */
+/** Maximum aliases, because aliases can expand a small document exponentially. */
 const YAML_ALIASES = 50
 const YAML_DEPTH = 100
 /** Maximum characters of all values with expanded aliases, in addition to four times the length of the text. */
@@ -17,20 +17,20 @@ const YAML_OUTPUT = 64 * 1024
 /** A parsed document with its tokens, for a change of the text. */
 export interface YamlSource {
   document?: Document.Parsed
-  /** Aliases and the nodes that they refer to. */
+  /** The node that each alias refers to. */
   targets?: ReadonlyMap<Alias, unknown>
   /** Where the content ends: before the line `...`, or at the end of the text. */
   end?: number
 }
 
 /**
- * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge and duplicate keys.
+ * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge keys and duplicate keys.
  *
  * @param found receives the parsed document
  */
 export function readYaml (text: string, entries: Entries, found?: YamlSource) {
   if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
-  // A scalar of many lines is one token.
+  // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
     if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1, LINES)
   }
@@ -51,7 +51,7 @@ export function readYaml (text: string, entries: Entries, found?: YamlSource) {
   }
 }
 
-/** Like `resolve` of the aliases: the last node before the alias with its anchor. Visits the document once. */
+/** Finds the node of each alias: the last node before the alias that has its anchor. Visits the document once. */
 function targetsOf (document: Document.Parsed, aliases: number): Map<Alias, unknown> {
   const targets = new Map<Alias, unknown>()
   if (aliases === 0) return targets
@@ -65,7 +65,7 @@ function targetsOf (document: Document.Parsed, aliases: number): Map<Alias, unkn
   return targets
 }
 
-/** An error at a node. The position of a pair without a written value is unknown, so it is the start of the text. */
+/** An error at a node; at the start of the text for a pair without a written value, whose position is unknown. */
 function unreadable (node: unknown, limit?: string) {
   const { range } = (node ?? {}) as { range?: readonly number[] | null }
   return new UnreadableDocument(range?.[0] ?? 0, limit)
@@ -82,14 +82,14 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
     resolveKnownTags: false,
     merge: false,
     customTags: null,
-    // `pairs` checks this in linear time; the parser compares each key with all others.
+    // `pairs` finds duplicate keys in linear time; the parser compares each key with all others.
     uniqueKeys: false,
     // Pretty errors quote the document, and its secrets could reach a log.
     prettyErrors: false,
     keepSourceTokens: found !== undefined
   })
-  // Also throws on warnings: with an unknown tag the value would get another type. The package catches the error and
-  // calls `onError` again at each nesting level, so all throws share the object of the first error.
+  // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
+  // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
   let failure: UnreadableDocument | undefined
   const onError = (at: ErrorSource, limit?: string) => {
     failure ??= new UnreadableDocument(typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0], limit)
@@ -121,7 +121,7 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   return document
 }
 
-/** How the package tells where an error is. */
+/** The forms in which the package passes the position of an error. */
 type ErrorSource = number | readonly [number, number] | { offset: number }
 
 /** Names and values of a mapping. Throws on duplicate names and on names that are not scalars. */
@@ -130,7 +130,7 @@ function pairs (items: { key: unknown, value: unknown }[]) {
   for (const { key, value } of items) {
     if (!isScalar(key) || key.value === null) throw unreadable(key)
     const name = scalarText(key)
-    // A plain `<<` means merge in YAML 1.1 and has no meaning in 1.2, so it is rejected.
+    // A plain `<<` is rejected, because its meaning depends on the version: a merge in YAML 1.1, a name in 1.2.
     if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw unreadable(key)
     found.set(name, value)
   }

@@ -7,13 +7,14 @@ import { jsonEditor } from './json.ts'
 import { isRefusal, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
 import { yamlEditor } from './yaml.ts'
 
-/** The names to set and to remove. A name in both is set. */
+/** The names to set and to remove. A name in `set` and `unset` is set. */
 export interface NameChanges { set: ReadonlyMap<string, string>, unset: readonly string[] }
 
 /** The changed document and the names that the change added, changed and removed. */
 export interface ChangedDocument extends Comparison { text: string }
 
-// Each attempt reads the whole document, which blocks the event loop. Two attempts are always possible.
+// Maximum characters that all attempts of a change may parse, because parsing blocks the event loop. The first two
+// attempts are always made.
 const MAX_READ = 1024 * 1024
 
 const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
@@ -22,13 +23,13 @@ const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
  * Changes single names of a document. Every byte that does not belong to a changed name stays.
  *
  * - Set: the value is replaced where it is written, in its style if the style can hold the new value. Of duplicate
- *   names, the last one, which is in force, is changed. A name that already has the value is not changed. A new name
- *   goes to the end, in the order of `set`.
- * - Remove: the name is removed with its lines and with the comment behind its value; a comment above it stays. All
- *   duplicates are removed. A missing name changes nothing.
+ *   names, the last one is changed, because its value applies. A name that already has the value is not changed. New
+ *   names are added at the end, in the order of `set`.
+ * - Remove: the name is removed with its lines and with the comment after its value; a comment above the name stays.
+ *   All duplicates are removed. A missing name changes nothing.
  * - An empty text is a missing document, in all formats.
  *
- * The values of the result are exactly those of the document with the changes applied: `readDocument` checks it.
+ * Parses each result with `readDocument`, and returns a result only if it has exactly the expected names and values.
  */
 export function changeNames (
   format: NamedFormat, text: string, changes: NameChanges
@@ -62,7 +63,7 @@ export function changeNames (
     tried.add(edited)
     const after = readDocument(format, edited)
     if (after === undefined) limit ??= documentError(format, edited)?.limit
-    // No other way to write the changes has fewer names, but one may have fewer lines.
+    // Another attempt cannot have fewer names or tokens, but it may have fewer lines.
     if (limit !== undefined && limit !== LINES) break
     if (after !== undefined && isSame(after, expected)) {
       return { text: mark + edited, ...compareEntries(before, after) }
@@ -71,7 +72,7 @@ export function changeNames (
   }
   if (limit !== undefined) return { refused: 'limit', limit }
   if (isCut) return { refused: 'untried' }
-  // The format cannot hold the change beside the other lines.
+  // No attempt had the expected values: the format cannot hold the changes next to the other lines of the document.
   const [first = '', ...others] = [...plan.set.keys(), ...plan.removed]
   return wrong === undefined && others.length > 0 ? { refused: 'together' } : { refused: 'unholdable', name: wrong ?? first }
 }

@@ -5,8 +5,8 @@ import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 
 /**
- * How a value is written. dotenv expands `\n` and `\r` in double quotes only. It keeps a backslash before a quote, so
- * no quote can be escaped.
+ * The forms in which a value can be written. dotenv expands `\n` and `\r` in double quotes only. dotenv keeps a
+ * backslash before a quote, so no quote can be escaped.
  */
 const FORMS = {
   escaped: (value: string) => `"${value.replaceAll('\n', '\\n').replaceAll('\r', '\\r')}"`,
@@ -18,14 +18,15 @@ const FORMS = {
 
 type Form = keyof typeof FORMS
 
-/** The order for a new value that is not simple. A shell and Docker Compose expand nothing in single quotes. */
+/** The order in which forms are tried. Single quotes are first: a shell and Docker Compose expand nothing in them. */
 const NEW_VALUE: readonly Form[] = ['single', 'double', 'escaped', 'backtick', 'plain']
 
 type Choose = (value: string) => Form | undefined
 
 /**
- * The form to try first, by attempt. A quote after a backslash can pair with a quote in another line, so later attempts
- * try one form for all values, then only for the values that end with a backslash.
+ * The form that each attempt tries first for a value. After a value that ends with a backslash, dotenv can pair the
+ * closing quote with a quote in another line. So later attempts try one form for all values, and then one form for the
+ * values that end with a backslash.
  */
 const ATTEMPTS: readonly Choose[] = [
   () => undefined,
@@ -35,10 +36,10 @@ const ATTEMPTS: readonly Choose[] = [
     value.endsWith('\\') ? form : undefined)
 ]
 
-/** The quotes that delimit a form. */
+/** The character that ends a value in each form. */
 const QUOTES: Record<Form, string> = { escaped: '"', double: '"', single: "'", backtick: '`', plain: '\n' }
 
-/** Has the same meaning in dotenv, Docker Compose and a shell. */
+/** Values that mean the same without quotes in dotenv, Docker Compose and a shell. */
 const SIMPLE = /^[\w.,:/@%+-]+$/
 
 const NAME = /^[\w.-]+$/
@@ -81,16 +82,16 @@ function edit (
   }
   const offsetOf = originalOffsets(text)
   const inText = splices.sort((a, b) => a.from - b.from).map(({ from, to, text }) => {
-    // Two splices can overlap, so that an offset is lower than the previous one. The result is still right, because an
-    // overlap contains no line ending.
+    // If two splices overlap, an offset is lower than the previous offset. `offsetOf` is still right for this offset,
+    // because an overlap contains no line ending.
     return { from: offsetOf(from), to: offsetOf(to), text }
   })
-  // dotenv reads the line after a line `NAME:` as the value, unless it is blank.
+  // dotenv reads the line after a line `NAME:` as the value of that name, unless the line is blank.
   if (attempt > 0 && added.length > 0) added.unshift('')
   return withLines(spliced(text, inText), text, added, lineEndOf(text))
 }
 
-/** The form of a written value. Undefined for a new value and an empty one. */
+/** The form of a written value. Undefined for a new value and for an empty value. */
 function formOf (written = ''): Form | undefined {
   const quote = written[0]
   if (quote === '"') return written.includes('\n') || !written.includes('\\n') ? 'double' : 'escaped'
@@ -98,24 +99,25 @@ function formOf (written = ''): Form | undefined {
 }
 
 /**
- * Writes a value. Undefined if no form holds it.
+ * Writes a value. Returns undefined if no form can hold the value.
  *
- * @param old the form to keep if it holds the value and its quote is not in the value
- * @param first a form to prefer to all others
+ * @param old the form of the old value; kept if it can hold the new value, and the new value does not contain its quote
+ * @param first a form to try before all others
  */
 type Writer = (value: string, old: Form | undefined, first: Form | undefined) => string | undefined
 
 function writer (lineEnd: string): Writer {
-  // Whether a form holds a value: each attempt asks again.
+  // Caches whether a form can hold a value, because each attempt tests the same forms and values again.
   const known = new Map<string, boolean>()
   return (value, old, first) => {
     const isPlain = old === undefined || old === 'plain'
     if (first === undefined && isPlain && (value === '' || SIMPLE.test(value))) return value
     if (NOT_IN_ENV.test(value)) return undefined
-    // A shell would run or split a plain value that is not simple, and expand these characters in double quotes.
+    // A shell runs or splits a plain value that is not `SIMPLE`, and expands these characters in double quotes. So the
+    // old form is not kept.
     const isExpanded = isPlain || (old !== 'single' && /[$`\\]/.test(value))
     const forms = isExpanded ? NEW_VALUE : [old, ...NEW_VALUE]
-    // dotenv can read some values that have their own quote, but other parsers cannot.
+    // Tries first the forms whose quote is not in the value: some parsers, unlike dotenv, cannot read the others.
     const clear = forms.filter((form) => !value.includes(QUOTES[form]))
     const form = [...first === undefined ? [] : [first], ...clear, ...forms].find((form) => {
       const key = `${form} ${value}`

@@ -2,8 +2,8 @@ import type { Entries } from '../documents/entries.ts'
 import { pairText } from './yaml-scalars.ts'
 
 const SHELL_NAME = /^[A-Za-z_]\w*$/
-// Shells treat these variables in another way: an assignment is evaluated as arithmetic, which can run code (`RANDOM`),
-// fails, ends the script, or has no effect; prompts run code when they are shown.
+// Special variables of shells. An assignment to such a variable is evaluated as arithmetic, which can run code
+// (`RANDOM`), fails, ends the script, or has no effect. A shell runs the code in a prompt when it shows the prompt.
 const SPECIAL_NAME = new RegExp(`^(?:BASH\\w*|PS\\d|${[
   'COMP_WORDBREAKS', 'DIRSTACK', 'EPOCHREALTIME', 'EPOCHSECONDS', 'EUID', 'FUNCNAME', 'GROUPS', 'HISTCMD', 'LINENO',
   'OPTIND', 'PIPESTATUS', 'PPID', 'PROMPT_COMMAND', 'RANDOM', 'SECONDS', 'SHELLOPTS', 'SRANDOM', 'UID', '_'
@@ -12,8 +12,9 @@ const SPECIAL_NAME = new RegExp(`^(?:BASH\\w*|PS\\d|${[
 const NOT_IN_SHELL = /\0|\p{Surrogate}/u
 
 /**
- * Values as an `.env` text that a POSIX shell can source. A name that is no shell identifier would be code, so it is
- * refused, as are the special variables of shells, and a value that no variable can hold: `names` lists these names.
+ * Writes values as an `.env` text that a POSIX shell can source. Refuses names that are no shell identifiers, because a
+ * shell could run them as code, special variables of shells, and values that no variable can hold. `names` lists the
+ * refused names.
  */
 export function shellText (entries: Entries): { text: string } | { names: string[] } {
   const values = Object.entries(entries)
@@ -23,7 +24,7 @@ export function shellText (entries: Entries): { text: string } | { names: string
   return { text: values.map(([name, value]) => `${name}='${value.replaceAll("'", "'\\''")}'\n`).join('') }
 }
 
-/** Values as a YAML mapping of strings. */
+/** Writes values as a YAML mapping of strings. */
 export function yamlText (entries: Entries): string {
   const pairs = Object.entries(entries).map(([name, value]) => `${pairText(name, value, 'plain', '\n')}\n`)
   return pairs.length === 0 ? '{}\n' : pairs.join('')

@@ -22,7 +22,7 @@ function edit (text: string, object: JsonObject, { set, removed }: Plan): string
   const added = new Map(set)
   const splices: Splice[] = []
   for (const { name, valueFrom, valueTo } of members.toReversed()) {
-    // The last of duplicate names is in force.
+    // Of duplicate names, the value of the last one applies.
     const value = added.get(name)
     if (value === undefined) continue
     added.delete(name)
@@ -36,7 +36,7 @@ function edit (text: string, object: JsonObject, { set, removed }: Plan): string
   }
   if (lastKept < members.length - 1) {
     const blanks = lastKept === -1 ? '' : beforeComma(lastKept)
-    // A comma at the start of a line goes with its line.
+    // If the comma is at the start of a line, the line ending before the comma is removed, too.
     const from = lastKept === -1 ? open + 1 : afterComma(lastKept) - 1 - (isMultiline(blanks) ? blanks.length : 0)
     splices.push({ from, to: members.at(-1)!.valueTo, text: '' })
   }
@@ -64,7 +64,7 @@ function edit (text: string, object: JsonObject, { set, removed }: Plan): string
     return { from: open + 1, to: open + 1, text: first + items.join('').slice(separator.length) }
   }
 
-  /** A line ending and the indentation of the last line of these blanks. Empty if they are on one line. */
+  /** A line ending and the indentation of the last line of `blanks`; empty if `blanks` contains no line ending. */
   function newLine (blanks: string) {
     return isMultiline(blanks) ? lineEnd() + blanks.slice(Math.max(blanks.lastIndexOf('\n'), blanks.lastIndexOf('\r')) + 1) : ''
   }

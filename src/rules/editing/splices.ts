@@ -20,7 +20,7 @@ export function endOfMatch (pattern: RegExp, text: string, at: number): number {
   return pattern.test(text) ? pattern.lastIndex : at
 }
 
-/** The last line ending of a text, because additions go to the end. A line feed if there is none. */
+/** The last line ending of a text, because lines are added at the end; a line feed for a text without line endings. */
 export function lineEndOf (text: string): string {
   const at = text.lastIndexOf('\n')
   if (at === -1) return text.includes('\r') ? '\r' : '\n'
@@ -33,7 +33,7 @@ const endsLine = (text: string) => text.endsWith('\n') || text.endsWith('\r')
 const withoutLineEnd = (text: string) => text.replace(/(?:\r\n?|\n)$/, '')
 
 /**
- * Appends lines. The last line of the result has a line ending if the document's last line had one.
+ * Appends lines. The result ends with a line ending if the original document did, or was empty.
  *
  * @param text the document, possibly without removed lines
  * @param original the document before the change

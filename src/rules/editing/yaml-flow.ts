@@ -6,7 +6,7 @@ import { itemEnd, itemStart } from './yaml-tokens.ts'
 interface FlowPair {
   start: number
   end: number
-  /** The comma behind the pair. */
+  /** The position of the comma after the pair. */
   comma: number | undefined
   hasCommentAbove: boolean
 }
@@ -30,13 +30,13 @@ const COMMENT = /[ \t]+#[^\r\n]*/y
 const BLANKS = /[ \t]*/y
 const LINE_END = /[ \t]*(?:\r?\n|$)/y
 
-/** The end of a pair with its comma and the comment behind it. */
+/** The end of a pair, with its comma and the comment after the pair. */
 const endWithComment = (text: string, { end, comma }: FlowPair) =>
   endOfMatch(COMMENT, text, comma === undefined ? end : comma + 1)
 
 /**
- * Removes pairs, each with its comma and with the comment behind it on its line, and adds pairs behind the last pair
- * that stays: on the same line, or on lines of their own if the last pair has one.
+ * Removes pairs, each with its comma and with the comment after the pair on the same line. Adds new pairs after the
+ * last pair that stays: on the same line, or on separate lines if the mapping's last pair is at the start of a line.
  */
 export function changeFlow (
   text: string, token: CST.FlowCollection, isRemoved: readonly boolean[], added: readonly string[], lineEnd: string
@@ -68,7 +68,7 @@ export function changeFlow (
   for (const [index, pair] of pairs.entries()) {
     if (isRemoved[index]) splices.push(removal(text, pair, isReplaced && pair === first))
   }
-  // The last pair had no comma, so the new last pair gets none.
+  // The removed last pair had no comma, so the comma of the new last pair is removed.
   const needsComma = added.length > 0 && ownLine !== undefined
   if (isRemoved.at(-1) && trailingComma === '' && kept?.comma !== undefined && !needsComma) {
     splices.push({ from: kept.comma, to: kept.comma + 1, text: '' })
@@ -81,7 +81,7 @@ function removal (text: string, pair: FlowPair, isReplaced: boolean): Splice {
   let from = pair.start
   if (isReplaced) return { from, to, text: '' }
   while (/[ \t\r\n]/.test(text[from - 1] ?? '')) from--
-  // The line ending before the pair ends the comment above it.
+  // A comment above the pair needs a line ending: the one before the pair, or the one after the pair.
   const isAlone = !pair.hasCommentAbove || endOfMatch(LINE_END, text, to) > to
   return isAlone && from < pair.start
     ? { from, to, text: '' }

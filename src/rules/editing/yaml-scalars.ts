@@ -1,16 +1,17 @@
 export type ScalarStyle = 'plain' | 'single' | 'double'
 
-// A word or words that no version of YAML reads as another type, in block and in flow mappings.
+// Words that YAML reads as a string without quotes, in block and in flow mappings. Some versions of YAML read
+// `WORDS_OF_OTHER_TYPES` as another type.
 const PLAIN = /^[A-Za-z_/](?:[ :]?[\w./@+-])*$/
 const WORDS_OF_OTHER_TYPES = /^(?:true|false|yes|no|on|off|y|n|null|nan|inf|e\d+)$/i
 const NOT_PRINTABLE = /[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\u{10000}-\u{10ffff}]/u
 // Valid in JSON strings, but not printable in YAML.
 const TO_ESCAPE = /[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]/g
 
-/** Whether a text without line ends needs escapes. */
+/** Whether a text without line ends needs no escapes. */
 export const isPrintable = (text: string) => !NOT_PRINTABLE.test(text)
 
-/** Writes a string as a flow scalar in the style, or in the next one that holds it. Double quotes hold all strings. */
+/** Writes a string as a flow scalar in this style, or in the next style that can hold it. Double quotes always can. */
 export function flowScalar (value: string, style: ScalarStyle): string {
   if (style === 'plain' && PLAIN.test(value) && !WORDS_OF_OTHER_TYPES.test(value)) return value
   if (style !== 'double' && isPrintable(value)) return `'${value.replaceAll("'", "''")}'`

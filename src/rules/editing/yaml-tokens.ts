@@ -7,12 +7,12 @@ const TRIVIA = ['space', 'comment', 'newline', 'comma']
 
 const isTrivia = ({ type }: CST.SourceToken) => TRIVIA.includes(type)
 
-/** Where the first token of a pair starts, after the comments above it. */
+/** The position of the first token of a pair, after the comments above the pair. */
 export function itemStart ({ start, key, sep }: Item): number {
   return start.find((token) => !isTrivia(token))?.offset ?? key?.offset ?? sep?.[0]?.offset ?? 0
 }
 
-/** Where the last token of a pair ends, before blanks and comments behind it. Undefined if there are only these. */
+/** The end of the last token of a pair that is no blank or comment; undefined if the pair has no such token. */
 export function itemEnd ({ start, key, sep, value }: Item): number | undefined {
   if (value && !isEmpty(value)) return tokenEnd(value)
   return sourceEnd(sep) ?? (key ? tokenEnd(key) : sourceEnd(start))
@@ -26,7 +26,7 @@ function sourceEnd (tokens: readonly CST.SourceToken[] | undefined) {
   return last && last.offset + last.source.length
 }
 
-/** Where a token ends, before blanks and comments behind it. */
+/** The end of a token, without the blanks and comments after the token. */
 export function tokenEnd (token: CST.Token): number {
   switch (token.type) {
     case 'block-scalar': return blockScalarBody(token) + token.source.length
@@ -42,7 +42,7 @@ export function tokenEnd (token: CST.Token): number {
   }
 }
 
-/** Where the lines of a block scalar start. The token has no offset of them. */
+/** The position of the lines of a block scalar, after its header. The token does not contain this position. */
 export function blockScalarBody (token: CST.BlockScalar): number {
   const last = token.props.at(-1)
   return last === undefined ? token.offset : tokenEnd(last)

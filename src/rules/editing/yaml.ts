@@ -7,10 +7,10 @@ import { changeFlow } from './yaml-flow.ts'
 import { flowScalar, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
 import { blockScalarBody, isEmpty, itemEnd, itemStart, tokenEnd, type Item } from './yaml-tokens.ts'
 
-/** A pair at the top of the document. */
+/** A pair of the top-level mapping. */
 interface Member { name: string, node: Pair, item: Item }
 
-/** The tokens of the mapping at the top. A composed mapping cannot tell where its comments are. */
+/** The tokens of the top-level mapping. Unlike a parsed mapping (YAMLMap), tokens have the positions of comments. */
 type MapToken = CST.BlockMap | CST.FlowCollection
 
 interface Source {
@@ -36,10 +36,11 @@ export function yamlEditor (text: string, entries: Entries): Editor {
 }
 
 /**
- * A block scalar before a removed name can make the first result wrong. The second attempt keeps the line ending before
- * a removed last line, which is a part of a value `|+`, and outdents the first comment below a removed name, which
- * would become a line of the block scalar. The third attempt also removes the blank lines below a removed name. The
- * last attempt also writes all values in double quotes, which mean the same in each context.
+ * Writes the changes in one of four ways. The result of the first attempt can be wrong if a block scalar is before a
+ * removed name: lines after the name become lines of the scalar. The second attempt outdents the first comment below a
+ * removed name, so that the comment ends the scalar. It also keeps the line ending before a removed last line, which is
+ * a part of a value with `|+`. The third attempt also removes the blank lines below a removed name. The last attempt
+ * also writes all values in double quotes, which mean the same in each context.
  */
 function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
   const quoted = attempt > 2
@@ -75,7 +76,7 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
       }
     } else isAfterBlock = endsLine(text, item)
   }
-  // Without a pair, the tag of the mapping would be the tag of an empty scalar.
+  // Without a pair, a tag of the mapping would become the tag of an empty scalar, so write an empty mapping.
   if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
     const at = lines(text, items[0]!).from
     splices.push({ from: at, to: at, text: `{}${lineEnd}` })
@@ -88,12 +89,12 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
   return withLines(content, text.slice(0, end), pairs, lineEnd) + text.slice(end)
 }
 
-/** A mapping in braces that is written like JSON gets new pairs like JSON. */
+/** If a mapping in braces has quoted names, as JSON has, new pairs are quoted, too. */
 function flowStyle (items: readonly Item[], quoted: boolean): ScalarStyle {
   return quoted || items.at(-1)?.key?.type === 'double-quoted-scalar' ? 'double' : 'plain'
 }
 
-/** A changed or removed name with an anchor that an alias refers to, if the alias stays. */
+/** Finds a changed or removed name with an anchor to which a remaining alias refers. */
 function anchorInUse ({ members, found: { targets } }: Source, { set, removed }: Plan): string | undefined {
   if (targets === undefined || targets.size === 0) return undefined
   const owners = new Map<unknown, string>()
@@ -111,7 +112,7 @@ function anchorInUse ({ members, found: { targets } }: Source, { set, removed }:
   return undefined
 }
 
-/** The lines of a pair in a block mapping, with the comment behind it. */
+/** Removes the lines of a pair in a block mapping, with the comment after the pair. */
 function lines (text: string, item: Item): Splice {
   const start = itemStart(item)
   const lineStart = text.lastIndexOf('\n', start - 1) + 1
@@ -119,14 +120,14 @@ function lines (text: string, item: Item): Splice {
   return { from, to: restOfLine(text, itemEnd(item) ?? start), text: '' }
 }
 
-/** Whether a pair ends with the end of a line, as only a block scalar does. */
+/** Whether a pair ends with a line ending. Only a block scalar contains its last line ending. */
 const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] === '\n'
 
 const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
 
 /**
- * The lines below a removed pair. Outdents the first comment, which then ends the block scalar above the pair. If
- * `isTight`, removes the blank lines above the comment.
+ * Rewrites the blank lines and comments below a removed pair. Outdents the first comment, which then ends the block
+ * scalar above the pair. If `isTight`, removes the blank lines above the comment.
  */
 function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
@@ -137,7 +138,7 @@ function linesBelow (text: string, from: number, indentation: string, isTight: b
 const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y
 
 function restOfLine (text: string, at: number) {
-  // A block scalar ends with its line.
+  // A block scalar contains its last line ending, so the line has no rest.
   if (text[at - 1] === '\n') return at
   return endOfMatch(LINE_REST, text, at)
 }
@@ -146,7 +147,7 @@ function restOfLine (text: string, at: number) {
 function replaceValue (source: Source, item: Item, value: string, quoted: boolean): Splice[] {
   const { text, lineEnd, token: map } = source
   const { key, sep = [], value: token } = item
-  // In a mapping that is written like JSON, the value stays JSON.
+  // In a mapping in braces, the value of a name in double quotes also gets double quotes, as in JSON.
   const isJson = map?.type === 'flow-collection' && key?.type === 'double-quoted-scalar'
   const style: ScalarStyle = quoted || isJson ? 'double' : styleOf(token)
   const written = flowScalar(value, style)
@@ -157,7 +158,7 @@ function replaceValue (source: Source, item: Item, value: string, quoted: boolea
     const line = `${' '.repeat(map?.indent ?? 0)}: ${written}`
     return [{ from: at, to: at, text: text[at - 1] === '\n' ? line + lineEnd : lineEnd + line }]
   }
-  // A tag could give the string another type.
+  // Removes tags, because a tag could give the new value another type.
   const tags = sep.flatMap(({ type, offset, source }, index) => {
     const before = sep[index - 1]
     const from = before?.type === 'space' ? before.offset : offset
@@ -186,7 +187,7 @@ function replaceValue (source: Source, item: Item, value: string, quoted: boolea
   return [...tags, { from: token.offset, to: tokenEnd(token), text: written }]
 }
 
-/** Removes lines. If the last of them has no line ending, the line before them gets none, too. */
+/** Removes lines. If the last removed line has no line ending, removes the line ending of the line before, too. */
 function withoutLines (text: string, from: number, to: number): Splice {
   const keepsEnd = from === to || text[to - 1] === '\n'
   const lineEnd = text[from - 2] === '\r' ? 2 : 1
@@ -198,7 +199,7 @@ function styleOf (token: CST.Token | null | undefined): ScalarStyle {
   return token?.type === 'single-quoted-scalar' ? 'single' : 'plain'
 }
 
-/** A value as a block scalar in the style of the old one. Undefined if a block scalar cannot hold the value. */
+/** A value as a block scalar in the style of the old value. Undefined if a block scalar cannot hold the value. */
 function blockText (token: CST.BlockScalar, value: string, mapIndent: number, lineEnd: string) {
   const clipped = value.endsWith('\n') ? value.slice(0, -1) : value
   const content = clipped.split('\n')
@@ -208,7 +209,7 @@ function blockText (token: CST.BlockScalar, value: string, mapIndent: number, li
   const explicit = /[1-9]/.exec(header.source)?.[0]
   const written = /^ +(?=[^ \r\n])/m.exec(token.source)?.[0].length
   const indentation = ' '.repeat(explicit === undefined ? written ?? mapIndent + 2 : mapIndent + Number(explicit))
-  // A folded scalar of one line is not folded.
+  // The style `>` folds line endings, so it is kept only for a value of one line.
   const style = content.length > 1 ? '|' : header.source[0]
   const isLast = token.source !== '' && !token.source.endsWith('\n')
   return {

@@ -1,6 +1,6 @@
 import { distance } from 'fastest-levenshtein'
 
-// Edits between a misspelt value and the value that the message suggests.
+// Maximum edits between a misspelt value and the value that the message suggests.
 const MAX_EDITS = 2
 
 /** The message for a value that is none of the choices. Never contains the value, which may be a secret. */
@@ -16,7 +16,7 @@ export function didYouMean (choices: readonly string[], value: unknown): string 
   let fewest = MAX_EDITS + 1
   for (const choice of choices) {
     if (Math.abs(choice.length - value.length) > MAX_EDITS) continue
-    // A choice that shares nothing with the value is no suggestion.
+    // A choice that shares no character with the value is no suggestion.
     const edits = distance(choice.toLowerCase(), value.toLowerCase())
     if (edits < fewest && edits < choice.length) [nearest, fewest] = [choice, edits]
   }

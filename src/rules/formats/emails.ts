@@ -9,7 +9,7 @@ export function isEmail (text: string | undefined): text is string {
     asciiOf(partsOf(text).domain) !== undefined && canonicalEmail(text).length <= EMAIL_LENGTH
 }
 
-/** The form to compare addresses, also invalid ones (CR-42): lower case, NFKC, domain in ASCII (RFC 5890). */
+/** The form in which addresses, even invalid ones, are compared (CR-42): lower case, NFKC, ASCII domain (RFC 5890). */
 export const canonicalEmail = (email: string): string => mailboxIn(email).toLowerCase()
 
 /**

@@ -10,7 +10,8 @@ const MAX_SIMILAR = 5
 const MAX_COST = 3
 const MAX_EDITS = 2
 
-// Words that a path has too many, with their costs: the path of a level has only slugs, and no slash at its end.
+// Costs of superfluous segments. The path of a level has slugs without words such as `projects`. An empty segment is a
+// slash at the end.
 const EXCESS: Readonly<Record<string, number>> = { '': 1, projects: 1, targets: 1, environments: 1, organizations: 2 }
 const MISSING_WORD = 2
 const OTHER_WORD = 1
@@ -20,7 +21,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   tokens: 'api-keys', 'api-tokens': 'api-keys', audit: 'audit-events', events: 'audit-events', users: 'members'
 }
 
-/** The patterns that are most like a path that fits none of them; none if the path is too different. */
+/** The patterns that are most similar to a path that fits no pattern; empty if the path is too different. */
 export function similarPatterns<P extends Pattern> (patterns: readonly P[], path: Pattern): P[] {
   if (path.length > MAX_SEGMENTS) return []
   let least = MAX_COST
@@ -38,7 +39,7 @@ export function similarPatterns<P extends Pattern> (patterns: readonly P[], path
 export const fits = (pattern: Pattern, path: Pattern): boolean =>
   pattern.length === path.length && pattern.every((segment, i) => costOfSegment(segment, path[i]!) === 0)
 
-// The edit distance of the segments from `i` and `j` on; Infinity if it exceeds `most`.
+// The edit distance between the pattern from segment `i` on and the path from segment `j` on; Infinity above `most`.
 function costOf (pattern: Pattern, path: Pattern, most: number, i = 0, j = 0): number {
   if (most < 0) return Infinity
   const segment = pattern[i]

@@ -15,14 +15,14 @@ export const RESERVED: Readonly<Record<SlugKind, readonly string[]>> = {
   team: wordsOf('team')
 }
 
-/** Whether a static route has this word at the position of the parameter, and so takes precedence. */
+/** Whether a static route has this word at the position of the parameter, so that the static route takes precedence. */
 export const isWordOfRoute = (parameter: string, word: string): boolean =>
   (RESERVED[parameter as SlugKind] ?? ROUTE_WORDS[parameter] ?? []).includes(word)
 
 export const isReserved = (kind: SlugKind, slug: string): boolean => RESERVED[kind].includes(slug)
 
 const ULID = new RegExp(ULID_PATTERN)
-/** Whether a slug is reserved or, for an organization, looks like an id: a path accepts both. */
+/** Whether a slug is reserved, or looks like the id of an organization, which paths accept instead of the slug. */
 export const isForbidden = (kind: SlugKind, slug: string): boolean =>
   isReserved(kind, slug) || (kind === 'organization' && ULID.test(slug.toUpperCase()))
 

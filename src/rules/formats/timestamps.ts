@@ -6,7 +6,7 @@ export const TIMESTAMP_RULE =
 
 const RFC_3339 = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|([+-])(\d\d):(\d\d))$/
 
-// PostgreSQL rejects the year 0000 and five-digit years in the driver's text format.
+// PostgreSQL rejects the year 0000, and years of five digits in the text format that the driver sends.
 /** The milliseconds of the first valid time. */
 export const EARLIEST = Date.parse('0001-01-01T00:00:00.000Z')
 const LATEST = Date.parse('9999-12-31T23:59:59.999Z')
@@ -49,6 +49,6 @@ export const DAY = 24 * 60 * MINUTE
 /** The day of a time in UTC: YYYY-MM-DD. */
 export const dayOf = (time: Date): string => time.toISOString().slice(0, 'YYYY-MM-DD'.length)
 
-/** The last `count` days until this day (YYYY-MM-DD), oldest first. */
+/** `count` consecutive days (YYYY-MM-DD) that end with the day `last`, oldest first. */
 export const daysUntil = (last: string, count: number): string[] =>
   Array.from({ length: count }, (_, i) => dayOf(new Date(Date.parse(last) - (count - 1 - i) * DAY)))

@@ -1,7 +1,7 @@
 /** Names of a browser and its operating system for display; null if unknown. */
 export interface UserAgent { browser: string | null, system: string | null }
 
-// The order matters: many browsers also contain the names of others, such as `Chrome` and `Safari`.
+// The order matters: the headers of many browsers also contain the names `Chrome` and `Safari`.
 const BROWSERS: readonly (readonly [name: string, pattern: RegExp])[] = [
   ['Edge', /\b(?:Edg|EdgA|EdgiOS|Edge)\//],
   ['Opera', /\b(?:OPR|OPT|Opera)\//],
@@ -24,10 +24,10 @@ const SYSTEMS: readonly (readonly [name: string, pattern: RegExp])[] = [
   ['Linux', /\b(?:Linux|X11)\b/]
 ]
 
-// Longer than the header of every common browser.
+// Maximum characters to search: longer than the header of every common browser.
 const MAX_LENGTH = 512
 
-/** Names the browser and the system of a `User-Agent` header. Returns only names of the lists above, never its text. */
+/** Names the browser and the system of a `User-Agent` header. Returns only names of the lists above. */
 export function describeUserAgent (header: string | undefined): UserAgent {
   const text = (header ?? '').slice(0, MAX_LENGTH)
   const nameIn = (list: typeof BROWSERS) => list.find(([, pattern]) => pattern.test(text))?.[0] ?? null
