@@ -928,7 +928,7 @@ t.test('CO-03: a dangerous action needs the password and the second factor again
     })
     t.equal(response.status, 403, `${method} ${path}`)
   }
-  await service.write(`UPDATE sessions SET expires_at = expires_at - interval '10 minutes' WHERE user_id = ${rosa.id}`)
+  await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
   await unfold(page, 'Settings of the project')
   const ask = async () => {
     await confirm(page, /^Delete project/, 'project.delete')
