@@ -3,7 +3,7 @@ WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
 RUN npm ci --ignore-scripts
 COPY . .
-# Applies patches/ too: no install script of a package runs, ours included.
+# The build also applies patches/, because no install script runs, not even that of this package.
 RUN node scripts/build.mjs \
  && npm prune --omit=dev --ignore-scripts \
  && rm -rf dist/test dist/bench dist/.tsbuildinfo
@@ -11,7 +11,7 @@ RUN node scripts/build.mjs \
 FROM node:24-bookworm-slim
 ENV NODE_ENV=production HOST=0.0.0.0 DATA_DIR=/data
 WORKDIR /app
-# The code stays root's, so that the process cannot change what it runs; the data directory is its own.
+# The code belongs to root, so the process cannot change it. The data directory belongs to the process.
 COPY --from=build /app/package.json ./
 COPY --from=build /app/node_modules ./node_modules
 COPY --from=build /app/dist ./dist
