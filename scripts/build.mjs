@@ -30,12 +30,18 @@ export function build () {
 
 /** Builds if a source is newer than the last build. */
 export function buildIfNeeded () {
-  if (!existsSync(STAMP)) return build()
+  if (!existsSync(STAMP)) return buildWithMessage()
   const built = statSync(STAMP).mtimeMs
   const files = SOURCES.filter((folder) => existsSync(folder)).flatMap((folder) =>
     readdirSync(folder, { recursive: true }).map((name) => join(folder, name)))
   const others = ['package-lock.json', 'tsconfig.json', 'openapi.yaml', 'scripts/packages.mjs', 'scripts/openapi-3.0.mjs', 'scripts/console.mjs', 'scripts/console-types.mjs']
-  if ([...files, ...others].some((file) => statSync(file).mtimeMs > built)) build()
+  if ([...files, ...others].some((file) => statSync(file).mtimeMs > built)) buildWithMessage()
+}
+
+// A build takes half a minute or more and prints nothing by itself.
+function buildWithMessage () {
+  console.error('Building the service. This takes about a minute.')
+  build()
 }
 
 function run (script, args = [], stdout = 'inherit', advice = '') {

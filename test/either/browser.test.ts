@@ -152,7 +152,7 @@ t.test('CR-46: Swagger UI calls with the token of an organization, and keeps it 
 t.test('Swagger UI: who has just started it explores the first organization with the examples as they stand', { skip }, async (t) => {
   const service = await startApp(t)
   const printed = await greet(service, service.config, 0)
-  const [, token] = /Token \(\*\) +(\S+)/.exec(printed)!
+  const [, token] = /API token +(\S+)/.exec(printed)!
   const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
   const window = await openWindow(t)
   const { page } = window

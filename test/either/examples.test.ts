@@ -260,7 +260,7 @@ function each<T> (ids: string[], one: T): Record<string, T> {
 async function firstStart () {
   const printed = await greet(service, service.config, 0)
   const [, organization = ''] = /Organization +(\S+)/.exec(printed)!
-  const [, token = ''] = /Token \(\*\) +(\S+)/.exec(printed)!
+  const [, token = ''] = /API token +(\S+)/.exec(printed)!
   const [, email = ''] = /Owner +(\S+)/.exec(printed)!
   const [, password = ''] = /Password +(\S+)/.exec(printed)!
   const { body } = await ask(token, 'GET', `/api/v1/organizations/${organization}/members`)

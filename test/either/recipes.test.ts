@@ -98,7 +98,7 @@ service.app.server.prependListener('request', () => {
 let token = ''
 
 t.test('a recipe makes the narrowest token that the others need', { skip }, async (t) => {
-  const made = await sh(block('A token for it', 'sh'), { STRONGROOM_TOKEN: owner.token })
+  const made = await sh(block('A token that reads', 'sh'), { STRONGROOM_TOKEN: owner.token })
   t.same(made, { code: 0, stdout: '', stderr: '' })
   token = readFileSync(at('token'), 'utf8').trim()
   const { body } = await owner.call('GET', `/organizations/${owner.organization}/api-keys`)
@@ -164,7 +164,7 @@ for (const [name, run] of Object.entries(REFUSALS)) {
 
 t.test('a recipe that makes a token fails and shows the message of the response', { skip }, async (t) => {
   const { code, stderr } = await sh(
-    `cd run\n${block('A token for it', 'sh')}`, { STRONGROOM_TOKEN: `${owner.token}x` }
+    `cd run\n${block('A token that reads', 'sh')}`, { STRONGROOM_TOKEN: `${owner.token}x` }
   )
   t.not(code, 0)
   t.match(stderr, INVALID_TOKEN)

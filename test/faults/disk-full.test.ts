@@ -168,9 +168,9 @@ t.test('a backup that the disk has no room for ends at once, and says where', { 
   const disk = makeDisk(t, 64)
   const { MASTER_KEY = '' } = service.env
   const drilled = await cli(['drill', file], { MASTER_KEY, TMPDIR: disk.dir })
-  t.same(drilled, { code: 2, stdout: '', stderr: `There is no room left in ${disk.dir} (TMPDIR)\n` })
+  t.same(drilled, { code: 2, stdout: '', stderr: `No space is left in ${disk.dir} (TMPDIR)\n` })
   t.strictSame(readdirSync(disk.dir), [], 'and nothing is left there')
   const dir = join(disk.dir, 'data')
   const restored = await cli(['restore', file], { MASTER_KEY, DATA_DIR: dir })
-  t.same(restored, { code: 1, stdout: '', stderr: `There is no room left in ${join(dir, 'postgres')}\n` })
+  t.same(restored, { code: 1, stdout: '', stderr: `No space is left in ${join(dir, 'postgres')}\n` })
 })

@@ -150,7 +150,7 @@ export function beginServer (t: Teardown, env: Env): Begun {
     const first = stdout().includes('This is printed once')
       ? {
           organization: found(/Organization +(\S+)/),
-          token: found(/Token \(\*\) +(\S+)/),
+          token: found(/API token +(\S+)/),
           password: found(/Password +(\S+)/)
         }
       : undefined

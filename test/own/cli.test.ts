@@ -53,7 +53,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       /^ {2}Console +http:\/\/127\.0\.0\.1:\d+\/console\/$/,
       /^ {2}Documentation +http:\/\/127\.0\.0\.1:\d+\/docs$/,
       /^ {2}Organization +\S+$/,
-      /^ {2}Token \(\*\) +\S+$/,
+      /^ {2}API token +\S+$/,
       /^ {2}Owner +\S+@\S+$/,
       /^ {2}Password +\S{8,}$/,
       /^This is printed once/,

@@ -34,7 +34,7 @@ const BLOCKS: Record<string, readonly string[]> = {
   'docs/operations/audit.md': ['both/append-only'],
   'docs/operations/backup.md': [HERE, HERE],
   'docs/operations/install.md': [
-    'the command of README.md', HERE, DOCKER, 'needs Kubernetes; `either/deployment` checks the manifests'
+    'the command of README.md', HERE, 'needs systemd as the first process', DOCKER, 'needs Kubernetes; `either/deployment` checks the manifests'
   ],
   'docs/operations/keys.md': [HERE, 'needs Vault; `either/key-provider` runs such commands'],
   'docs/operations/people.md': [HERE],
@@ -91,13 +91,13 @@ t.test('the commands for operators run one after the other', async (t) => {
   t.match(await succeeds('npm run -s cli -- client list'), 'orbit-desk')
 
   mkdirSync(join(dir, 'backups'))
-  t.match(await succeeds(block('docs/operations/backup.md', 0).replaceAll('/backups/', 'backups/')), /^Backed up 1 organizations/)
+  t.match(await succeeds(block('docs/operations/backup.md', 0).replaceAll('/backups/', 'backups/')), /^Backed up 1 organization,/)
   const identity = await generateX25519Identity()
   writeFileSync(join(dir, 'identity.txt'), `${identity}\n`, { mode: 0o600 })
   const [backup = '', restore = ''] = block('docs/operations/backup.md', 1).split('\n')
   await succeeds(backup.replace('age1…', await identityToRecipient(identity)))
   const place = { DATA_DIR: 'restored', MASTER_KEY_FILE: 'data/master.key' }
-  t.match(await succeeds(restore, place), /^Restored 1 organizations/)
+  t.match(await succeeds(restore, place), /^Restored 1 organization,/)
 
   const [first, start] = block('docs/operations/keys.md', 0).split('\nnpm start')
   t.equal(start, '\n', 'the last command starts the service')
@@ -114,7 +114,7 @@ t.test('the message about a database of an unreleased build is the one that the 
 
 t.test('the commands that make a key make one that the service accepts', async (t) => {
   const { sh } = workplace(t)
-  const line = block('docs/operations/install.md', 2).split('\n')[0]!
+  const line = block('docs/operations/install.md', 3).split('\n')[0]!
   const { stdout } = await sh(`${line}\nprintf '%s' "$MASTER_KEY"`)
   t.equal(parseMasterKey(stdout).id, 'k1')
 })

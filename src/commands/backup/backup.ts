@@ -9,6 +9,7 @@ import { AGE, decryptWith, encryptTo, RecipientError, type Cipher } from '../../
 import { freeBytes } from '../../db/embedded/copy-cluster.ts'
 import { readNow, type Db } from '../../db/database.ts'
 import { areUnreleased, canMakeSchema, listMigrations, lockSchema, makeSchema } from '../../db/migrate.ts'
+import { counted } from '../../rules/formats/words.ts'
 import { countOrganizations } from '../../repositories/levels/organizations.ts'
 import {
   analyze, clearSeeds, countRows, describeTables, dropTables, findContent, insertRows, lockTableSchemas, LEFT_OUT,
@@ -84,7 +85,7 @@ export async function backup (
     const known = await describeTables(opened.database.db)
     const summary = await opened.database.snapshot(async (db) => {
       const made = await makeBackup(opened, db, known, progress)
-      const chunks = counted(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
+      const chunks = countingBytes(encrypt === undefined ? made.chunks : await encrypt(made.chunks))
       if (file === '-') {
         for await (const chunk of chunks.all) await write(chunk)
       } else {
@@ -286,11 +287,12 @@ export const rowsIn = ({ counts }: Summary, name: string): number =>
 
 export function describeSummary (summary: Summary): string {
   const { counts, bytes, made_at } = summary
-  const [organizations, versions, events] = ['organizations', 'secret_versions', 'audit_events'].map((name) =>
-    rowsIn(summary, name))
+  const organizations = counted(rowsIn(summary, 'organizations'), 'organization')
+  const versions = counted(rowsIn(summary, 'secret_versions'), 'version')
+  const events = counted(rowsIn(summary, 'audit_events'), 'event')
   const rows = counts.reduce((sum, count) => sum + count.rows, 0)
-  return `${organizations} organizations, ${versions} versions, ${events} events; ` +
-    `${rows} rows in ${counts.length} tables, ${bytes} bytes, as of ${made_at}, digest ${digestOf(counts)}`
+  return `${organizations}, ${versions}, ${events}; ` +
+    `${counted(rows, 'row')} in ${counted(counts.length, 'table')}, ${counted(bytes, 'byte')}, as of ${made_at}, digest ${digestOf(counts)}`
 }
 
 async function * opened (
@@ -333,7 +335,7 @@ async function peek (chunks: AsyncGenerator<Buffer>) {
   return { first: head.subarray(0, AGE.length), all: all() }
 }
 
-function counted (chunks: AsyncIterable<Uint8Array>) {
+function countingBytes (chunks: AsyncIterable<Uint8Array>) {
   let bytes = 0
   async function * all () {
     for await (const chunk of chunks) {

@@ -67,9 +67,8 @@ async function drill (
         setAuthority(db, authorityOf(database.db))
         return openEverything(db, keyring, fault, () => progress.advance())
       }, 'is opened')
-      await write(`Opened ${versions} versions, ${documents} documents and ${keys} keys ` +
-        `(${of_clients} values remain client-encrypted); ` +
-        `${removed} versions are queued for removal; ${rows} rows are authentic\n`)
+      await write(`Opened ${counted(versions, 'version')}, ${counted(documents, 'document')} and ${counted(keys, 'key')} ` +
+        `(client-encrypted: ${of_clients}; queued for removal: ${removed}); authentic rows: ${rows}\n`)
       for await (const verified of verifyDatabase({ database, keyring }, {}, anchors, progress)) {
         if (verified.broken === null) await write(`${describeVerified(verified)}\n`)
         else fault(describeVerified(verified))
@@ -94,7 +93,7 @@ async function withScratch (act: (database: Database) => Promise<void>): Promise
       await database.close()
     }
   } catch (error) {
-    throw error instanceof DiskFull ? new StartError(`There is no room left in ${tmpdir()} (TMPDIR)`) : error
+    throw error instanceof DiskFull ? new StartError(`No space is left in ${tmpdir()} (TMPDIR)`) : error
   } finally {
     remove()
   }

@@ -209,7 +209,9 @@ const backupIn = ({ backup }: Record<string, unknown>): Backup | undefined =>
 
 /** Opens the master keys without a database. */
 export const openKeyring = async (config: Config): Promise<Keyring> =>
-  await readKeyring(config) ?? refuse('The master key is needed: set MASTER_KEY or MASTER_KEY_FILE')
+  await readKeyring(config) ?? refuse(
+    `The master key is needed: set MASTER_KEY or MASTER_KEY_FILE, or put the key into ${keyFileOf(config)}`
+  )
 
 // Returns undefined if no master key is configured and the key file does not exist yet.
 async function readKeyring (config: Config, provider?: KeyProvider): Promise<Keyring | undefined> {

@@ -40,11 +40,11 @@ const replacements = () => `  Lost token      ${commandLine()} token add --organ
 function credentials (url: string, { organization, user, token }: Initialized): string {
   const bearer = `-H 'Authorization: Bearer ${token}'`
   return `  Organization    ${organization.id}
-  Token (*)       ${token}
+  API token       ${token}
   Owner           ${user.email}
   Password        ${user.password}
 
-This is printed once. Keep the token and the password now; try:
+This is printed once: keep the password, and the token, which has all scopes. Try:
 
   curl -s ${url}/api/v1/organization ${bearer}
   curl -s ${url}/api/v1/${organization.id}/projects ${bearer} -H 'Content-Type: application/json' -d '{"name":"Orbit"}'

@@ -79,7 +79,7 @@ export async function openEmbedded ({
     unlock()
     throw error
   })
-  const noRoom = () => `There is no room left in ${path.resolve(dir)}`
+  const noRoom = () => `No space is left in ${path.resolve(dir)}`
 
   /** Starts the worker; returns a stream that postgres.js uses as its socket. */
   async function socket () {
