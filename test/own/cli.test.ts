@@ -445,7 +445,7 @@ t.test('people and applications, from the command line to the browser', async (t
     t.equal(again.stderr, '')
     t.match(
       again.stdout,
-      /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\nMail is not configured \(SMTP_URL\): give the link to the person yourself\.\n$/
+      /^User \d+ \(Finn@nimbus\.example\)\nLink https:\/\/secrets\.example\.com\/base\/account\/set-password\/[\w-]{43}\nMail is not configured \(SMTP_URL\): give the link to the person yourself\. It works once, within three days\.\n$/
     )
     link = address + /\/account\/\S+/.exec(again.stdout)![0]
   })

@@ -90,7 +90,7 @@ async function printLink (
       ? `${JSON.stringify({ user: { id: String(id), email }, link })}\n`
       : `User ${id} (${email})\nLink ${link}\n`)
     if (config.smtp === undefined) {
-      if (!json) await write('Mail is not configured (SMTP_URL): give the link to the person yourself.\n')
+      if (!json) await write('Mail is not configured (SMTP_URL): give the link to the person yourself. It works once, within three days.\n')
       return
     }
     const isMailed = await mailLink(config, made, warn)
