@@ -59,7 +59,7 @@ t.test('every variable that a page names is one of the service, or belongs to an
   const read = variablesOfService()
   /** Variables of other programs, of examples and of tests; each page may name them. */
   const OTHERS = [
-    'CITUS_URL', 'CREDENTIALS_DIRECTORY', 'HSM_PIN', 'NODE_EXTRA_CA_CERTS', 'NODE_OPTIONS', 'POSTGRES_PASSWORD', 'STRONGROOM_TOKEN',
+    'CITUS_URL', 'CREDENTIALS_DIRECTORY', 'HSM_PIN', 'NODE_EXTRA_CA_CERTS', 'NODE_OPTIONS', 'POSTGRES_PASSWORD', 'STRONGROOM_PASSWORD', 'STRONGROOM_TOKEN',
     'STRONGROOM_TOKEN_FILE', 'STRONGROOM_URL', 'TEST_CYCLES', 'TEST_DATABASE_URL', 'CONSOLE_SCREENSHOTS',
     // The service sets it for a command of a KMS; and a misspelled name, as an example.
     'MASTER_KEY_ID', 'DATABSE_URL'
