@@ -74,6 +74,12 @@ const lines: Line[] = []
 
 const server = await startPostgres()
 const sql = postgres(server.url, { max: 1, onnotice: () => {} })
+const [version] = await sql`SHOW server_version`
+// Ctrl-C ends the server, too, and prints the rows that were measured.
+process.once('SIGINT', () => {
+  printTable()
+  process.exit(130)
+})
 try {
   await makeTables(sql)
   const env = {
@@ -98,15 +104,18 @@ try {
   await measureMatrix(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
-  const [version] = await sql`SHOW server_version`
-  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, PostgreSQL ${version!.server_version} on the same machine, ${CONNECTIONS} connections, ` +
-    `medians of ${rounds} rounds of ${seconds} s.\nfdatasync of 8 KiB takes, before each row of writes: ${disk.join('; ')}.\n`)
-  console.log(renderTable(lines))
+  printTable()
 } finally {
   load.close()
   await sql.end()
   await server.close()
   fs.rmSync(dir, { recursive: true, force: true })
+}
+
+function printTable () {
+  console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, PostgreSQL ${version!.server_version} on the same machine, ${CONNECTIONS} connections, ` +
+    `medians of ${rounds} rounds of ${seconds} s.\nfdatasync of 8 KiB takes, before each row of writes: ${disk.join('; ')}.\n`)
+  console.log(renderTable(lines))
 }
 
 /** Fills the tenants and returns the load rows. */

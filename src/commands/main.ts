@@ -38,7 +38,7 @@ async function usage (): Promise<string> {
 
 /**
  * Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. Calls `begin`
- * when the command begins and handles signals itself.
+ * just before the command runs; from then on the command handles signals, not the caller.
  */
 export async function run (argv: string[], env: Environment, begin = () => {}): Promise<number> {
   const [name = '', ...args] = argv

@@ -42,7 +42,7 @@ export const eventRow = (
 /** The end of a chain: number and chain key of the next event (null: the first key), and the MAC of the last event. */
 export interface Head { next_event: number, event_head: Buffer | null, chain_kid: string | null }
 
-/** The action of the last event whose MAC uses a chain key. The event's `resource_id` is the id of the next key. */
+/** The action of the event that ends the use of a chain key. Its `resource_id` is the id of the next key. */
 export const HAND_OVER = 'chain-key.rotate' satisfies EventName
 
 /** A wrapped chain key. `from_seq` is the number of the first event under the key. */
@@ -89,7 +89,8 @@ export const headOf = ({ next_event, event_head, chain_kid }: HeadRow): Head =>
 
 /**
  * Inserts events. On PostgreSQL, the statement must define a CTE `counter (organization_id)` with the organizations of
- * the events. On Citus, all events are of one organization, the parameter `organization_id` of the statement.
+ * the events. On Citus, all events must belong to one organization, and the statement has its id as the parameter
+ * `organization_id`.
  */
 export const insertEvents = (events: unknown): SQL => sql`
   INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type, resource_id,

@@ -149,7 +149,8 @@ export const versions: Domain = async (app) => {
         storageKey,
         target: { secret_id: secret.id, version: version.id, include: isDryRun(request) ? 'readable' : 'storable' },
         bytes: request.body.content?.length ?? version.size_bytes,
-        // Checks the version again, because another request may have purged it. Checks the retention before the key.
+        // Checks the version again, because another request may have purged it. Checks that the plan still keeps the
+        // version before the key proof.
         decide (state, found) {
           if (state === undefined) return fail('not_found')
           const restored = requireKept(request, requireVersion(request, found))

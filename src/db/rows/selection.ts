@@ -28,7 +28,10 @@ export const patternsOf = ({ name, search }: Selection) => ({
   search: search === undefined ? undefined : containing(search)
 })
 
-/** ` AND …` for each filter of a selection; empty without filters. `pattern` is the pattern of a filter in SQL. */
+/**
+ * ` AND …` for each filter of a selection; empty without filters. `pattern` returns the SQL value (usually a parameter)
+ * that holds a filter's pattern.
+ */
 export function andSelected (
   selection: Selection, { name, searched }: Selectable, pattern: (filter: 'name' | 'search') => unknown
 ): SQL {
@@ -38,7 +41,10 @@ export function andSelected (
   return sql`${byName} AND (${sql.join(searched.map((column) => contains(column, 'search')), sql` OR `)})`
 }
 
-/** Builds a statement for each order and set of filters, on first use. Only the values of filters differ. */
+/**
+ * Builds a statement for each order and set of filters, on first use. Selections with the same order and filters share
+ * a statement, and pass the values of their filters as parameters.
+ */
 export function perSelection<S> (build: (selection: Selection) => S): (selection: Selection) => S {
   const built = new Map<string, S>()
   return (selection) => {

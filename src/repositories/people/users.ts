@@ -85,8 +85,8 @@ export async function lockUser (db: Db, id: number): Promise<void> {
     .for('no key update', waitUnlessCounter(db))
 }
 
-// On Citus, a change of an account or grant locks the whole table. So locks the account, then the table of grants,
-// before such a change.
+// On Citus, a change of an account or grant locks the whole table. So such a change first locks the account, then the
+// table of grants, always in this order to prevent deadlocks.
 async function lockAccountAndGrants (db: Db, id: number): Promise<void> {
   if (engineOf(db) !== 'citus') return
   await lockUser(db, id)

@@ -43,8 +43,8 @@ const itsKey = matching(encryption_keys, { organization_id, project_id: secrets.
 
 // A condition for the key version as a range, so that the query reads one index range for each secret. The project can
 // be handed over to its client only if no version is under a former key (`history_under_old_keys`). So in a
-// client-managed project, all versions under former keys are under keys of the client. In a server-managed project, the
-// keys after the last client-managed key belong to the server.
+// client-managed project, every former key that still has versions is a key of the client. In a server-managed project,
+// the keys after the last client-managed key belong to the server.
 const underOldKeys = ({ organization_id, id, key_version, encryption_type }: KeyState) => {
   const lastOfClient = sql`(SELECT coalesce(max(k.version), 0) FROM encryption_keys k
     WHERE k.organization_id = ${organization_id} AND k.project_id = ${id} AND k.managed = 'client'
@@ -95,8 +95,8 @@ type Listed = Cursor & { size_bytes: number }
 
 /**
  * The ids and sizes of versions to re-encrypt in a server-managed project. The list is in index order and starts after
- * a cursor, so that no page reads re-encrypted versions again. Each secret has its own index range: one query over the
- * organization would read the versions of all its other projects each time.
+ * a cursor, so that no page reads re-encrypted versions again. Reads one index range for each secret, because one range
+ * for the organization would read the versions of its other projects for each page.
  */
 export async function listWaiting (db: Db, project: KeyState, after: Cursor, limit: number): Promise<Listed[]> {
   const isAfters = sql`s.id = ${after.secret_id}`
@@ -212,7 +212,9 @@ export async function findReEncryption (db: Db, project: KeyState): Promise<Prog
   return row
 }
 
-/** Marks a re-encryption as finished and stores how many versions are left; undefined if it is already finished. */
+/**
+ * Marks a re-encryption as finished and stores the number of unreadable versions; undefined if it is already finished.
+ */
 export async function finishReEncryption (
   db: Db, project: KeyState, unreadable: number
 ): Promise<Progress | undefined> {

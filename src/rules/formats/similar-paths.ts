@@ -10,8 +10,8 @@ const MAX_SIMILAR = 5
 const MAX_COST = 3
 const MAX_EDITS = 2
 
-// Costs of superfluous segments. The path of a level has slugs without words such as `projects`. An empty segment is a
-// slash at the end.
+// Costs of superfluous segments. Callers often add words such as `projects`, which the path of a level does not have,
+// so these words cost little. An empty segment is a slash at the end.
 const EXCESS: Readonly<Record<string, number>> = { '': 1, projects: 1, targets: 1, environments: 1, organizations: 2 }
 const MISSING_WORD = 2
 const OTHER_WORD = 1

@@ -14,7 +14,9 @@ export interface Change {
   /** The version to record, with its content; null if the request has `no_backup`. */
   record: { action: VersionAction, blob: string, restored_from?: number } | null
   event: AuditEvent['action']
-  /** Whether the key proof reveals the client's key, which the operator allows. The event records this. */
+  /**
+   * Whether the key proof reveals the client's key: only if the operator allows such proofs. The event records this.
+   */
   revealed?: boolean
 }
 
@@ -35,7 +37,10 @@ export interface Planned extends SecretWrite, Written {
   growth: number
 }
 
-/** The level with the document row of an earlier write in the transaction, if any. Writes load no other documents. */
+/**
+ * The level with the document row of an earlier write in the transaction, if any. A write needs only the document that
+ * it changes, so the result has no other documents.
+ */
 export function withDocument (state: LevelState, documents: ReadonlyMap<string, SecretRow>): LevelState {
   const newer = documents.get(state.level_id)
   return newer === undefined ? state : { ...state, secrets: [newer] }

@@ -80,9 +80,9 @@ async function lockInvitationTo (
 
 /**
  * Deletes a membership, the person's team memberships, and the API tokens that the person created in the organization.
- * The only owner who can act is not deleted. `judge` validates the locked membership, and may throw. Returns the former
- * member; `member` is undefined if the account has a wrong MAC. If a person leaves, also records an event of the
- * person's account.
+ * Returns `last_owner` without changes if no other owner can act. `judge` validates the locked membership, and may
+ * throw. Returns the former member as `member`, which is undefined if the account has a wrong MAC, and `none` without a
+ * membership. If a person leaves, also records an event of the person's account.
  */
 export async function endMembership (
   db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
