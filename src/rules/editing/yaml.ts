@@ -31,7 +31,9 @@ export function yamlEditor (text: string, entries: Entries): Editor {
     return { name: scalarText(node.key as Scalar), node, item: node.srcToken as Item }
   })
   const token = map?.srcToken as MapToken | undefined
-  const source = { text, lineEnd: lineEndOf(text), found, map, token, members }
+  // The parser takes a carriage return alone as a part of a line.
+  const lineEnd = text.includes('\n') ? lineEndOf(text) : '\n'
+  const source = { text, lineEnd, found, map, token, members }
   return { attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
 }
 
@@ -122,7 +124,7 @@ function lines (text: string, item: Item): Splice {
 /** Whether a pair ends with the end of a line, as only a block scalar does. */
 const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] === '\n'
 
-const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
+const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 
 /**
  * The lines below a removed pair. Outdents the first comment, which then ends the block scalar above the pair. If
@@ -131,7 +133,7 @@ const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
 function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
   const below = text.slice(from, to).replace(/^[ \t]+(?=#)/m, indentation)
-  return { from, to, text: isTight ? below.replace(/^(?:[ \t]*\r?\n)+/, '') : below }
+  return { from, to, text: isTight ? below.replace(/^(?:[ \t]*\r?\n)*(?:[ \t]+$)?/, '') : below }
 }
 
 const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y
