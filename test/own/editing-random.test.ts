@@ -59,7 +59,8 @@ function envDocument (): Generated {
   const lineEnd = chance(0.1) ? '\r' : lineEndOf()
   const other = () => ({ fixed: one(['', '  ', '# c', ' # A=1', "# it's", '#"']) + lineEnd, value: '', rest: '' })
   const values = [
-    '1', 'a b', 'x=y', "it's", '\\n', '"a b"', '"a\\nb"', "'a#b'", '`a"b`', `"a${lineEnd}# b"`, "''", 'a\\', '"say \\"x\\""', `'${lineEnd}${lineEnd}x'`, '$A', 'é', '{"a":1}'
+    '1', 'a b', 'x=y', "it's", '\\n', '"a b"', '"a\\nb"', "'a#b'", '`a"b`', `"a${lineEnd}# b"`, "''", 'a\\', '"say \\"x\\""', `'${lineEnd}${lineEnd}x'`, '$A', 'é', '{"a":1}',
+    '"a"b', 'a"b', "'a' 'b'"
   ]
   const used = names('env')
   if (used.length > 0 && chance(0.3)) used.splice(below(used.length), 0, one(used))
@@ -67,7 +68,7 @@ function envDocument (): Generated {
     const separator = one(['=', '=', '=', ' = ', '= ', ': '])
     const value = one(values)
     const rest = one(['', '', ' ', ' # c', " # don't", '\t#'])
-    const own = { name, fixed: one(['', '', ' ', 'export ']) + name + separator, value, rest: rest + lineEnd }
+    const own = { name, fixed: one(['', '', ' ', 'export ', '\texport\t']) + name + separator, value, rest: rest + lineEnd }
     return [...some(below(3), other), own]
   })
   const all = [...pieces, ...some(below(3), other)]
