@@ -230,6 +230,11 @@ t.test('yaml: a removed name below a block scalar leaves its lines out of the sc
     [' a: |\n   x\n b: 1\n   # c\n', {}, ['b'], ' a: |\n   x\n # c\n'],
     ['a: |+\n  x\nb: 1\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n', 'blank lines would belong to the value'],
     ['a: |+\n  x\nb: 1\n\n  # c\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\n# c\n\nc: 2\n'],
+    ['a: |\n  x\nb: 1\n  # c\nd: |\n   x\ne: 1\n  # f\n', {}, ['b', 'e'], 'a: |\n  x\n# c\nd: |\n   x\n  # f\n',
+      'only a comment that would be a line of a scalar is outdented'],
+    ['a: |2\n   x\nb: 1\n# c\n  # d\ne: |\n  x\nf: 1\n  # g', {}, ['b', 'f'], 'a: |2\n   x\n# c\n  # d\ne: |\n  x\n# g'],
+    ['a: |\n  x\nb: 1\n\n# c\nd: |+\n  x\ne: 1\n\n# f\n', {}, ['b', 'e'], 'a: |\n  x\n\n# c\nd: |+\n  x\n# f\n',
+      'only blank lines that would be in a value are removed'],
     ['a: |+\n  x\nb: 1\n   ', { c: 'z' }, ['b'], 'a: |+\n  x\nc: z']
   ])
 })
