@@ -232,17 +232,45 @@ t.test('a merge patch is an object of strings and nulls: the error names what is
   t.equal(await textOf(at), 'A=1')
 })
 
+t.test('PATCH is the only method that changes names: PUT and POST would look like a replacement', async (t) => {
+  const at = await makeLevel(owner, { slug: 'methods' })
+  const { project, target } = at
+  for (const place of [{ project }, { project, target }, at]) {
+    for (const method of ['PUT', 'POST', 'DELETE'] as const) {
+      const answer = await owner.call(method, `/${org}/${pathOf(place)}/secrets`, { set: { A: '1' } })
+      is(t, answer, 405, 'method_not_allowed')
+      t.equal(answer.headers.allow, 'GET, HEAD, OPTIONS, PATCH')
+    }
+  }
+  t.equal(await versionsOf(at), 0)
+})
+
+t.test('If-Match: * needs a document, and If-None-Match: * that there is none', async (t) => {
+  const at = await makeLevel(owner, { slug: 'any' })
+  is(t, await change(at, { set: { A: '1' } }, { 'if-match': '*' }), 412, 'precondition_failed')
+  t.equal((await change(at, { set: { A: '1' } }, { 'if-none-match': '*' })).status, 200)
+  is(t, await change(at, { set: { A: '2' } }, { 'if-none-match': '*' }), 412, 'precondition_failed')
+  is(t, await change(at, {}, { 'if-match': '"other"' }), 412, 'precondition_failed')
+  t.equal((await change(at, { set: { A: '2' } }, { 'if-match': '*' })).status, 200)
+  t.equal(await textOf(at), 'A=2\n')
+})
+
 t.test('concurrent changes of different names all take effect; a repeat with an Idempotency-Key does not', async (t) => {
+  for (const secret_format of ['json', 'yaml', 'env']) {
+    const at = await makeLevel(owner, { slug: `all-${secret_format}`, secret_format })
+    const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => change(at, { set: { [`N${i}`]: `${i}` } })))
+    t.ok(answers.every(({ status }) => status === 200))
+    t.equal(new Set(answers.map(({ body }) => body.data.version)).size, 20, 'each has its own version')
+    const values = await owner.call('GET', `/${org}/${pathOf(at)}/secrets/values`)
+    t.strictSame(values.body, Object.fromEntries(Array.from({ length: 20 }, (_, i) => [`N${i}`, `${i}`])))
+  }
   const at = await makeLevel(owner, { slug: 'together' })
-  const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => change(at, { set: { [`N${i}`]: `${i}` } })))
-  t.ok(answers.every(({ status }) => status === 200))
-  const names = String(await textOf(at)).trim().split('\n').sort()
-  t.same(names, Array.from({ length: 20 }, (_, i) => `N${i}=${i}`).sort())
+  await store(at, 'A=1')
   const once = () => change(at, { set: { ONCE: '1' } }, { 'idempotency-key': 'one' })
   const [first, second] = [await once(), await once()]
   t.equal(second.headers['idempotent-replayed'], 'true')
   t.equal(second.text, first.text)
-  t.equal(await versionsOf(at), 21)
+  t.equal(await versionsOf(at), 2)
 })
 
 t.test('what cannot be changed is 422 and names the name; both scopes are needed', async (t) => {

@@ -215,6 +215,13 @@ t.test('from and to are required, of one kind, and name a level that the path ha
     refused(t, answer, 422, 'invalid_parameter_combination', JSON.stringify(query))
     t.ok(member in answer.body.errors, answer.text)
   }
+  for (const [of, from, message] of [
+    ['/wrong', 'target', 'The path has no target: use `target:SLUG`'],
+    ['/wrong', 'environment:live', 'The path has no target: use `environment:TARGET/SLUG`'],
+    ['/wrong/backend', 'environment', 'The path has no environment: use `environment:TARGET/SLUG`']
+  ] as const) {
+    t.strictSame((await diff(of, { from, to: 'project' })).body.errors, { from: [message] })
+  }
 })
 
 t.test('the scopes are those of names, and secret:history for versions and times', async (t) => {

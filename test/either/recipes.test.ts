@@ -343,8 +343,8 @@ t.test('what Terraform is told to ask, sent with curl, is answered with what it 
   t.equal(code, 0)
   const [body, type] = stdout.split('\n')
   t.match(type, /^application\/json(;|$)/)
-  const [, path] = /jsondecode\(data\.http\.secrets\.response_body\)\.([\w.]+)/.exec(text)!
-  t.same(path!.split('.').reduce((value, name) => value[name], JSON.parse(body!)), ALL)
+  t.match(text, /secrets = sensitive\(jsondecode\(data\.http\.secrets\.response_body\)\)/)
+  t.same(JSON.parse(body!), ALL)
 })
 
 t.test('what a command line tool sends to fetch the values is answered with them', { skip }, async (t) => {

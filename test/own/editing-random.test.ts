@@ -59,7 +59,8 @@ function envDocument (): Generated {
   const lineEnd = chance(0.1) ? '\r' : lineEndOf()
   const other = () => ({ fixed: one(['', '  ', '# c', ' # A=1', "# it's", '#"']) + lineEnd, value: '', rest: '' })
   const values = [
-    '1', 'a b', 'x=y', "it's", '\\n', '"a b"', '"a\\nb"', "'a#b'", '`a"b`', `"a${lineEnd}# b"`, "''", 'a\\', '"say \\"x\\""', `'${lineEnd}${lineEnd}x'`, '$A', 'é', '{"a":1}'
+    '1', 'a b', 'x=y', "it's", '\\n', '"a b"', '"a\\nb"', "'a#b'", '`a"b`', `"a${lineEnd}# b"`, "''", 'a\\', '"say \\"x\\""', `'${lineEnd}${lineEnd}x'`, '$A', 'é', '{"a":1}',
+    '"a"b', 'a"b', "'a' 'b'"
   ]
   const used = names('env')
   if (used.length > 0 && chance(0.3)) used.splice(below(used.length), 0, one(used))
@@ -67,7 +68,7 @@ function envDocument (): Generated {
     const separator = one(['=', '=', '=', ' = ', '= ', ': '])
     const value = one(values)
     const rest = one(['', '', ' ', ' # c', " # don't", '\t#'])
-    const own = { name, fixed: one(['', '', ' ', 'export ']) + name + separator, value, rest: rest + lineEnd }
+    const own = { name, fixed: one(['', '', ' ', 'export ', '\texport\t']) + name + separator, value, rest: rest + lineEnd }
     return [...some(below(3), other), own]
   })
   const all = [...pieces, ...some(below(3), other)]
@@ -155,9 +156,12 @@ function yamlDocument (): Generated {
 function flowDocument (): Generated {
   const lineEnd = lineEndOf()
   const blank = one(['', ' ', `${lineEnd}  `])
-  const pieces = names('yaml').filter((name) => name.length < 1000).map((name): Piece => {
-    const above = blank.startsWith(lineEnd) && chance(0.3) ? `${blank}# above` : ''
-    return { name, above, fixed: `${blank}${yamlKey(name)}:`, value: one(FLOW_VALUES.map((value) => value && ` ${value}`)), rest: '' }
+  const used = names('yaml').filter((name) => name.length < 1000)
+  const isCommented = used.length > 0 && blank.startsWith(lineEnd) && chance(0.3)
+  const pieces = used.map((name, index): Piece => {
+    const own = index > 0 && blank.startsWith(lineEnd) && chance(0.3) ? ' ' : blank
+    const above = own.startsWith(lineEnd) && chance(0.3) ? `${own}# above` : ''
+    return { name, above, fixed: `${own}${yamlKey(name)}:`, value: one(FLOW_VALUES.map((value) => value && ` ${value}`)), rest: '' }
   })
   return {
     format: 'yaml',
@@ -165,7 +169,7 @@ function flowDocument (): Generated {
     comma: ',',
     lineEnd,
     users: new Map(),
-    open: '{',
+    open: isCommented ? '{ # open' : '{',
     close: `${blank.startsWith(lineEnd) ? lineEnd : ''}${pieces.length === 0 && chance(0.5) ? one([' # c', `${lineEnd}# c`]) + lineEnd : ''}}${one(['', lineEnd])}`
   }
 }
@@ -246,8 +250,11 @@ function patternOf (
   }
   const news = some(added, () => document.format === 'json' ? `${string}\\s*:\\s*${string}` : '[^]*?\\S')
   if (comma !== '') {
+    // The line ending before a removed name can stay, because it ends a comment.
+    const follows = (index: number) => document.format === 'yaml' && index > 0 && !isKept(pieces[index - 1]!)
     const all = pieces.map((piece, index) => literally(piece.above ?? '') + (isKept(piece)
-      ? own(piece) + (isLastKept(index) ? news.map((one) => `,\\s*${one}`).join('') : ',')
+      ? (follows(index) ? own(piece).replace(/^\s*/, '\\s*') : own(piece)) +
+        (isLastKept(index) ? news.map((one) => `,\\s*${one}`).join('') : ',')
       : ''))
     // Names that replace all others go below the comments above the first one. A comment after a value needs a comma.
     const first = pieces.some(isKept) ? '' : `\\s*${news.join(',\\s*')}${pieces.length === 0 ? ',?' : ''}\\s*`
@@ -298,8 +305,10 @@ function judge (document: Generated): string | undefined {
     const rest = place === -1 ? '' : pieces[place]!.rest + text(document, pieces.slice(place + 1))
     const value = 'name' in result ? set.get(result.name) ?? '' : ''
     // The quotes of other changed values can be the ends of a value that ends with a backslash, too.
-    const isHeld = result.refused !== 'unholdable' || format !== 'env' ||
-      (isHeldByEnv(value, rest) && (changed.length + added.length + unset.size === 1 || !value.endsWith('\\')))
+    const isHeld = format !== 'env' || (result.refused === 'together'
+      ? ![...set.values()].some((value) => value.endsWith('\\'))
+      : result.refused !== 'unholdable' ||
+        (isHeldByEnv(value, rest) && (changed.length + added.length + unset.size === 1 || !value.endsWith('\\'))))
     return isHeld ? `refused: ${JSON.stringify([result, set.get('name' in result ? result.name : '')])}` : undefined
   }
   if (anchored.length > 0) return 'broke an alias'

@@ -229,7 +229,13 @@ t.test('yaml: a removed name below a block scalar leaves its lines out of the sc
     ['a: |\n  x\nb: 1\n  # c\nd: 1\n  # e\nf: y\n', { f: 'z' }, ['b', 'd'], 'a: |\n  x\n# c\n  # e\nf: z\n'],
     [' a: |\n   x\n b: 1\n   # c\n', {}, ['b'], ' a: |\n   x\n # c\n'],
     ['a: |+\n  x\nb: 1\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\nc: 2\n', 'blank lines would belong to the value'],
-    ['a: |+\n  x\nb: 1\n\n  # c\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\n# c\n\nc: 2\n']
+    ['a: |+\n  x\nb: 1\n\n  # c\n\nc: 2\n', {}, ['b'], 'a: |+\n  x\n# c\n\nc: 2\n'],
+    ['a: |\n  x\nb: 1\n  # c\nd: |\n   x\ne: 1\n  # f\n', {}, ['b', 'e'], 'a: |\n  x\n# c\nd: |\n   x\n  # f\n',
+      'only a comment that would be a line of a scalar is outdented'],
+    ['a: |2\n   x\nb: 1\n# c\n  # d\ne: |\n  x\nf: 1\n  # g', {}, ['b', 'f'], 'a: |2\n   x\n# c\n  # d\ne: |\n  x\n# g'],
+    ['a: |\n  x\nb: 1\n\n# c\nd: |+\n  x\ne: 1\n\n# f\n', {}, ['b', 'e'], 'a: |\n  x\n\n# c\nd: |+\n  x\n# f\n',
+      'only blank lines that would be in a value are removed'],
+    ['a: |+\n  x\nb: 1\n   ', { c: 'z' }, ['b'], 'a: |+\n  x\nc: z']
   ])
 })
 
@@ -242,6 +248,9 @@ t.test('yaml: comments and blanks in a mapping in braces stay when its only name
     ['{ A: 1, B: 2 }', { C: 'x', D: 'z' }, ['A', 'B'], '{ C: x, D: z }'],
     ['{ # c\n  A: 1\n}', { B: 'x' }, ['A'], '{ # c\n  B: x\n}'],
     ['{\n# c\n  A: 1,\n  B: 2\n}', { C: 'x', D: 'z' }, ['A', 'B'], '{\n# c\n  C: x,\n  D: z\n}'],
+    ['{ # c\n  A: 1,\n  B: 2, C: 3\n}', {}, ['A', 'B'], '{ # c\n  C: 3\n}', 'the line ending of a comment stays'],
+    ['{ # c\n  A: 1 # d\n  , B: 2, C: 3\n}', { D: 'x' }, ['A', 'B'], '{ # c\n  C: 3, D: x\n}'],
+    ['{ A: 1, # c\n  B: 2, C: 3,\n  D: 4 }', {}, ['B', 'C'], '{ A: 1, # c\n  D: 4 }'],
     ['{ A: 1, B: 2 }', {}, ['A'], '{ B: 2 }'],
     ['{ A: 1, B: 2 }', { C: 'x' }, ['B'], '{ A: 1, C: x }']
   ])
@@ -283,7 +292,8 @@ t.test('yaml: rare ways to write a pair or a document keep every other byte', as
     ['? |\n  multi\n  key\n: 1\nb: 2\n', { 'multi\nkey\n': 'z' }, [], '? |\n  multi\n  key\n: z\nb: 2\n'],
     ['--- !!map\na: 1\n', { b: '2' }, ['a'], "--- !!map\nb: '2'\n"],
     ['\u00A0a: 1\n', { '\u00A0a': 'z' }, [], '\u00A0a: z\n', 'a no-break space is a part of the name'],
-    ['{a: 1,\n b: [1,\n 2], c: 3}', { b: 'z' }, [], '{a: 1,\n b: z, c: 3}']
+    ['{a: 1,\n b: [1,\n 2], c: 3}', { b: 'z' }, [], '{a: 1,\n b: z, c: 3}'],
+    ['a: "x\ry"', { b: 'z' }, [], 'a: "x\ry"\nb: z', 'a carriage return alone ends no line']
   ])
 })
 

@@ -211,11 +211,12 @@ const FORMS: Record<string, string> = { target: 'target:SLUG', environment: 'env
 function namesOfLevel (
   member: Member, { 0: text, groups: named = {} }: RegExpExecArray, { project, target, environment }: LevelNames
 ): LevelNames {
-  const absent = (level: string) =>
-    refuse(member, `The path has no ${level}: use \`${FORMS[level]}\``, 'invalid_parameter_combination')
-  if (text === 'project') return { project }
+  const [level = ''] = text.split(':')
+  const absent = (missing: string) =>
+    refuse(member, `The path has no ${missing}: use \`${FORMS[level]}\``, 'invalid_parameter_combination')
+  if (level === 'project') return { project }
   const parent = named.parent ?? named.target ?? target ?? absent('target')
-  if (text.startsWith('target')) return { project, target: parent }
+  if (level === 'target') return { project, target: parent }
   return { project, target: parent, environment: named.environment ?? environment ?? absent('environment') }
 }
 

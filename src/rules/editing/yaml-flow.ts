@@ -65,8 +65,8 @@ export function changeFlow (
     const at = endWithComment(text, kept)
     splices.push({ from: at, to: at, text: ownLine + members + trailingComma })
   }
-  for (const [index, pair] of pairs.entries()) {
-    if (isRemoved[index]) splices.push(removal(text, pair, isReplaced && pair === first))
+  for (const run of runsOf(pairs, isRemoved)) {
+    splices.push(removal(text, run, isReplaced && run.start === first?.start))
   }
   // The removed last pair had no comma, so the comma of the new last pair is removed.
   const needsComma = added.length > 0 && ownLine !== undefined
@@ -74,6 +74,17 @@ export function changeFlow (
     splices.push({ from: kept.comma, to: kept.comma + 1, text: '' })
   }
   return splices
+}
+
+/** The removed pairs. Pairs without a comment between them are removed as one. */
+function runsOf (pairs: readonly FlowPair[], isRemoved: readonly boolean[]): FlowPair[] {
+  const runs: FlowPair[] = []
+  for (const [index, pair] of pairs.entries()) {
+    if (!isRemoved[index]) continue
+    const { start, hasCommentAbove } = (isRemoved[index - 1] && !pair.hasCommentAbove && runs.pop()) || pair
+    runs.push({ ...pair, start, hasCommentAbove })
+  }
+  return runs
 }
 
 function removal (text: string, pair: FlowPair, isReplaced: boolean): Splice {

@@ -42,6 +42,28 @@ export function tokenEnd (token: CST.Token): number {
   }
 }
 
+/** The block scalar that a pair ends with. */
+export function lastBlockScalar ({ key, sep, value }: Item): CST.BlockScalar | undefined {
+  const last = value && !isEmpty(value) ? value : sourceEnd(sep) === undefined ? key : undefined
+  if (last?.type === 'block-map' || last?.type === 'block-seq') {
+    const item = last.items.findLast((item) => itemEnd(item) !== undefined)
+    return item && lastBlockScalar(item)
+  }
+  return last?.type === 'block-scalar' ? last : undefined
+}
+
+/** The header of a block scalar, such as `|2-`. */
+export const blockHeader = ({ props }: CST.BlockScalar): string =>
+  props.find((token): token is CST.SourceToken => token.type === 'block-scalar-header')?.source ?? ''
+
+/** The indentation of the lines of a block scalar. Undefined without a line of text, unless the header says it. */
+export function blockIndent (token: CST.BlockScalar): number | undefined {
+  const explicit = /[1-9]/.exec(blockHeader(token))?.[0]
+  return explicit === undefined
+    ? /^ +(?=[^ \r\n])/m.exec(token.source)?.[0].length
+    : token.indent + Number(explicit)
+}
+
 /** The position of the lines of a block scalar, after its header. The token does not contain this position. */
 export function blockScalarBody (token: CST.BlockScalar): number {
   const last = token.props.at(-1)

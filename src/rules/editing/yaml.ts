@@ -5,7 +5,9 @@ import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 import { changeFlow } from './yaml-flow.ts'
 import { flowScalar, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
-import { blockScalarBody, isEmpty, itemEnd, itemStart, tokenEnd, type Item } from './yaml-tokens.ts'
+import {
+  blockHeader, blockIndent, blockScalarBody, isEmpty, itemEnd, itemStart, lastBlockScalar, tokenEnd, type Item
+} from './yaml-tokens.ts'
 
 /** A pair of the top-level mapping. */
 interface Member { name: string, node: Pair, item: Item }
@@ -31,7 +33,9 @@ export function yamlEditor (text: string, entries: Entries): Editor {
     return { name: scalarText(node.key as Scalar), node, item: node.srcToken as Item }
   })
   const token = map?.srcToken as MapToken | undefined
-  const source = { text, lineEnd: lineEndOf(text), found, map, token, members }
+  // The parser takes a carriage return alone as a part of a line.
+  const lineEnd = text.includes('\n') ? lineEndOf(text) : '\n'
+  const source = { text, lineEnd, found, map, token, members }
   return { attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
 }
 
@@ -64,17 +68,17 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     return spliced(text, [...splices, ...changeFlow(text, token, isRemoved, pairs, lineEnd)])
   }
   const indentation = ' '.repeat(token?.indent ?? 0)
-  let isAfterBlock = false
+  let block: CST.BlockScalar | undefined
   for (const [index, item] of items.entries()) {
     if (isRemoved[index]) {
       const removed = lines(text, item)
       splices.push(removed)
-      if (attempt > 0 && isAfterBlock) {
-        const below = linesBelow(text, removed.to, indentation, attempt > 1)
+      if (attempt > 0 && block !== undefined) {
+        const below = linesBelow(text, removed.to, block, indentation, attempt > 1)
         splices.push(below)
-        isAfterBlock = !below.text.includes('#')
+        if (below.text.includes('#')) block = undefined
       }
-    } else isAfterBlock = endsLine(text, item)
+    } else block = lastBlockScalar(item)
   }
   // Without a pair, a tag of the mapping would become the tag of an empty scalar, so write an empty mapping.
   if (quoted && items.length > 0 && added.size === 0 && isRemoved.every(Boolean)) {
@@ -120,19 +124,22 @@ function lines (text: string, item: Item): Splice {
   return { from, to: restOfLine(text, itemEnd(item) ?? start), text: '' }
 }
 
-/** Whether a pair ends with a line ending. Only a block scalar contains its last line ending. */
-const endsLine = (text: string, item: Item) => text[(itemEnd(item) ?? 0) - 1] === '\n'
-
-const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*#[^\r\n]*)?/y
+const LINES_BELOW = /(?:[ \t]*(?:#[^\r\n]*)?\r?\n)*(?:[ \t]*(?:#[^\r\n]*|$))?/y
 
 /**
- * Rewrites the blank lines and comments below a removed pair. Outdents the first comment, which then ends the block
- * scalar above the pair. If `isTight`, removes the blank lines above the comment.
+ * The lines below a removed pair. Outdents the first comment if it would become a line of the block scalar above the
+ * pair; then it ends the scalar. If `isTight`, removes the blank lines above the comment that would be in its value.
  */
-function linesBelow (text: string, from: number, indentation: string, isTight: boolean): Splice {
+function linesBelow (
+  text: string, from: number, block: CST.BlockScalar, indentation: string, isTight: boolean
+): Splice {
   const to = endOfMatch(LINES_BELOW, text, from)
-  const below = text.slice(from, to).replace(/^[ \t]+(?=#)/m, indentation)
-  return { from, to, text: isTight ? below.replace(/^(?:[ \t]*\r?\n)+/, '') : below }
+  const indent = blockIndent(block) ?? block.indent + 1
+  const below = text.slice(from, to).replace(/^( *)\t*(?=#)/m, (before, spaces: string) =>
+    spaces.length < indent ? before : indentation)
+  const blanks = /^(?:[ \t]*\r?\n)*(?:[ \t]+$)?/.exec(below)?.[0] ?? ''
+  const isKept = blockHeader(block).includes('+') || /[ \t]/.test(blanks)
+  return { from, to, text: isTight && isKept ? below.slice(blanks.length) : below }
 }
 
 const LINE_REST = /[ \t]*(?:#[^\r\n]*)?(?:\r?\n|$)/y
@@ -207,8 +214,7 @@ function blockText (token: CST.BlockScalar, value: string, mapIndent: number, li
   const [header, next] = token.props
   if (!isHeld || header?.type !== 'block-scalar-header' || next === undefined) return undefined
   const explicit = /[1-9]/.exec(header.source)?.[0]
-  const written = /^ +(?=[^ \r\n])/m.exec(token.source)?.[0].length
-  const indentation = ' '.repeat(explicit === undefined ? written ?? mapIndent + 2 : mapIndent + Number(explicit))
+  const indentation = ' '.repeat(blockIndent(token) ?? mapIndent + 2)
   // The style `>` folds line endings, so it is kept only for a value of one line.
   const style = content.length > 1 ? '|' : header.source[0]
   const isLast = token.source !== '' && !token.source.endsWith('\n')
