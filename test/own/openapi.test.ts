@@ -76,7 +76,7 @@ interface Published {
   paths: Record<string, Record<string, Operation>>
   components: {
     securitySchemes: object
-    parameters: Record<string, { in: string }>
+    parameters: Record<string, { in: string, required?: boolean }>
     responses: Record<string, Media>
     schemas: Record<string, Schema>
   }
@@ -319,16 +319,20 @@ t.test('parameters are named by what they are: first those of the path, then of 
   t.strictSame(Object.keys(components.parameters).filter((name) => /_\d+$/.test(name)), [], 'no name is a number')
 })
 
-t.test('the parameters of a path are listed once, at the path; the edition in OpenAPI 3.0 has them in each operation', async (t) => {
+t.test('several operations of a path list its parameters once, at the path; in OpenAPI 3.0 each operation has them', async (t) => {
   const older = JSON.parse(readFileSync('dist/openapi-3.0.json', 'utf8')) as Published
   const inPath = (parameters: { $ref: string }[] = []) =>
     parameters.map((parameter) => named(components.parameters, parameter) as { in: string, name: string })
       .filter((parameter) => parameter.in === 'path').map(({ name }) => name)
   for (const [path, { parameters, ...item }] of Object.entries(paths as Record<string, any>)) {
     const names = [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
-    t.strictSame(inPath(parameters), names, path)
+    const hasOne = Object.keys(item).length === 1
+    t.strictSame(inPath(parameters), hasOne ? [] : names, path)
     for (const [method, operation] of Object.entries(item as Record<string, Operation>)) {
-      t.strictSame(inPath(operation.parameters), [], `${method} ${path}`)
+      t.strictSame(inPath(operation.parameters), hasOne ? names : [], `${method} ${path}`)
+      // Clients of openapi-generator would take them before those of the path.
+      const required = (operation.parameters ?? []).filter((one) => named(components.parameters, one).required)
+      t.ok(hasOne || required.length === 0, `${method} ${path} requires no other parameter`)
       const all = [...parameters ?? [], ...operation.parameters ?? []]
       t.strictSame(older.paths[path]![method]!.parameters ?? [], all, `${method} ${path} in OpenAPI 3.0`)
     }

@@ -66,18 +66,18 @@ export const mapOperations = (paths: Paths, change: (operation: Operation) => Op
   mapValues(paths, (item) => mapValues(item, (operation) => change(operation)))
 
 /**
- * Moves the path parameters of the operations to their path, where `openapi.yaml` and `openapi.json` list them once.
- * Inside of the service the operations keep them, so that the value of a path is a map of operations.
+ * Moves the path parameters of paths with several operations to the path, where `openapi.yaml` and `openapi.json` list
+ * them once. Inside of the service the operations keep them, so that the value of a path is a map of operations.
  */
 export function withPathParameters (document: Document): Json {
   return {
     ...document,
     paths: mapValues(document.paths, (item, path) => {
-      const [first = [], ...others] = Object.values(item).map(({ parameters }) => (parameters ?? []).filter(isOfPath))
+      const [first, ...others] = Object.values(item).map(({ parameters }) => (parameters ?? []).filter(isOfPath))
+      if (first === undefined || first.length === 0 || others.length === 0) return item
       if (others.some((other) => JSON.stringify(other) !== JSON.stringify(first))) {
         throw new Error(`the operations of ${path} have different path parameters`)
       }
-      if (first.length === 0) return item
       return { parameters: first, ...mapValues(item, withoutPathParameters) }
     })
   }
