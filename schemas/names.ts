@@ -30,13 +30,18 @@ export const ValuesAnswer = {
   }
 }
 
-const Prefix = Type.String({ maxLength: 255, description: 'only names that begin with this text', examples: ['HE'] })
+const Prefix = Type.String({
+  minLength: 1, maxLength: 255, description: 'only names that begin with this text', examples: ['HE']
+})
 
 /** Query parameters that select names. */
 export const NAME_FILTERS = {
   prefix: Type.Optional(Prefix),
   search: Type.Optional(Type.String({
-    maxLength: 255, description: 'only names that contain this text, in upper or lower case', examples: ['hello']
+    minLength: 1,
+    maxLength: 255,
+    description: 'only names that contain this text, in upper or lower case',
+    examples: ['hello']
   }))
 }
 

@@ -55,7 +55,9 @@ function compare (text) {
     writeFileSync(then, text)
     writeFileSync(levels, LEVELS)
     const { error, status, stdout, stderr } = spawnSync('go', [
-      'run', OASDIFF, 'breaking', then, resolve(DOCUMENT), '--format', 'json', '--severity-levels', levels
+      'run', OASDIFF, 'breaking', then, resolve(DOCUMENT), '--format', 'json', '--severity-levels', levels,
+      // Compares the parameters of paths as parameters of their operations.
+      '--flatten-params'
     ], { cwd: dir, encoding: 'utf8', timeout: OASDIFF_TIMEOUT_MS, maxBuffer: 1 << 26 })
     if (error?.code === 'ENOENT') end(2, `Not compared: ${OASDIFF} does that, and takes Go, which is not installed.`)
     if (error !== undefined || status !== 0) {

@@ -12,7 +12,7 @@ const isFresh = (file) => existsSync(file) && statSync(file).mtimeMs >= statSync
 if (![TYPES, OPERATIONS].every(isFresh)) {
   mkdirSync('dist', { recursive: true })
   const text = readFileSync(SOURCE, 'utf8')
-  const operations = Object.entries(parse(text).paths).flatMap(([path, methods]) =>
+  const operations = Object.entries(parse(text).paths).flatMap(([path, { parameters: _parameters, ...methods }]) =>
     Object.entries(methods).map(([method, { operationId }]) => [operationId, `${method.toUpperCase()} ${path}`]))
   writeFileSync(OPERATIONS, JSON.stringify(Object.fromEntries(operations)))
   writeFileSync(TYPES, astToString(await openapiTS(text)))

@@ -5,7 +5,7 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
-const { info, components: { schemas, responses, ...components }, paths, ...rest } =
+const { info, components: { schemas, responses, ...components }, paths: items, ...rest } =
   parse(readFileSync('openapi.yaml', 'utf8'))
 
 const NOTE = 'All errors have one schema in this edition, a request body has one media type, and an operation has one ' +
@@ -82,6 +82,13 @@ function choiceOf (choices) {
     ? { ...convert(only), ...nullable }
     : { ...typeOf(schemas[name].type), allOf: [only], ...nullable }
 }
+
+// Each operation has the parameters of its path, as older generators expect.
+const paths = mapValues(items, ({ parameters: ofPath = [], ...operations }) =>
+  mapValues(operations, ({ parameters = [], ...operation }) => {
+    const all = [...ofPath, ...parameters]
+    return { ...operation, ...(all.length > 0 && { parameters: all }) }
+  }))
 
 /** Every code that an error of this schema can have. */
 function codesOf (schema) {

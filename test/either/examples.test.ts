@@ -24,8 +24,8 @@ const FORM_TYPE = 'application/x-www-form-urlencoded'
 
 const service = await startApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
-// What it would do in the background belongs to no example.
-await service.app.billing.stop()
+// No example shows what background jobs do. A fast one would end the re-encryption before the example of its progress.
+await Promise.all([service.app.billing.stop(), service.app.histories.stop()])
 
 const examples: Example[] = Object.entries(publishedPaths(service)).flatMap(([path, item]) =>
   Object.entries(item as Record<string, Operation>).flatMap(([method, operation]) => {

@@ -8,7 +8,7 @@ import { FIRST_ORGANIZATION } from '../../schemas/organizations.ts'
 import type { Scope } from '../../schemas/scopes.ts'
 import { LAST } from '../../src/http/contract/explorer.ts'
 import { startApp } from '../helpers/app.ts'
-import { ownErrorsOf } from '../helpers/contract.ts'
+import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
 
 // Swagger UI as it is served; what a browser makes of it is in `browser`.
 
@@ -31,7 +31,7 @@ interface Published {
 const service = await startApp(t)
 const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
 const published = parse(readFileSync('openapi.yaml', 'utf8')) as Published
-const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(item))
+const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(operationsIn(item)))
 
 t.test('GET / in a browser leads to the console or the documentation, below a path too; to others there is nothing', async (t) => {
   const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'

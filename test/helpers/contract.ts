@@ -17,6 +17,13 @@ export const statusesOf = (code: string) => new Set(
   (Object.keys(ERRORS) as ErrorCode[]).filter((row) => codeOf(row) === code).map((row) => ERRORS[row].status as number)
 )
 
+/** The operations of a path in the published document, by method, each with the parameters of the path. */
+export function operationsIn<Operation> (item: Record<string, Operation>): Record<string, Operation> {
+  const { parameters: ofPath = [], ...operations } = item as Record<string, any>
+  return Object.fromEntries(Object.entries(operations).map(([method, operation]) =>
+    [method, { ...operation, parameters: [...ofPath, ...operation.parameters ?? []] }]))
+}
+
 export interface Documented { description?: string, responses: Record<string, unknown> }
 
 /** The errors that the description of an operation lists as its own. */

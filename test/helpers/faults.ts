@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import type { Test } from 'tap'
 import { parse } from 'yaml'
-import { answersOf, createValidator, statusesOf, type Documented } from './contract.ts'
+import { answersOf, createValidator, operationsIn, statusesOf, type Documented } from './contract.ts'
 import { startServer, type cli } from './process.ts'
 import {
   client, dataKeyOf, look, openQueries, openWith, patient, replay, type Level, type Operation, type Reply,
@@ -32,7 +32,7 @@ const document = parse(readFileSync(new URL('../../../openapi.yaml', import.meta
 const validate = createValidator(document.components)
 
 // Sorted so that fixed path segments come before parameters from left to right, like in the router.
-const published = Object.entries(document.paths).map(([path, operations]) => ({ parts: path.split('/'), operations }))
+const published = Object.entries(document.paths).map(([path, item]) => ({ parts: path.split('/'), operations: operationsIn(item) }))
   .sort((a, b) => {
     const [one, other] = [a, b].map(({ parts }) => parts.map((part) => part.startsWith('{') ? '~' : '!').join(''))
     return one! < other! ? -1 : 1

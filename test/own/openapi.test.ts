@@ -12,7 +12,7 @@ import { YAML_TYPE } from '../../schemas/names.ts'
 import { MERGES, RAW_TYPE, READ_TYPE } from '../../schemas/secrets.ts'
 import { PROJECT_ROLES } from '../../schemas/teams.ts'
 import { ROLES } from '../../schemas/users.ts'
-import { ownErrorsOf } from '../helpers/contract.ts'
+import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
 import { renderDocuments } from '../../src/commands/serve/openapi.ts'
 import { scopesInProject } from '../../src/rules/roles.ts'
 
@@ -76,13 +76,13 @@ interface Published {
   paths: Record<string, Record<string, Operation>>
   components: {
     securitySchemes: object
-    parameters: Record<string, { in: string }>
+    parameters: Record<string, { in: string, required?: boolean }>
     responses: Record<string, Media>
     schemas: Record<string, Schema>
   }
 }
 
-const operations = Object.values(paths).flatMap((item) => Object.values(item))
+const operations = Object.values(paths).flatMap((item) => Object.values(operationsIn(item)))
 const described = operations.map((operation) => ({ ...operation, own: ownErrorsOf(operation).map(({ code }) => code) }))
 const named = <T>(of: Record<string, T>, { $ref }: { $ref?: string }) => of[$ref!.split('/').at(-1)!]!
 const follow = (schema: Schema): Schema => schema.$ref === undefined ? schema : named(components.schemas, schema)
@@ -319,13 +319,33 @@ t.test('parameters are named by what they are: first those of the path, then of 
   t.strictSame(Object.keys(components.parameters).filter((name) => /_\d+$/.test(name)), [], 'no name is a number')
 })
 
+t.test('several operations of a path list its parameters once, at the path; in OpenAPI 3.0 each operation has them', async (t) => {
+  const older = JSON.parse(readFileSync('dist/openapi-3.0.json', 'utf8')) as Published
+  const inPath = (parameters: { $ref: string }[] = []) =>
+    parameters.map((parameter) => named(components.parameters, parameter) as { in: string, name: string })
+      .filter((parameter) => parameter.in === 'path').map(({ name }) => name)
+  for (const [path, { parameters, ...item }] of Object.entries(paths as Record<string, any>)) {
+    const names = [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
+    const hasOne = Object.keys(item).length === 1
+    t.strictSame(inPath(parameters), hasOne ? [] : names, path)
+    for (const [method, operation] of Object.entries(item as Record<string, Operation>)) {
+      t.strictSame(inPath(operation.parameters), hasOne ? names : [], `${method} ${path}`)
+      // Clients of openapi-generator would take them before those of the path.
+      const required = (operation.parameters ?? []).filter((one) => named(components.parameters, one).required)
+      t.ok(hasOne || required.length === 0, `${method} ${path} requires no other parameter`)
+      const all = [...parameters ?? [], ...operation.parameters ?? []]
+      t.strictSame(older.paths[path]![method]!.parameters ?? [], all, `${method} ${path} in OpenAPI 3.0`)
+    }
+  }
+})
+
 t.test('its edition in OpenAPI 3.0 lints, too, has every operation, one schema of errors, and one media type of each body', async (t) => {
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8'))
   const file = 'dist/openapi-3.0.json'
   const older = JSON.parse(readFileSync(file, 'utf8'))
   // A license has no SPDX identifier there.
   t.strictSame(await lint(file), { errors: 0, others: ['info-license-strict'] })
-  const allOf = (of: Published['paths']) => Object.values(of).flatMap((item) => Object.values(item))
+  const allOf = (of: Published['paths']) => Object.values(of).flatMap((item) => Object.values(operationsIn(item)))
   const idsOf = (of: Published['paths']) => allOf(of).map(({ operationId }) => operationId)
   t.strictSame(idsOf(older.paths), idsOf(paths))
   t.strictSame(

@@ -6,6 +6,7 @@ import type { Database } from '../../db/database.ts'
 import { AUTHENTICATED } from '../../db/rows/authenticated.ts'
 import { UNAUTHENTICATED } from '../../db/tables.ts'
 import { renderYaml } from '../../http/contract/document.ts'
+import { publishedDocument } from '../../http/contract/openapi.ts'
 
 const WORDS_FILE = 'src/rules/formats/route-words.ts'
 
@@ -22,9 +23,10 @@ export async function renderDocuments (): Promise<Documents> {
   })
   await app.ready()
   const document = app.swagger() as unknown as Published
+  const published = publishedDocument(app)
   await app.close()
   return {
-    'openapi.yaml': renderYaml(document),
+    'openapi.yaml': renderYaml(published),
     'docs/scopes.md': renderScopes(document),
     [WORDS_FILE]: renderWords(Object.keys(document.paths))
   }

@@ -65,6 +65,31 @@ const mapValues = <T, U>(named: Named<T>, change: (value: T, name: string) => U)
 export const mapOperations = (paths: Paths, change: (operation: Operation) => Operation): Paths =>
   mapValues(paths, (item) => mapValues(item, (operation) => change(operation)))
 
+/**
+ * Moves the path parameters of paths with several operations to the path, where `openapi.yaml` and `openapi.json` list
+ * them once. Inside of the service the operations keep them, so that the value of a path is a map of operations.
+ */
+export function withPathParameters (document: Document): Json {
+  return {
+    ...document,
+    paths: mapValues(document.paths, (item, path) => {
+      const [first, ...others] = Object.values(item).map(({ parameters }) => (parameters ?? []).filter(isOfPath))
+      if (first === undefined || first.length === 0 || others.length === 0) return item
+      if (others.some((other) => JSON.stringify(other) !== JSON.stringify(first))) {
+        throw new Error(`the operations of ${path} have different path parameters`)
+      }
+      return { parameters: first, ...mapValues(item, withoutPathParameters) }
+    })
+  }
+}
+
+const isOfPath = ({ $ref }: Json) => String($ref).startsWith(`${PARAMETERS}path_`)
+
+function withoutPathParameters ({ parameters = [], ...operation }: Operation): Json {
+  const others = parameters.filter((parameter) => !isOfPath(parameter))
+  return { ...operation, ...(others.length > 0 && { parameters: others }) }
+}
+
 // Replaces an object, or each object in an array.
 function replaceObjects (value: unknown, change: (object: Json) => unknown): unknown {
   if (Array.isArray(value)) return value.map((one) => replaceObjects(one, change))
@@ -282,6 +307,8 @@ function share (paths: Paths): { paths: Paths, parameters: Named, responses: Nam
   }))
   return { paths: shared, parameters: parameters.all, responses: responses.all }
 }
+
+const PARAMETERS = '#/components/parameters/'
 
 // The component name of a parameter: its name, or `x-named` if different parameters have the same name. Parameters of
 // paths and queries get a prefix, because in Go clients they share a namespace with schemas such as `Charge`.
