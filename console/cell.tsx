@@ -2,16 +2,13 @@ import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
 import {
   changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, titleOfColumn, undoChange, type Cell,
-  type Column, type Level, type LevelDocument, type Row
+  type Column, type Level, type Row, type State
 } from './levels.ts'
-import { readOne, Secret, ValueField, type Project } from './secrets.tsx'
+import { readOne, Secret, ValueField, type At, type Project } from './secrets.tsx'
 import { Act, changed, Changes, Dialog, Field, say, To, useForgetting } from './ui.tsx'
 import type { Comparison, NameChange } from './values.ts'
 
 // Changing a name of a level.
-
-/** The state of the level from which a change starts. */
-type Base = Pick<LevelDocument, 'etag' | 'version'>
 
 /** Says what was changed, with an undo. `etag`: as in `undoChange`; undefined: nothing changed. */
 export function sayChanged (text: string, level: Level, etag: string | null | undefined, isClient: boolean) {
@@ -31,7 +28,7 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   const [conflict, setConflict] = useState<{ found: Comparison | null, label?: string, again: () => Promise<void> }>()
   const forget = () => setConflict(undefined)
   type Store = (etag: string | null) => Promise<string | undefined>
-  const apply = async (change: NameChange | undefined, base: Base, text: string, store?: Store) => {
+  const apply = async (change: NameChange | undefined, base: State, text: string, store?: Store) => {
     try {
       const etag = await (store?.(base.etag) ?? changeNames(level, change!, base.etag, isClient, format))
       forget()
@@ -62,13 +59,8 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
 }
 
 /** The form for the value of a name. `known`: the names that the level has or inherits. */
-export function SetName ({ level, project, base, name, done, known = [] }: {
-  level: Level,
-  project: Project,
-  base: Base,
-  name?: string | undefined,
-  done: () => void,
-  known: readonly { name: string }[] | undefined
+export function SetName ({ level, project, base, name, done, known = [] }: At & {
+  base: State, name?: string | undefined, done: () => void, known: readonly { name: string }[] | undefined
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -96,15 +88,12 @@ export function SetName ({ level, project, base, name, done, known = [] }: {
   )
 }
 
+/** The names and levels of a project. */
+export interface Grid { project: Project, columns: readonly Column[], rows: readonly Row[] }
+
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */
-export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: {
-  project: Project,
-  rows: readonly Row[],
-  columns: readonly Column[],
-  column: number,
-  name?: string | undefined,
-  cell?: Cell | undefined,
-  close: () => void
+export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: Grid & {
+  column: number, name?: string | undefined, cell?: Cell | undefined, close: () => void
 }) {
   const [column, setColumn] = useState(first)
   const at = columns[column]!

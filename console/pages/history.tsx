@@ -1,10 +1,10 @@
 import { useState } from 'preact/hooks'
-import { call, type Schemas } from '../api.ts'
+import { call, firstPages, type Schemas } from '../api.ts'
 import { sayChanged } from '../cell.tsx'
-import { callLevel, changesBetween, inHistory, kindOf, restoreBody, titleOf, type Level } from '../levels.ts'
+import { callLevel, changesBetween, inHistory, kindOf, levelOf, restoreBody, titleOf, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, reveal, Secret, type Project } from '../secrets.tsx'
-import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { KeyGate, projectOf, reveal, Secret, type At, type Project } from '../secrets.tsx'
+import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, instantOf, saying, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 import { present, type Comparison } from '../values.ts'
 
 type Version = Schemas['Version']
@@ -22,7 +22,7 @@ export function HistoryPage ({ organization, project: slug, target, environment 
       <Show of={project}>
         {(project) => (
           <>
-            {project.isClient && <KeyGate level={level} />}
+            <KeyGate level={level} project={project} />
             <Versions level={level} project={project} />
             {!project.isClient && project.format !== 'text'
               ? <><NameHistory level={level} /><Moment level={level} /></>
@@ -40,21 +40,10 @@ const ACTION_WORDS: Record<Version['attributes']['action'], string> = {
   create: 'Created', update: 'Changed', delete: 'Deleted', restore: 'Restored', rotate: 'Key rotated', re_encrypt: 'Encrypted again'
 }
 
-function Versions ({ level, project }: { level: Level, project: Project }) {
+function Versions ({ level, project }: At) {
   const [pages, setPages] = useState(1)
   const [chosen, setChosen] = useState<readonly string[]>([])
-  const versions = useLoad(async () => {
-    const found: Version[] = []
-    let total = 0
-    for (let page = 1; page <= pages; page++) {
-      const { data } = await call('listVersions', {
-        path: { organization: level.organization }, body: { ...inHistory(level), page, per_page: PER_PAGE }
-      })
-      found.push(...data.data)
-      total = data.meta.total
-    }
-    return { found, total }
-  }, [pages])
+  const versions = useLoad(async () => firstPages(async (page) => versionsOf(level, page), pages), [pages])
   const choose = (id: string, isChosen: boolean) =>
     setChosen(isChosen ? [...chosen, id].slice(-2) : chosen.filter((one) => one !== id))
   return (
@@ -81,8 +70,8 @@ function Versions ({ level, project }: { level: Level, project: Project }) {
   )
 }
 
-function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: {
-  version: Version, level: Level, project: Project, isChosen: boolean, choose: (isChosen: boolean) => void
+function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: At & {
+  version: Version, isChosen: boolean, choose: (isChosen: boolean) => void
 }) {
   const [plan, setPlan] = useState<RestorePlan>()
   const path = { organization: level.organization, version: id }
@@ -121,19 +110,19 @@ async function planRestore (level: Level, project: Project, version: string): Pr
   const body = await restoreBody(level, version, project.isClient)
   const { data } = await call('restoreVersion', { path: { organization: level.organization, version }, body, query: { dry_run: true } })
   const found = data.dry_run!.levels[0]!
-  const [newest] = project.isClient && found.etag !== null ? await versionsOf(level) : []
+  const [newest] = project.isClient && found.etag !== null ? (await versionsOf(level)).data : []
   const names = newest && await changesBetween(level, newest.id, version, true, project.format)
   return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
 }
 
-/** The newest versions of a level. */
-async function versionsOf (level: Level): Promise<Version[]> {
+/** A page of the versions of a level, the newest first. */
+async function versionsOf (level: Level, page = 1) {
   const path = { organization: level.organization }
-  return (await call('listVersions', { path, body: { ...inHistory(level), per_page: PER_PAGE } })).data.data
+  return (await call('listVersions', { path, body: { ...inHistory(level), page, per_page: PER_PAGE } })).data
 }
 
 /** The difference of two versions, with values on request. */
-function Compare ({ level, project, chosen }: { level: Level, project: Project, chosen: readonly string[] }) {
+function Compare ({ level, project, chosen }: At & { chosen: readonly string[] }) {
   const [result, setResult] = useState<{ from: string, to: string, names: Comparison | null }>()
   const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
   const compare = async () => {
@@ -180,14 +169,13 @@ const valuesOf = async (level: Level, { from, to }: { from: string, to: string }
 
 /** The changes of one name. */
 function NameHistory ({ level }: { level: Level }) {
-  const [name, setName] = useState<string>()
-  const [rows, setRows] = useState<{ list: Schemas['NameChange'][], next: string | null, meta: string }>()
+  const [rows, setRows] = useState<{ name: string, list: Schemas['NameChange'][], next: string | null, meta: string }>()
+  const name = rows?.name
   const show = async (name: string, after?: string) => {
     const { data } = await callLevel('readNameHistory', level, { query: { name, ...(after !== undefined && { after }) } })
     const { unreadable, missing, next } = data.meta
     const meta = [unreadable > 0 && `${unreadable} versions cannot be read`, missing > 0 && `${missing} writes have no version`].filter(Boolean).join('; ')
-    setName(name)
-    setRows({ list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
+    setRows({ name, list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
   }
   const value = (id: string) => async () => {
     const { data } = await callLevel('readNameHistory', level, { query: { name: name!, values: true, after: String(Number(id) + 1) } })
@@ -211,13 +199,6 @@ function NameHistory ({ level }: { level: Level }) {
       )}
     </Section>
   )
-}
-
-/** The time of a field without a time zone, in the zone of the browser. */
-const instantOf = (local: string): string => {
-  const date = new Date(local)
-  if (Number.isNaN(date.getTime())) throw new Error('Enter a date and a time.')
-  return date.toISOString()
 }
 
 /** The names of the level at a moment, compared with the present ones. */
@@ -276,14 +257,14 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
     return call('restoreProject', { path, body: { at: plan.at, confirmed: true }, dangerous: ['secret:restore'] })
   }
   const restore = async () => {
-    const { levels: [first], more } = plan!
+    const { levels, more } = plan!
+    const first = levels[0]!
     const { data: { message } } = await restoreTo(plan!)
     setPlan(undefined)
     // A restore to the millisecond before this one undoes it.
-    const { target, environment } = first!
-    const firstLevel = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
-    const action = first!.change === 'delete' ? 'delete' : 'restore'
-    const own = (await versionsOf(firstLevel)).find(({ attributes }) => attributes.action === action)
+    const action = first.change === 'delete' ? 'delete' : 'restore'
+    const { data } = await versionsOf(levelOf({ organization, slug: project }, first))
+    const own = data.find(({ attributes }) => attributes.action === action)
     const undo = own && await planTo(new Date(Date.parse(own.attributes.created_at) - 1).toISOString())
     // Without an undo if somebody else has changed other levels already, or if the plan does not have all levels.
     const isOwn = more === 0 && undo?.more === 0 && levelsOf(undo) === levelsOf(plan!)
@@ -311,12 +292,9 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
 }
 
 function Purge ({ level }: { level: Level }) {
-  const purge = async () => {
-    const { data } = await call('purgeVersions', {
-      path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
-    })
-    changed(data.message)
-  }
+  const purge = async () => saying(call('purgeVersions', {
+    path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
+  }))
   return (
     <Section title='Purge'>
       <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>
