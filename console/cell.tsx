@@ -6,7 +6,7 @@ import {
 } from './levels.ts'
 import { readOne, Secret, ValueField, type At, type Project } from './secrets.tsx'
 import { Act, changed, Changes, Dialog, Field, say, To, useForgetting } from './ui.tsx'
-import type { Comparison, NameChange } from './values.ts'
+import { shownName, type Comparison, type NameChange } from './values.ts'
 
 // Changing a name of a level.
 
@@ -75,7 +75,7 @@ export function SetName ({ level, project, base, name, done, known = [] }: At & 
   const save = async () => {
     if (newName === '') throw new Error('Enter a name.')
     if (value === undefined) throw new Error('Correct the escapes first.')
-    await apply({ set: { [newName]: value } }, base, `Saved ${newName} in ${titleOf(level)}.`)
+    await apply({ set: { [newName]: value } }, base, `Saved ${shownName(newName)} in ${titleOf(level)}.`)
   }
   return (
     <div class='set'>
@@ -100,7 +100,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
   const level = levelOf(project, at)
   const { apply, view } = useChange(level, project, close)
   const isHere = cell?.state === 'set' || cell?.state === 'overrides'
-  const title = name === undefined ? 'Add a name' : `${name} in ${titleOf(level)}`
+  const title = name === undefined ? 'Add a name' : `${shownName(name)} in ${titleOf(level)}`
   return (
     <Dialog title={title} close={close}>
       {name === undefined
@@ -115,7 +115,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
       <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
       {name !== undefined && isHere && (
-        <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${name} from ${titleOf(level)}.`)} />
+        <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${shownName(name)} from ${titleOf(level)}.`)} />
       )}
       {view}
       <p><To to={{ page: 'level', ...level }}>Open the level {titleOf(level)}</To></p>

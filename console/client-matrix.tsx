@@ -26,8 +26,6 @@ function ClientTable ({ project, columns }: { project: Project, columns: readonl
   )
 }
 
-type Documents = ReadonlyMap<Column, Values>
-
 /** Reads and decrypts the documents of all levels. A read of an environment has those of the levels above. */
 async function readLevels (project: Project, columns: readonly Column[], tell: (count: number) => void) {
   const documents = new Map<Column, Values>()
@@ -50,7 +48,7 @@ async function readLevels (project: Project, columns: readonly Column[], tell: (
 }
 
 /** The rows of the matrix, with the same words as those of the service. */
-function rowsOf (columns: readonly Column[], documents: Documents): Row[] {
+function rowsOf (columns: readonly Column[], documents: ReadonlyMap<Column, Values>): Row[] {
   const names = [...new Set([...documents.values()].flatMap((values) => [...values.keys()]))].sort()
   return names.map((name) => {
     const groups: string[] = []

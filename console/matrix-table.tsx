@@ -3,6 +3,7 @@ import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import { CellDialog, type Grid } from './cell.tsx'
 import { levelOf, titleOf, titleOfColumn, type Cell, type Column, type Row } from './levels.ts'
 import { Check, Empty, Help, To } from './ui.tsx'
+import { shownName } from './values.ts'
 
 // The table of names and levels.
 
@@ -100,11 +101,11 @@ export function MatrixTable ({ project, columns, rows, ask }: Grid & { ask?: ((f
                 {first > 0 && <tr aria-hidden='true'><td style={{ height: `${first * ROW_HEIGHT}px` }} /></tr>}
                 {found.slice(first, last).map((row, i) => (
                   <tr key={row.name} aria-rowindex={first + i + 2}>
-                    <th scope='row' title={row.name}>{row.name}</th>
+                    <th scope='row' title={shownName(row.name)}>{shownName(row.name)}</th>
                     {row.cells.map((cell, column) => (
                       <td key={column} class={`${cell.state} ${columns[column]!.level}`}>
                         <button type='button' data-action='matrix.cell' data-cell={`${first + i} ${column}`} onClick={() => setOpen({ row, column })}>
-                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOf(levelOf(project, columns[column]!))}</span>
+                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {shownName(row.name)} in {titleOf(levelOf(project, columns[column]!))}</span>
                         </button>
                       </td>
                     ))}

@@ -1,12 +1,12 @@
 import { effect, signal } from '@preact/signals'
 import type { ComponentChildren } from 'preact'
-import { useContext, useState } from 'preact/hooks'
+import { useContext, useEffect, useState } from 'preact/hooks'
 import { call } from './api.ts'
 import { deriveKey, forgetKey, heldKey, holdKey, isOpen, newKeyString, openBlob, sealBlob, type ClientKey } from './crypto.ts'
 import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
 import { place } from './router.ts'
 import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
-import { escapeValue, needsEscapes, present, readValues, unescapeValue, type Format, type Values } from './values.ts'
+import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
@@ -72,6 +72,8 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
 export function Secret ({ source, name, read }: { source: string, name: string, read: () => Promise<string> }) {
   const id = idOf(source, name)
   const value = shown.value.get(id)
+  // A closed dialog and a closed project hide their values at once.
+  useEffect(() => () => { if (shown.peek().has(id)) conceal([id]) }, [id])
   const isEscaped = value !== undefined && needsEscapes(value)
   return (
     <span class='secret'>
@@ -80,9 +82,9 @@ export function Secret ({ source, name, read }: { source: string, name: string, 
         : <code class='value'>{isEscaped ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>}
       {isEscaped && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
       {value === undefined
-        ? <Act name='reveal' description={name} run={async () => reveal(source, [[name, await read()]])} />
-        : <Act name='hide' description={name} run={() => conceal([id])} />}
-      <Act name='copy' description={name} run={async () => navigator.clipboard.writeText(await read())} />
+        ? <Act name='reveal' description={shownName(name)} run={async () => reveal(source, [[name, await read()]])} />
+        : <Act name='hide' description={shownName(name)} run={() => conceal([id])} />}
+      <Act name='copy' description={shownName(name)} run={async () => navigator.clipboard.writeText(await read())} />
     </span>
   )
 }

@@ -3,7 +3,7 @@ import { createContext, type ComponentChildren } from 'preact'
 import { useContext, useEffect, useId, useRef, useState } from 'preact/hooks'
 import { ACTIONS, HELP, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
-import type { Comparison } from './values.ts'
+import { shownName, type Comparison } from './values.ts'
 import { go, pathOf, type Place } from './router.ts'
 
 // The parts from which pages are made.
@@ -32,10 +32,8 @@ export async function saying (request: Promise<{ data: unknown }>, text?: string
 
 export const messageOf = (error: unknown): string => error instanceof Error ? error.message : String(error)
 
-export function Problem ({ error }: { error: unknown }) {
-  if (error === undefined || error === null) return null
-  return <p class='problem' role='alert'>{messageOf(error)}</p>
-}
+export const Problem = ({ error }: { error: unknown }) =>
+  error == null ? null : <p class='problem' role='alert'>{messageOf(error)}</p>
 
 export const Help = ({ of }: { of: keyof typeof HELP }) => <p class='help'>{HELP[of]}</p>
 
@@ -367,7 +365,7 @@ export function Changes ({ of }: { of: Comparison | null }) {
     <dl class='changes'>
       {lists.filter(([, names]) => names.length > 0).map(([verb, names]) => (
         <div key={verb}>
-          <dt>{verb} {names.length}</dt><dd>{names.map((name) => <code key={name}>{name}</code>)}</dd>
+          <dt>{verb} {names.length}</dt><dd>{names.map((name) => <code key={name}>{shownName(name)}</code>)}</dd>
         </div>
       ))}
     </dl>

@@ -16,6 +16,9 @@ export function escapeValue (value: string): string {
   return value.replace(TO_ESCAPE, (character) => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`)
 }
 
+/** A name as people see it: with escapes for invisible characters. */
+export const shownName = (name: string): string => name === '' ? '(empty name)' : needsEscapes(name) ? escapeValue(name) : name
+
 /** The value of an escaped form. Throws an error with a sentence for people. */
 export function unescapeValue (text: string): string {
   return text.replace(/\\(?:([\\nrt])|u\{([0-9a-fA-F]{1,6})\}|.?)/gsu, (written, short?: string, code?: string) => {

@@ -5,7 +5,7 @@ import { callLevel, changesBetween, inHistory, kindOf, levelOf, restoreBody, tit
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, reveal, Secret, type At, type Project } from '../secrets.tsx'
 import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, instantOf, saying, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
-import { present, type Comparison } from '../values.ts'
+import { present, shownName, type Comparison } from '../values.ts'
 
 type Version = Schemas['Version']
 interface RestorePlan { names: Comparison | null, etag: string | null, isNothing: boolean }
@@ -152,7 +152,7 @@ function Compare ({ level, project, chosen }: At & { chosen: readonly string[] }
               <Act name='history.reveal' run={showValues} />
               <Table
                 label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}
-                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, name, ...(['from', 'to'] as const).map((side) =>
+                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, shownName(name), ...(['from', 'to'] as const).map((side) =>
                   result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret source={source(result[side])} name={name} read={readSide(side, name)} />
                 )])}
               />
@@ -209,8 +209,7 @@ function Moment ({ level }: { level: Level }) {
     const { data: { data }, headers } = await callLevel('readNames', level, { query: { merge: true } })
     // The clock of the service, because it refuses a time in the future.
     const to = new Date(headers.get('date') ?? Date.now()).toISOString()
-    const reply = await callLevel('compareSecrets', level, { query: { from, to, merge: true } })
-    const difference = reply.data.data.attributes
+    const difference = (await callLevel('compareSecrets', level, { query: { from, to, merge: true } })).data.data.attributes
     const kept = data.map(({ attributes: { name } }) => name).filter((name) => !difference.added.includes(name))
     setFound({ at: from, names: [...kept, ...difference.removed].sort(), difference })
   }
@@ -227,7 +226,7 @@ function Moment ({ level }: { level: Level }) {
           <h3>Names at <Time at={found.at} /></h3>
           <Table
             label='Names at that time' head={['Name', 'Value then']} empty='There were no names then.'
-            rows={found.names.map((name) => [name, name, <Secret source={`at ${found.at}`} name={name} read={read(found.at, name)} />])}
+            rows={found.names.map((name) => [name, shownName(name), <Secret source={`at ${found.at}`} name={name} read={read(found.at, name)} />])}
           />
           <p>Since then:</p>
           <Changes of={found.difference} />

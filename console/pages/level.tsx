@@ -9,7 +9,7 @@ import {
 import type { Place } from '../router.ts'
 import { KeyGate, projectOf, readInherited, readOne, readPath, reveal, Secret, ValueField, type At, type Project } from '../secrets.tsx'
 import { Act, Check, Danger, Dialog, download, Field, Form, Help, Section, Show, Table, To, useForgetting, useLoad } from '../ui.tsx'
-import { changeOf } from '../values.ts'
+import { changeOf, shownName } from '../values.ts'
 
 interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
 const MAX_ROWS = 200
@@ -92,10 +92,10 @@ function Names ({ level, project }: At) {
                 label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}
                 empty={rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file below.' : 'No name contains this text.'}
                 rows={found.slice(0, MAX_ROWS).map(({ name, from, overrides }) => [
-                  name, name, from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
+                  name, shownName(name), from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
                   <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />, (
                     <>
-                      <Act name='name.edit' description={name} run={() => edit(name)} />
+                      <Act name='name.edit' description={shownName(name)} run={() => edit(name)} />
                       {from === kind && <RemoveName level={level} project={project} name={name} />}
                     </>
                   )
@@ -107,7 +107,7 @@ function Names ({ level, project }: At) {
         }}
       </Show>
       {edited !== undefined && (
-        <Dialog title={edited.name === undefined ? 'Add a name' : `${edited.name} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
+        <Dialog title={edited.name === undefined ? 'Add a name' : `${shownName(edited.name)} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
           <SetName level={level} project={project} {...edited} known={names.value} done={() => setEdited(undefined)} />
         </Dialog>
       )}
@@ -117,8 +117,8 @@ function Names ({ level, project }: At) {
 
 function RemoveName ({ level, project, name }: At & { name: string }) {
   const { apply, view } = useChange(level, project, () => {})
-  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${name} from ${titleOf(level)}.`)
-  return <><Act name='name.remove' description={name} run={remove} />{view}</>
+  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${shownName(name)} from ${titleOf(level)}.`)
+  return <><Act name='name.remove' description={shownName(name)} run={remove} />{view}</>
 }
 
 /** The whole document. It is shown only while somebody edits it. */

@@ -158,11 +158,10 @@ function TeamItem ({ organization, team: { id, attributes: { name, member_count,
   )
 }
 
-const CHANGE = ['team:update']
-
 /** The members and projects of a team. */
 function OpenTeam ({ organization, id, name }: { organization: string, id: string, name: string }) {
   const path = { organization, team: id }
+  const dangerous = ['team:update']
   const loaded = useLoad(async () => {
     const team = (await call('getTeam', { path })).data.data.attributes
     const all = await firstPages(async (page) =>
@@ -174,16 +173,16 @@ function OpenTeam ({ organization, id, name }: { organization: string, id: strin
     const restriction = { ...chosenPart(fields), ...(except_status !== '' && { except_status: 'production' as const }) }
     await saying(call('setTeamProject', {
       path: { ...path, project },
-      dangerous: CHANGE,
+      dangerous,
       body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
     }), `${name} has a role in ${project} now.`)
   }
   const addMember = async ({ member = '' }: Fields) =>
-    saying(call('addTeamMember', { path: { ...path, member }, body: {}, dangerous: CHANGE }), 'Added to the team.')
+    saying(call('addTeamMember', { path: { ...path, member }, body: {}, dangerous }), 'Added to the team.')
   const removeMember = (member: string, name: string) => async () =>
-    saying(call('removeTeamMember', { path: { ...path, member }, dangerous: CHANGE }), `${name} left the team.`)
+    saying(call('removeTeamMember', { path: { ...path, member }, dangerous }), `${name} left the team.`)
   const removeProject = (project: string, name: string) => async () =>
-    saying(call('removeTeamProject', { path: { ...path, project }, dangerous: CHANGE }), `The team has no role in ${name} any more.`)
+    saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
   const remove = async () => saying(call('deleteTeam', { path }), `Deleted the team ${name}.`)
   return (
     <Show of={loaded}>

@@ -52,7 +52,7 @@ export async function installConsole (app: FastifyInstance) {
   })
 }
 
-/** Whether a browser opens a malformed address below `/console/`, such as `/console/%`: no route can match this address. */
+/** Whether a browser opens a malformed address below `/console/`, such as `/console/%`, which no route matches. */
 export const isLostInConsole = (request: FastifyRequest): boolean =>
   (request.raw.url ?? '').startsWith('/console/') && acceptsHtml(request)
 
