@@ -73,7 +73,7 @@ export function SetName ({ level, project, base, name, done, known = [] }: At & 
   const fill = (text: string) => { setPresent(({ count }) => ({ count: count + 1, value: text })); setValue(text) }
   useForgetting(isUnchanged, () => fill(''))
   const save = async () => {
-    if (newName === '') throw new Error('Enter a name.')
+    if (newName === '' && name === undefined) throw new Error('Enter a name.')
     if (value === undefined) throw new Error('Correct the escapes first.')
     await apply({ set: { [newName]: value } }, base, `Saved ${shownName(newName)} in ${titleOf(level)}.`)
   }

@@ -7,17 +7,17 @@ import { jsonErrorOffset } from '../src/rules/documents/json.ts'
 const INVISIBLE = '\\u0000-\\u0009\\u000b-\\u001f\\u007f-\\u009f\\u2028\\u2029\\ufff9-\\uffff\\p{Cf}\\p{Cs}\\p{Co}\\p{Cn}'
 const HIDDEN = new RegExp(`^\\n|[${INVISIBLE}]`, 'u')
 const TO_ESCAPE = new RegExp(`[${INVISIBLE}\\\\]`, 'gu')
+const IN_NAMES = new RegExp(`^ | $|\\n|[${INVISIBLE}]`, 'gu')
 const SHORT: Record<string, string> = { '\\': '\\\\', '\r': '\\r', '\t': '\\t' }
+const escaped = (character: string): string => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`
 
 export const needsEscapes = (value: string): boolean => HIDDEN.test(value)
 
 /** The escaped form of a value. A line feed stays a line. */
-export function escapeValue (value: string): string {
-  return value.replace(TO_ESCAPE, (character) => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`)
-}
+export const escapeValue = (value: string): string => value.replace(TO_ESCAPE, escaped)
 
-/** A name as people see it: with escapes for invisible characters. */
-export const shownName = (name: string): string => name === '' ? '(empty name)' : needsEscapes(name) ? escapeValue(name) : name
+/** A name as people see it: with escapes for invisible characters, line feeds, and blanks at its ends. */
+export const shownName = (name: string): string => name === '' ? '(empty name)' : name.replace(IN_NAMES, escaped)
 
 /** The value of an escaped form. Throws an error with a sentence for people. */
 export function unescapeValue (text: string): string {

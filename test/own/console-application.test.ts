@@ -102,7 +102,8 @@ t.test('a value keeps every byte in its escaped form', async (t) => {
 t.test('names with invisible characters look different', async (t) => {
   const { shownName } = await load('values.ts')
   for (const [name, shown] of [
-    ['NAME', 'NAME'], ['NAME\u200b', 'NAME\\u{200b}'], ['A\u202eB', 'A\\u{202e}B'], ['', '(empty name)'], ['é \\', 'é \\']
+    ['NAME', 'NAME'], ['NAME\u200b', 'NAME\\u{200b}'], ['A\u202eB', 'A\\u{202e}B'], ['', '(empty name)'], ['é \\ b', 'é \\ b'],
+    [' a ', '\\u{20}a\\u{20}'], ['a\nb', 'a\\u{a}b'], ['\t', '\\t']
   ] as const) t.equal(shownName(name), shown)
 })
 
