@@ -1,7 +1,7 @@
 import abilities from '../dist/openapi-abilities.json'
 import type { Schemas } from './api.ts'
 
-type Ability = Schemas['Ability']
+export type Ability = Schemas['Ability']
 
 /** All scopes of openapi.yaml. */
 export const ALL_SCOPES = (abilities as Ability[]).filter((one) => one !== '*')

@@ -257,7 +257,9 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
       const value = await load()
       if (own === latest.current) setState({ value })
     } catch (error) {
-      if (own === latest.current) setState({ error })
+      // What is shown stays if the service cannot be reached or fails, but not after a refusal.
+      const isRefused = error instanceof ApiError && error.status < 500
+      if (own === latest.current) setState(({ value }) => isRefused ? { error } : { value, error })
     }
   }
   useEffect(() => {
@@ -277,8 +279,8 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
 export function Show<T> ({ of: { value, error, reload }, children }: {
   of: LoadState<T>, children: (value: T) => ComponentChildren
 }) {
-  if (error !== undefined) return <><Problem error={error} /><Act name='page.reload' run={reload} /></>
-  return value === undefined ? <Progress /> : <>{children(value)}</>
+  const failure = error === undefined ? null : <><Problem error={error} /><Act name='page.reload' run={reload} /></>
+  return <>{failure}{value !== undefined ? children(value) : failure === null && <Progress />}</>
 }
 
 interface PageOf<T> { data: T[], meta: { current_page: number, last_page: number } }

@@ -2,7 +2,6 @@ import { useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
 import { Act, download, Field, Form, Help, instantOf, Later, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
-type AuditEvent = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
 const PER_PAGE = 50
 const MAX_EXPORT_PAGES = 100
@@ -38,7 +37,7 @@ export function AuditPage ({ organization }: { organization: string }) {
 function Events ({ organization, filter }: { organization: string, filter: Filter }) {
   const path = { organization }
   const query = filter as { action?: Schemas['EventName'] }
-  const [more, setMore] = useState<AuditEvent[]>([])
+  const [more, setMore] = useState<Schemas['AuditEvent'][]>([])
   const [isEnd, setEnd] = useState(false)
   const [progress, setProgress] = useState('')
   const events = useLoad(async () => (await call('listAuditEvents', { path, query: { ...query, per_page: PER_PAGE } })).data.data, [])

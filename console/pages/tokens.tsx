@@ -2,10 +2,9 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
 import { chosenPart, PartPicker } from '../part-picker.tsx'
-import { ALL_SCOPES, scopesOf, wordsOfScopes } from '../scopes.ts'
+import { ALL_SCOPES, scopesOf, wordsOfScopes, type Ability } from '../scopes.ts'
 import { Act, changes, Check, Danger, Field, Form, Help, List, saying, Section, Time, useList, type Fields } from '../ui.tsx'
 
-type Ability = Schemas['Ability']
 type Token = Schemas['ApiToken']
 interface NewValue { name: string, value: string }
 
