@@ -44,7 +44,7 @@ function Teams ({ organization }: { organization: string }) {
   return (
     <>
       <List of={teams} empty='There is no team yet. Create one to give people a role in single projects.'>
-        {(found) => <ul class='list'>{found.map((team) => <TeamItem key={team.id} {...{ organization, team }} />)}</ul>}
+        {(found) => <ul class='list'>{found.map((team) => <TeamItem key={team.id} {...{ organization, team }} reloadTeams={teams.reload} />)}</ul>}
       </List>
       <Form name='team.create' run={create}><Field label='Name of the team' name='name' required /></Form>
     </>
@@ -147,19 +147,19 @@ function Invitations ({ organization }: { organization: string }) {
   )
 }
 
-function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } } }: {
-  organization: string, team: Schemas['Team']
+function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, reloadTeams }: {
+  organization: string, team: Schemas['Team'], reloadTeams: () => Promise<void>
 }) {
   return (
     <li>
       <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
-      <Later name='team.show' description={name}><OpenTeam {...{ organization, id, name }} /></Later>
+      <Later name='team.show' description={name}><OpenTeam {...{ organization, id, name, reloadTeams }} /></Later>
     </li>
   )
 }
 
 /** The members and projects of a team. */
-function OpenTeam ({ organization, id, name }: { organization: string, id: string, name: string }) {
+function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization' | 'id' | 'name', string> & { reloadTeams: () => Promise<void> }) {
   const path = { organization, team: id }
   const dangerous = ['team:update']
   const loaded = useLoad(async () => {
@@ -183,7 +183,7 @@ function OpenTeam ({ organization, id, name }: { organization: string, id: strin
     saying(call('removeTeamMember', { path: { ...path, member }, dangerous }), `${name} left the team.`)
   const removeProject = (project: string, name: string) => async () =>
     saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
-  const remove = async () => saying(call('deleteTeam', { path }), `Deleted the team ${name}.`)
+  const remove = async () => { await call('deleteTeam', { path }); await reloadTeams(); changed(`Deleted the team ${name}.`) }
   return (
     <Show of={loaded}>
       {(team) => (
