@@ -5,6 +5,7 @@
 export const ACTIONS = {
   'sign-out': 'Sign out',
   undo: 'Undo',
+  'page.reload': 'Try again',
   reveal: 'Reveal',
   hide: 'Hide',
   copy: 'Copy',

@@ -1,5 +1,5 @@
 import { effect, signal } from '@preact/signals'
-import { accessToken, BASE, patientFetch, shortToken } from './auth.ts'
+import { accessToken, BASE, patientFetch, shortToken, unreachable } from './auth.ts'
 import { place } from './router.ts'
 import { textOf, type Operation } from './operations.ts'
 import type { components, operations } from '../dist/openapi-types.d.ts'
@@ -56,7 +56,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Counts the requests that were refused for lack of permission: the role of the person may have changed. */
+/** Counts the requests that were refused: the role of the person may have changed. */
 export const refusals = signal(0)
 
 /** A request of the current page, without the token and without values. */
@@ -72,24 +72,24 @@ const withoutSecrets = (body: object): string => JSON.stringify(body, (name, val
 
 /** Calls an operation. Waits after a 429, and throws `ApiError` for other errors. */
 export async function call<O extends Operation> (operation: O, request: Request<O> = {}): Promise<Reply<O>> {
-  const { path = {}, query = {}, body, etag, dangerous, accept = 'application/json' } = request
+  const { path = {}, query = {}, body: content, etag, dangerous, accept = 'application/json' } = request
   const [method = '', template = ''] = textOf(operation).split(' ')
   const url = BASE.href.slice(0, -1) + template.replace(/\{(\w+)\}/g, (_, name: string) =>
     encodeURIComponent((path as Record<string, string>)[name] ?? '')) + queryOf(query)
   const headers: Record<string, string> = { accept }
-  if (body !== undefined) headers['content-type'] = 'application/json'
+  if (content !== undefined) headers['content-type'] = 'application/json'
   if (etag !== undefined) headers[etag === null ? 'if-none-match' : 'if-match'] = etag ?? '*'
   sent.value = [...sent.peek(), {
     method,
     url,
     headers: Object.entries(headers).map(([name, value]) => `${name}: ${value}`),
-    body: body === undefined ? undefined : withoutSecrets(body)
+    body: content === undefined ? undefined : withoutSecrets(content)
   }].slice(-MAX_SENT)
 
   const send = async (token: string) => patientFetch(url, {
     method,
     headers: { ...headers, authorization: `Bearer ${token}` },
-    ...(body !== undefined && { body: JSON.stringify(body) }),
+    ...(content !== undefined && { body: JSON.stringify(content) }),
     redirect: 'error',
     credentials: 'omit',
     cache: 'no-store'
@@ -97,13 +97,32 @@ export async function call<O extends Operation> (operation: O, request: Request<
   const token = async (isRejected = false) =>
     dangerous === undefined ? accessToken(isRejected) : shortToken(dangerous, isRejected)
   let response = await send(await token())
-  if (response.status === 403 && operation !== 'getUser') refusals.value++
+  if ([403, 404].includes(response.status) && operation !== 'getUser') refusals.value++
   if (response.status === 401) response = await send(await token(true))
-  const text = await response.text()
+  const text = await response.text().catch(unreachable)
   const isJson = /json/.test(response.headers.get('content-type') ?? '')
-  if (!response.ok) throw new ApiError(response.status, isJson ? JSON.parse(text) as object : {})
-  const data = isJson && accept === 'application/json' && text !== '' ? JSON.parse(text) as Answer<O> : undefined
-  return { data: data as Answer<O>, etag: response.headers.get('etag') ?? undefined, headers: response.headers, text }
+  const body = isJson ? objectOf(text) : {}
+  if (!response.ok) throw new ApiError(response.status, body)
+  return { data: body as unknown as Answer<O>, etag: response.headers.get('etag') ?? undefined, headers: response.headers, text }
+}
+
+/** The object of a JSON text; empty for another text, such as a text of a proxy. */
+function objectOf (text: string): object {
+  try { return Object(JSON.parse(text)) as object } catch { return {} }
+}
+
+const MAX_PAGES = 20
+
+/** The items of the first pages of a list, and the number of all items. */
+export async function firstPages<T> (
+  load: (page: number) => Promise<{ data: T[], meta: { last_page: number, total: number } }>, pages = MAX_PAGES
+): Promise<{ found: T[], total: number }> {
+  const found: T[] = []
+  for (let page = 1; ; page++) {
+    const { data, meta: { last_page, total } } = await load(page)
+    found.push(...data)
+    if (page >= Math.min(last_page, pages)) return { found, total }
+  }
 }
 
 function queryOf (query: object): string {

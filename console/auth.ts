@@ -22,13 +22,17 @@ let short: Token | undefined
 export const waiting = signal(0)
 const MAX_ATTEMPTS = 5
 const MAX_WAIT_SECONDS = 90
+const MAX_REQUEST_MS = 5 * 60 * 1000
+
+/** For a request without an answer. */
+export function unreachable (): never {
+  throw new Error('The service cannot be reached. Check the connection and try again.')
+}
 
 /** Fetches. After a 429, waits as long as the service asks for, and says so. */
 export async function patientFetch (url: string | URL, init: RequestInit): Promise<Response> {
   for (let attempt = 1; ; attempt++) {
-    const response = await fetch(url, init).catch(() => {
-      throw new Error('The service cannot be reached. Check the connection and try again.')
-    })
+    const response = await fetch(url, { ...init, signal: AbortSignal.timeout(MAX_REQUEST_MS) }).catch(unreachable)
     const seconds = Number(response.headers.get('retry-after') ?? 1)
     if (response.status !== 429 || attempt === MAX_ATTEMPTS || seconds > MAX_WAIT_SECONDS) return response
     for (let left = Math.max(1, Math.ceil(seconds)); left > 0; left--) {
@@ -95,6 +99,7 @@ let signOuts: BroadcastChannel | undefined
 
 /** Signs in through the session. Without one, the browser leaves the page. `signed in`: in a window beside the page. */
 export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
+  if (!isSecureContext) throw new Error('The console needs https, or http on localhost: browsers encrypt on such pages only.')
   const { searchParams } = new URL(location.href)
   const state = searchParams.get('state') ?? ''
   if (searchParams.has('code') || searchParams.has('error')) {
@@ -110,6 +115,8 @@ export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
   // After a sign-out in another tab, this tab loses its values, keys and tokens, and goes to the sign-in.
   signOuts = new BroadcastChannel('strongroom-console-sign-out')
   signOuts.onmessage = () => location.reload()
+  // The same for a page that the browser kept when the person left it.
+  window.addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload() })
   daily = await silentToken(DAILY_SCOPES)
   if (daily !== undefined) return 'ready'
   location.replace(await authorizationUrl(random(), location.pathname, DAILY_SCOPES, {}))

@@ -2,16 +2,13 @@ import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
 import {
   changeNames, changesBetween, kindOf, levelOf, levelPath, stateOf, titleOf, titleOfColumn, undoChange, type Cell,
-  type Column, type Level, type LevelDocument, type Row
+  type Column, type Level, type Row, type State
 } from './levels.ts'
-import { readOne, Secret, ValueField, type Project } from './secrets.tsx'
+import { readOne, Secret, ValueField, type At, type Project } from './secrets.tsx'
 import { Act, changed, Changes, Dialog, Field, say, To, useForgetting } from './ui.tsx'
-import type { Comparison, NameChange } from './values.ts'
+import { shownName, type Comparison, type NameChange } from './values.ts'
 
 // Changing a name of a level.
-
-/** The state of the level from which a change starts. */
-type Base = Pick<LevelDocument, 'etag' | 'version'>
 
 /** Says what was changed, with an undo. `etag`: as in `undoChange`; undefined: nothing changed. */
 export function sayChanged (text: string, level: Level, etag: string | null | undefined, isClient: boolean) {
@@ -31,7 +28,7 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
   const [conflict, setConflict] = useState<{ found: Comparison | null, label?: string, again: () => Promise<void> }>()
   const forget = () => setConflict(undefined)
   type Store = (etag: string | null) => Promise<string | undefined>
-  const apply = async (change: NameChange | undefined, base: Base, text: string, store?: Store) => {
+  const apply = async (change: NameChange | undefined, base: State, text: string, store?: Store) => {
     try {
       const etag = await (store?.(base.etag) ?? changeNames(level, change!, base.etag, isClient, format))
       forget()
@@ -62,13 +59,8 @@ export function useChange (level: Level, { isClient, format }: Project, done: ()
 }
 
 /** The form for the value of a name. `known`: the names that the level has or inherits. */
-export function SetName ({ level, project, base, name, done, known = [] }: {
-  level: Level,
-  project: Project,
-  base: Base,
-  name?: string | undefined,
-  done: () => void,
-  known: readonly { name: string }[] | undefined
+export function SetName ({ level, project, base, name, done, known = [] }: At & {
+  base: State, name?: string | undefined, done: () => void, known: readonly { name: string }[] | undefined
 }) {
   const [newName, setNewName] = useState(name ?? '')
   const [value, setValue] = useState<string | undefined>('')
@@ -81,9 +73,9 @@ export function SetName ({ level, project, base, name, done, known = [] }: {
   const fill = (text: string) => { setPresent(({ count }) => ({ count: count + 1, value: text })); setValue(text) }
   useForgetting(isUnchanged, () => fill(''))
   const save = async () => {
-    if (newName === '') throw new Error('Enter a name.')
+    if (newName === '' && name === undefined) throw new Error('Enter a name.')
     if (value === undefined) throw new Error('Correct the escapes first.')
-    await apply({ set: { [newName]: value } }, base, `Saved ${newName} in ${titleOf(level)}.`)
+    await apply({ set: { [newName]: value } }, base, `Saved ${shownName(newName)} in ${titleOf(level)}.`)
   }
   return (
     <div class='set'>
@@ -96,22 +88,19 @@ export function SetName ({ level, project, base, name, done, known = [] }: {
   )
 }
 
+/** The names and levels of a project. */
+export interface Grid { project: Project, columns: readonly Column[], rows: readonly Row[] }
+
 /** A cell of the matrix: what it means, its value, and its changes. Without a name: a new name at a level. */
-export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: {
-  project: Project,
-  rows: readonly Row[],
-  columns: readonly Column[],
-  column: number,
-  name?: string | undefined,
-  cell?: Cell | undefined,
-  close: () => void
+export function CellDialog ({ project, columns, column: first, rows, name, cell, close }: Grid & {
+  column: number, name?: string | undefined, cell?: Cell | undefined, close: () => void
 }) {
   const [column, setColumn] = useState(first)
   const at = columns[column]!
   const level = levelOf(project, at)
   const { apply, view } = useChange(level, project, close)
   const isHere = cell?.state === 'set' || cell?.state === 'overrides'
-  const title = name === undefined ? 'Add a name' : `${name} in ${titleOf(level)}`
+  const title = name === undefined ? 'Add a name' : `${shownName(name)} in ${titleOf(level)}`
   return (
     <Dialog title={title} close={close}>
       {name === undefined
@@ -126,7 +115,7 @@ export function CellDialog ({ project, columns, column: first, rows, name, cell,
       <h3>{isHere ? 'Change the value' : `Set a value in ${titleOf(level)}`}</h3>
       <SetName key={column} level={level} project={project} base={at} name={name} done={close} known={rows.filter(({ cells }) => cells[column]?.state !== 'missing')} />
       {name !== undefined && isHere && (
-        <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${name} from ${titleOf(level)}.`)} />
+        <Act name='name.remove' kind='danger' run={() => apply({ unset: [name] }, at, `Removed ${shownName(name)} from ${titleOf(level)}.`)} />
       )}
       {view}
       <p><To to={{ page: 'level', ...level }}>Open the level {titleOf(level)}</To></p>

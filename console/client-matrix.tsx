@@ -1,17 +1,14 @@
 import { useState } from 'preact/hooks'
-import { heldKey, openBlob } from './crypto.ts'
-import { callLevel, levelOf, projectPath, titleOfColumn, type Cell, type Column, type Kind, type Row } from './levels.ts'
+import { KINDS, levelOf, type Cell, type Column, type Kind, type Row } from './levels.ts'
 import { MatrixTable } from './matrix-table.tsx'
-import type { Project } from './secrets.tsx'
-import { Act, Show, useLoad } from './ui.tsx'
-import { readValues, type Values } from './values.ts'
+import { readPath, type Project } from './secrets.tsx'
+import { Later, Show, useLoad } from './ui.tsx'
+import type { Values } from './values.ts'
 
 /** The matrix of a client-managed project: the browser reads and decrypts all levels. */
 export function ClientMatrix ({ project, columns }: { project: Project, columns: readonly Column[] }) {
-  const [isAsked, setAsked] = useState(false)
   if (project.format === 'yaml' || project.format === 'text') return <p>Only a level as a whole can be shown: open one below.</p>
-  if (!isAsked) return <Act name='matrix.open' kind='main' run={() => setAsked(true)} />
-  return <ClientTable project={project} columns={columns} />
+  return <Later name='matrix.open' kind='main'><ClientTable project={project} columns={columns} /></Later>
 }
 
 function ClientTable ({ project, columns }: { project: Project, columns: readonly Column[] }) {
@@ -29,11 +26,8 @@ function ClientTable ({ project, columns }: { project: Project, columns: readonl
   )
 }
 
-type Documents = ReadonlyMap<Column, Values>
-
 /** Reads and decrypts the documents of all levels. A read of an environment has those of the levels above. */
 async function readLevels (project: Project, columns: readonly Column[], tell: (count: number) => void) {
-  const key = heldKey(projectPath({ organization: project.organization, project: project.slug }))
   const documents = new Map<Column, Values>()
   const current: Column[] = [...columns]
   const of = (kind: Kind, { target, environment }: Column) => columns.find((one) => one.level === kind &&
@@ -41,22 +35,20 @@ async function readLevels (project: Project, columns: readonly Column[], tell: (
   for (const [index, column] of [...columns].reverse().entries()) {
     tell(index)
     if (documents.has(column)) continue
-    const { data: { data } } = await callLevel('readSecrets', levelOf(project, column))
-    for (const kind of ['project', 'target', 'environment'] as const) {
+    const path = await readPath(levelOf(project, column), project.format)
+    for (const kind of KINDS) {
       const holder = of(kind, column)
       if (holder === undefined || documents.has(holder) || (kind === 'environment' && column.level !== 'environment')) continue
-      const found = data.attributes.levels?.[kind]
-      const values = found === undefined ? new Map() : readValues(project.format, await openBlob(key, found.content))
-      if (values === undefined) throw new Error(`The document of ${titleOfColumn(holder)} has no names that the browser can read. Open the level.`)
+      const { values, etag, version } = path.get(kind) ?? { values: new Map(), etag: null, version: null }
       documents.set(holder, values)
-      current[columns.indexOf(holder)] = { ...holder, etag: found?.etag ?? null, version: found?.version ?? null }
+      current[columns.indexOf(holder)] = { ...holder, etag, version }
     }
   }
   return { documents, current }
 }
 
 /** The rows of the matrix, with the same words as those of the service. */
-function rowsOf (columns: readonly Column[], documents: Documents): Row[] {
+function rowsOf (columns: readonly Column[], documents: ReadonlyMap<Column, Values>): Row[] {
   const names = [...new Set([...documents.values()].flatMap((values) => [...values.keys()]))].sort()
   return names.map((name) => {
     const groups: string[] = []

@@ -9,7 +9,7 @@ export interface Derivation { salt: string, iterations: number }
 /** A key of a client-managed project. The key string itself is not kept. */
 export interface ClientKey extends Derivation { key: CryptoKey, proof: string }
 
-export const ITERATIONS = 600_000
+const ITERATIONS = 600_000
 
 /** The fields with which a project registers a key. */
 export const checkOf = ({ proof, salt, iterations }: ClientKey) =>
@@ -25,8 +25,6 @@ export function base64Of (bytes: Uint8Array): string {
   return btoa(text)
 }
 
-export const newSalt = (): string => base64Of(crypto.getRandomValues(new Uint8Array(16)))
-
 /** A key string with 256 random bits, which is not 32 bytes long. */
 export const newKeyString = (): string =>
   [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, '0')).join('')
@@ -40,7 +38,6 @@ async function pbkdf2 (password: Bytes, { salt, iterations }: Derivation): Promi
 
 /** Derives the data key and the key proof. Throws an error with a sentence for people. */
 export async function deriveKey (keyString: string, derivation: Derivation): Promise<ClientKey> {
-  if (!('subtle' in crypto)) throw new Error('This browser decrypts only on a page with https.')
   if (derivation.iterations < ITERATIONS) {
     throw new Error(`The service names only ${derivation.iterations} iterations. A guess would be cheap, so this page stops here.`)
   }
@@ -56,6 +53,10 @@ export async function deriveKey (keyString: string, derivation: Derivation): Pro
     proof: base64Of(proof)
   }
 }
+
+/** Derives a new key of a key string. */
+export const newKey = async (keyString: string): Promise<ClientKey> =>
+  deriveKey(keyString, { salt: base64Of(crypto.getRandomValues(new Uint8Array(16))), iterations: ITERATIONS })
 
 /** Decrypts a blob to text with all its bytes. Throws an error with a sentence for people. */
 export async function openBlob ({ key }: ClientKey, blob: string): Promise<string> {
@@ -90,9 +91,7 @@ export function forgetKey (project: string) {
   const found = held.value.get(project)
   if (found === undefined) return
   clearTimeout(found.timer)
-  const rest = new Map(held.value)
-  rest.delete(project)
-  held.value = rest
+  held.value = new Map([...held.value].filter(([id]) => id !== project))
 }
 
 /** Forgets all keys, when the person signs out. */

@@ -1,9 +1,9 @@
 import { useState } from 'preact/hooks'
 import { ApiError } from './api.ts'
-import { callLevel, readDocument, storeDocument, titleOf, type Level } from './levels.ts'
-import { ValueField, type Project } from './secrets.tsx'
+import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
+import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, problemIn, readValues, type Comparison, type Format } from './values.ts'
+import { compareValues, readValues, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -53,9 +53,7 @@ export function FileField ({ label, value, change }: {
 interface ImportPlan { names: Comparison | null, etag: string | null, store: () => Promise<string | undefined> }
 
 /** Imports a text into a level. `done` gets the ETag after the import. */
-export function Import ({ level, project, done }: {
-  level: Level, project: Project, done: (text: string, etag: string | undefined) => void
-}) {
+export function Import ({ level, project, done }: At & { done: (text: string, etag: string | undefined) => void }) {
   const [text, setText] = useState<string | undefined>('')
   const [count, setCount] = useState(0)
   const [format, setFormat] = useState<Format>(project.format)
@@ -111,7 +109,8 @@ async function planImport (
   const { isClient } = project
   if (format === project.format && !keepsOthers) {
     if (isClient) {
-      const { text: old = '', etag } = await readDocument(level, true)
+      requireParsed(format, text)
+      const { text: old, etag } = await readDocument(level, true)
       const [before, after] = [readValues(format, old), readValues(format, text)]
       return {
         names: before && after ? compareValues(before, after) : null,
@@ -124,9 +123,10 @@ async function planImport (
     return { ...found, store: async () => (await storeDocument(level, text, found.etag, false)).etag }
   }
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
+  requireParsed(format, text)
   const values = readValues(format, text)
   const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
-  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${problemIn(format, text) || advice}`)
+  if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
   const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)) }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data

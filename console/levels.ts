@@ -1,13 +1,14 @@
 import { ApiError, call, type Reply, type Request, type Schemas } from './api.ts'
 import { heldKey, isOpen, openBlob, sealBlob } from './crypto.ts'
-import { changeValues, compareValues, readValues, type Comparison, type Format, type NameChange } from './values.ts'
+import { changeValues, compareValues, problemIn, readValues, type Comparison, type Format, type NameChange } from './values.ts'
 
 // A level is a project, a target or an environment. Each kind has operations of its own.
 
 /** The names of a level in paths. */
 type Part = string | undefined
 export interface Level { organization: string, project: string, target?: Part, environment?: Part }
-export type Kind = 'project' | 'target' | 'environment'
+export const KINDS = ['project', 'target', 'environment'] as const
+export type Kind = typeof KINDS[number]
 
 export const kindOf = ({ target, environment }: Level): Kind =>
   environment !== undefined ? 'environment' : target !== undefined ? 'target' : 'project'
@@ -38,24 +39,24 @@ export async function callLevel<V extends Verb> (
   return call(operation, { ...request, path: level } as Request<Of<V>>)
 }
 
-/** The document of a level: its text (undefined without a key or a document) and its ETag (null without a document). */
-export interface LevelDocument { text: Part, etag: string | null, id: Part, version: string | null }
+/** The ETag and the version of a level: null without a document. */
+export interface State { etag: string | null, version: string | null }
+/** The document of a level. */
+export interface LevelDocument extends State { text: string }
+
+/** The document of a level, as the service stores it or decrypted by the service. */
+export const storedAt = async (level: Level, query = {}) =>
+  (await callLevel('readSecrets', level, { query })).data.data.attributes.levels?.[kindOf(level)]
 
 /** Reads and decrypts the document of a level. For a client-managed project, the browser decrypts. */
 export async function readDocument (level: Level, isClient: boolean): Promise<LevelDocument> {
-  const { data: { data } } = await callLevel('readSecrets', level, isClient ? {} : { query: { decrypt: true } })
-  const found = data.attributes.levels?.[kindOf(level)]
-  if (found === undefined) return { text: '', etag: null, id: undefined, version: null }
-  const text = isClient ? await openBlob(heldKey(projectPath(level)), found.content) : found.content
-  return { text, etag: found.etag, id: found.id, version: found.version }
+  const found = await storedAt(level, isClient ? {} : { decrypt: true })
+  if (found === undefined) return { text: '', etag: null, version: null }
+  return { ...found, text: isClient ? await openBlob(heldKey(projectPath(level)), found.content) : found.content }
 }
 
 /** The ETag and the version of a level, without decrypting it. */
-export async function stateOf (level: Level): Promise<Omit<LevelDocument, 'text'>> {
-  const { data: { data } } = await callLevel('readSecrets', level)
-  const found = data.attributes.levels?.[kindOf(level)]
-  return { etag: found?.etag ?? null, id: found?.id, version: found?.version ?? null }
-}
+export const stateOf = async (level: Level): Promise<State> => await storedAt(level) ?? { etag: null, version: null }
 
 /** Stores a whole document. For a client-managed project, the browser encrypts. */
 export async function storeDocument (
@@ -75,15 +76,24 @@ export async function storeDocument (
   })
 }
 
+/** Refuses a text that does not parse in its format, in the words of the service. */
+export function requireParsed (format: Format, text: string) {
+  const details = problemIn(format, text)
+  if (details) throw new ApiError(422, { message: 'The document does not parse in this format.', details })
+}
+
 /** What the service needs to restore a version of a client-managed project. */
 export async function restoreBody (level: Level, version: string, isClient: boolean): Promise<Schemas['RestoreBody']> {
   if (!isClient || !isOpen(projectPath(level))) return {}
   const key = heldKey(projectPath(level))
-  const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
+  const stored = await storedVersion(level, version)
   const key_proof = key.proof
-  if (data.key.is_active) return { key_proof }
-  return { key_proof, content: await sealBlob(key, await openBlob(key, data.content)) }
+  if (stored.key.is_active) return { key_proof }
+  return { key_proof, content: await sealBlob(key, await openBlob(key, stored.content)) }
 }
+
+const storedVersion = async ({ organization }: Level, version: string) =>
+  (await call('getVersion', { path: { organization, version } })).data.data
 
 /**
  * Undoes the last change of a level: restores the document before the change, or deletes the document if the change
@@ -119,7 +129,7 @@ export async function changeNames (
   if (etag !== undefined && document.etag !== etag) {
     throw new ApiError(412, { error: 'precondition_failed', message: 'The level has changed since this page was loaded.' })
   }
-  const text = changeValues(format, document.text ?? '', change)
+  const text = changeValues(format, document.text, change)
   return text === document.text ? undefined : (await storeDocument(level, text, document.etag, true)).etag
 }
 
@@ -128,10 +138,8 @@ export async function changesBetween (
   level: Level, from: string, to: string, isClient: boolean, format: Format
 ): Promise<Comparison | null> {
   if (!isClient) return (await callLevel('compareSecrets', level, { query: { from, to } })).data.data.attributes
-  const read = async (version: string) => {
-    const { data: { data } } = await call('getVersion', { path: { organization: level.organization, version } })
-    return readValues(format, await openBlob(heldKey(projectPath(level)), data.content))
-  }
+  const read = async (version: string) =>
+    readValues(format, await openBlob(heldKey(projectPath(level)), (await storedVersion(level, version)).content))
   const [before, after] = [await read(from), await read(to)]
   return before && after ? compareValues(before, after) : null
 }
@@ -152,7 +160,7 @@ export type Matrix = Schemas['MatrixAttributes']
 export type Column = Matrix['levels'][number]
 export type Row = NonNullable<Matrix['names']>[number]
 export type Cell = Row['cells'][number]
-export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', string>, { target, environment }: Column): Level =>
+export const levelOf = ({ organization, slug }: Record<'organization' | 'slug', string>, { target, environment }: Pick<Column, 'target' | 'environment'>): Level =>
   ({ organization, project: slug, target: target ?? undefined, environment: environment ?? undefined })
 
 /** The words of a level of the matrix. */

@@ -52,6 +52,8 @@ function Frame () {
   useEffect(() => {
     document.title = [PAGES[at.page], at.environment, at.target, at.project, at.organization, 'Strongroom']
       .filter((part) => part !== undefined && part !== '').join(' · ')
+    // On a phone, the rows of the header scroll.
+    for (const link of document.querySelectorAll('.top [aria-current]')) link.scrollIntoView({ block: 'nearest', inline: 'center' })
     // A screen reader reads the new page; the first page was announced by the browser.
     if (!isFirst.current) main.current?.focus()
     isFirst.current = false

@@ -1,9 +1,9 @@
 import { signal } from '@preact/signals'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
-import { CellDialog } from './cell.tsx'
+import { CellDialog, type Grid } from './cell.tsx'
 import { levelOf, titleOf, titleOfColumn, type Cell, type Column, type Row } from './levels.ts'
-import type { Project } from './secrets.tsx'
 import { Check, Empty, Help, To } from './ui.tsx'
+import { shownName } from './values.ts'
 
 // The table of names and levels.
 
@@ -28,9 +28,7 @@ window.addEventListener('afterprint', () => { isPrinted.value = false })
  * The table. Only the rows in sight are in the page, so that thousands of names scroll smoothly. `ask` loads the names
  * of a filter, if the rows are only a part of the names.
  */
-export function MatrixTable ({ project, columns, rows, ask }: {
-  project: Project, columns: readonly Column[], rows: readonly Row[], ask?: ((filter: Filter) => void) | undefined
-}) {
+export function MatrixTable ({ project, columns, rows, ask }: Grid & { ask?: ((filter: Filter) => void) | undefined }) {
   const [filter, setFilter] = useState<Filter>('all')
   const [top, setTop] = useState(0)
   const [open, setOpen] = useState<{ row: Row, column: number } | { row: null, column: number }>()
@@ -103,11 +101,11 @@ export function MatrixTable ({ project, columns, rows, ask }: {
                 {first > 0 && <tr aria-hidden='true'><td style={{ height: `${first * ROW_HEIGHT}px` }} /></tr>}
                 {found.slice(first, last).map((row, i) => (
                   <tr key={row.name} aria-rowindex={first + i + 2}>
-                    <th scope='row' title={row.name}>{row.name}</th>
+                    <th scope='row' title={shownName(row.name)}>{shownName(row.name)}</th>
                     {row.cells.map((cell, column) => (
                       <td key={column} class={`${cell.state} ${columns[column]!.level}`}>
                         <button type='button' data-action='matrix.cell' data-cell={`${first + i} ${column}`} onClick={() => setOpen({ row, column })}>
-                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {row.name} in {titleOfColumn(columns[column]!)}</span>
+                          {cell.state === 'missing' && columns[column]!.level !== 'environment' ? '—' : wordsOf(cell, isDifferent(row))}<span class='hidden'> {shownName(row.name)} in {titleOf(levelOf(project, columns[column]!))}</span>
                         </button>
                       </td>
                     ))}

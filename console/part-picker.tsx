@@ -1,20 +1,14 @@
 import { useState } from 'preact/hooks'
-import { call } from './api.ts'
+import { call, firstPages } from './api.ts'
 import { columnsOf, kindOf, levelOf, titleOf, type Level } from './levels.ts'
 import { Act, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
 
 // The choice of a part of the hierarchy, for restrictions of tokens and of teams.
 
-const MAX_PAGES = 20
-
 async function projectsOf (organization: string): Promise<Option[]> {
-  const found: Option[] = []
-  for (let page = 1, last = 1; page <= Math.min(last, MAX_PAGES); page++) {
-    const { data } = await call('listProjects', { path: { organization }, query: { page, per_page: 100, sort: 'name' } })
-    found.push(...data.data.map(({ attributes: { slug, name } }): Option => [slug, name]))
-    last = data.meta.last_page
-  }
-  return found
+  const { found } = await firstPages(async (page) =>
+    (await call('listProjects', { path: { organization }, query: { page, per_page: 100, sort: 'name' } })).data)
+  return found.map(({ attributes: { slug, name } }) => [slug, name])
 }
 
 /** Fields for a project and a level of it: `project`, and `level` with the slugs of the target and the environment. */

@@ -26,10 +26,15 @@ export type PageName = keyof typeof PAGES
 const OF_ORGANIZATION: readonly string[] = ['tokens', 'people', 'audit']
 const OF_PROJECT: readonly string[] = ['level', 'history', 'keys']
 
+/** A part of an address without escapes; a malformed one as it is. */
+function decoded (part: string): string {
+  try { return decodeURIComponent(part) } catch { return part }
+}
+
 /** The place of an address: `/console/ORGANIZATION`, `…/-/people`, `…/PROJECT`, `…/PROJECT/-/history/TARGET`. */
 export function placeOf (pathname: string): Place {
-  const [organization = '', second = '', ...rest] =
-    pathname.slice(HOME.length + 1).split('/').filter((part) => part !== '').map(decodeURIComponent)
+  const parts = pathname.slice(HOME.length + 1).split('/').filter((part) => part !== '')
+  const [organization = '', second = '', ...rest] = parts.map(decoded)
   const nowhere = { organization, project: '', target: undefined, environment: undefined }
   if (second === '') return { ...nowhere, page: 'start' }
   if (second === '-') {

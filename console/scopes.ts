@@ -1,13 +1,13 @@
-const scopesOf = (resources: string, verbs: string) => resources.split(' ')
-  .flatMap((resource) => verbs.split(' ').map((verb) => `${resource}:${verb}`))
+import abilities from '../dist/openapi-abilities.json'
+import type { Schemas } from './api.ts'
 
-/** All scopes, as in docs/scopes.md. */
-export const ALL_SCOPES: readonly string[] = [
-  ...scopesOf('secret', 'read write decrypt history restore purge'),
-  ...scopesOf('key', 'retrieve rotate'),
-  ...scopesOf('project target environment team organization api-token member', 'create read update delete'),
-  ...scopesOf('billing', 'read write')
-]
+export type Ability = Schemas['Ability']
+
+/** All scopes of openapi.yaml. */
+export const ALL_SCOPES = (abilities as Ability[]).filter((one) => one !== '*')
+
+/** The scopes of a token: `*` is all of them. */
+export const scopesOf = (abilities: readonly Ability[]): readonly Ability[] => abilities.includes('*') ? ALL_SCOPES : abilities
 
 /** Roles whose permissions the daily token has. Who changes another role needs all permissions of that role. */
 const DAILY_ROLES: readonly string[] = ['developer', 'member', 'auditor', 'api_user']

@@ -1,12 +1,12 @@
 import { effect, signal } from '@preact/signals'
 import type { ComponentChildren } from 'preact'
-import { useContext, useState } from 'preact/hooks'
+import { useContext, useEffect, useState } from 'preact/hooks'
 import { call } from './api.ts'
-import { deriveKey, forgetKey, heldKey, holdKey, isOpen, newKeyString, openBlob } from './crypto.ts'
-import { callLevel, columnsOf, inBody, levelOf, projectPath, type Kind, type Level } from './levels.ts'
+import { deriveKey, forgetKey, heldKey, holdKey, isOpen, newKeyString, openBlob, sealBlob, type ClientKey } from './crypto.ts'
+import { callLevel, columnsOf, inBody, levelOf, KINDS, projectPath, storedAt, type Kind, type Level, type State } from './levels.ts'
 import { place } from './router.ts'
-import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS } from './ui.tsx'
-import { escapeValue, needsEscapes, present, readValues, unescapeValue, type Format, type Values } from './values.ts'
+import { Act, concernsText, Field, Form, FormProblem, Help, Problem, SHOWN_MS, type Fields } from './ui.tsx'
+import { escapeValue, needsEscapes, present, readValues, shownName, unescapeValue, type Format, type Values } from './values.ts'
 
 // Values on the page: hidden until they are asked for, and hidden again after 30 seconds, when the tab is hidden and
 // when the person goes to another page.
@@ -27,13 +27,13 @@ export function reveal (source: string, values: Iterable<readonly [name: string,
 }
 
 function conceal (ids: readonly string[]) {
-  const rest = new Map(shown.peek())
-  for (const id of ids) rest.delete(id)
-  shown.value = rest
+  shown.value = new Map([...shown.peek()].filter(([id]) => !ids.includes(id)))
 }
 
 /** What the pages need to know of a project: who holds its key, and how its documents are read. */
 export interface Project { organization: string, slug: string, name: string, isClient: boolean, format: Format }
+/** A level of a project. */
+export interface At { level: Level, project: Project }
 
 export async function projectOf (organization: string, slug: string): Promise<Project> {
   const { data: { data: { attributes } } } = await call('getProject', { path: { organization, project: slug } })
@@ -48,22 +48,22 @@ export async function readOne (level: Level, name: string, project: Project): Pr
 
 /** Reads the values of a level, with those that it inherits. The filter saves the service work. */
 export async function readInherited (level: Level, { isClient, format }: Project, filters = {}): Promise<Values> {
-  if (isClient) return new Map([...(await readPath(level, format)).values()].flatMap((values) => [...values]))
+  if (isClient) return new Map([...(await readPath(level, format)).values()].flatMap(({ values }) => [...values]))
   const body = { ...inBody(level), action: 'decrypt', merge: 'true', filters } as const
   const { data: { data } } = await call('retrieveSecrets', { path: level, body })
   return new Map(Object.entries(data.type === 'secrets' ? data.secrets ?? {} : {}))
 }
 
-/** The names and values of a level of a client-managed project and of the levels above. */
-export async function readPath (level: Level, format: Format): Promise<Map<Kind, Values>> {
+/** The names and values of a level of a client-managed project and of the levels above that have a document. */
+export async function readPath (level: Level, format: Format): Promise<Map<Kind, State & { values: Values }>> {
   const { data: { data } } = await callLevel('readSecrets', level)
-  const all = new Map<Kind, Values>()
-  for (const kind of ['project', 'target', 'environment'] as const) {
+  const all = new Map<Kind, State & { values: Values }>()
+  for (const kind of KINDS) {
     const found = data.attributes.levels?.[kind]
     if (found === undefined) continue
     const values = readValues(format, await openBlob(heldKey(projectPath(level)), found.content))
-    if (values === undefined) throw new Error('The browser cannot read the names of this document. Edit it as a whole.')
-    all.set(kind, values)
+    if (values === undefined) throw new Error(`The browser cannot read the names in the document of the ${kind}. Open this level and edit the document as a whole.`)
+    all.set(kind, { ...found, values })
   }
   return all
 }
@@ -72,6 +72,8 @@ export async function readPath (level: Level, format: Format): Promise<Map<Kind,
 export function Secret ({ source, name, read }: { source: string, name: string, read: () => Promise<string> }) {
   const id = idOf(source, name)
   const value = shown.value.get(id)
+  // A closed dialog and a closed project hide their values at once.
+  useEffect(() => () => { if (shown.peek().has(id)) conceal([id]) }, [id])
   const isEscaped = value !== undefined && needsEscapes(value)
   return (
     <span class='secret'>
@@ -80,9 +82,9 @@ export function Secret ({ source, name, read }: { source: string, name: string, 
         : <code class='value'>{isEscaped ? escapeValue(value) : value}{value === '' && <em>(empty)</em>}</code>}
       {isEscaped && <span class='hint'>Shown with escapes, because some characters are invisible.</span>}
       {value === undefined
-        ? <Act name='reveal' description={name} run={async () => reveal(source, [[name, await read()]])} />
-        : <Act name='hide' description={name} run={() => conceal([id])} />}
-      <Act name='copy' description={name} run={async () => navigator.clipboard.writeText(await read())} />
+        ? <Act name='reveal' description={shownName(name)} run={async () => reveal(source, [[name, await read()]])} />
+        : <Act name='hide' description={shownName(name)} run={() => conceal([id])} />}
+      <Act name='copy' description={shownName(name)} run={async () => navigator.clipboard.writeText(await read())} />
     </span>
   )
 }
@@ -152,11 +154,18 @@ export function ValueField ({ label, value, change, rows = 3 }: {
 }
 
 /**
- * Asks for the key string of a client-managed project. The key string stays in this page; the key is forgotten after
- * 15 minutes without use.
+ * Asks for the key string of a client-managed project, and shows the children when it is open. The key string stays in
+ * this page; the key is forgotten after 15 minutes without use.
  */
-export function KeyGate ({ level, children }: { level: Level, children?: ComponentChildren }) {
+export function KeyGate ({ level, project, children }: At & { children?: ComponentChildren }) {
   const id = projectPath(level)
+  // The key of the first entry, if no document can check it.
+  const [first, setFirst] = useState<ClientKey>()
+  const open = async ({ key_string = '' }: Fields) => {
+    setFirst(undefined)
+    setFirst(await openProject(level, key_string, first))
+  }
+  if (!project.isClient) return <>{children}</>
   if (isOpen(id)) {
     return (
       <>
@@ -169,8 +178,8 @@ export function KeyGate ({ level, children }: { level: Level, children?: Compone
     <section class='gate'>
       <h2>Open the project</h2>
       <p>Only your own people hold the key of this project. Enter its key string: it never leaves this page.</p>
-      <Form name='key.open' run={async ({ key_string = '' }) => openProject(level, key_string)}>
-        <Field label='Key string' name='key_string' type='password' required />
+      <Form name='key.open' run={open}>
+        <Field label={first === undefined ? 'Key string' : 'Key string, once more'} name='key_string' type='password' required {...first && { hint: NO_DOCUMENT }} />
       </Form>
       <Help of='key' />
     </section>
@@ -192,20 +201,29 @@ export function NewKeyString ({ label }: { label: string }) {
 export async function * storedDocuments ({ organization, project }: Level) {
   for await (const column of columnsOf({ organization, project })) {
     if (column.etag === null) continue
-    const level = levelOf({ organization, slug: project }, column)
-    const found = (await callLevel('readSecrets', level)).data.data.attributes.levels?.[column.level]
+    const found = await storedAt(levelOf({ organization, slug: project }, column))
     if (found !== undefined) yield found
   }
 }
 
 const WRONG_KEY_STRING = 'This is not the key string of the project: it does not decrypt its documents. Look for missing or added characters. After a rotation, only the new key string works.'
 
-/** Derives the key of a project and checks it with a document of any level. */
-async function openProject (level: Level, keyString: string) {
+const NO_DOCUMENT = 'There is no document yet to check this key string against. Enter it once more: with a wrong one, you would save documents that nobody else can open.'
+
+/**
+ * Derives the key of a project, checks it with a document of any level, and opens the project. Without a document, the
+ * second entry must be the same as the first one: returns the key of the first entry.
+ */
+async function openProject (level: Level, keyString: string, first?: ClientKey): Promise<ClientKey | undefined> {
   const { data: { data: { attributes } } } = await call('getEncryptionKey', { path: level })
   const { key_check_salt: salt, key_check_iterations: iterations } = attributes
   const key = await deriveKey(keyString, { salt, iterations })
   const { value: document } = await storedDocuments(level).next()
-  if (document) await openBlob(key, document.content).catch(() => { throw new Error(WRONG_KEY_STRING) })
+  const sample = document?.content ?? (first && await sealBlob(first, ''))
+  if (sample === undefined) return key
+  await openBlob(key, sample).catch(() => {
+    throw new Error(document ? WRONG_KEY_STRING : 'The two key strings differ. Enter the key string twice again.')
+  })
   holdKey(projectPath(level), key)
+  return undefined
 }

@@ -1,7 +1,8 @@
 import { computed, effect, signal } from '@preact/signals'
 import { call, refusals, type Schemas } from './api.ts'
 import { actFor } from './auth.ts'
-import { place } from './router.ts'
+import { go, place } from './router.ts'
+import { changed } from './ui.tsx'
 
 // The signed-in person and the organizations that this person belongs to.
 
@@ -22,8 +23,18 @@ export async function loadPerson () {
   memberships.value = included.map(({ attributes }) => attributes)
 }
 
-// A person whose role has changed sees the new one.
-effect(() => { if (refusals.value > 0) loadPerson().catch(() => {}) })
+/** After a refusal, loads the roles of the person, and says whether another person has changed them. */
+async function checkRole () {
+  const before = membership.peek()
+  await loadPerson()
+  const now = membership.peek()
+  if (before === undefined || before.slug !== place.peek().organization || now?.role === before.role) return
+  if (now === undefined) go({})
+  changed(now === undefined
+    ? `You are not a member of ${before.name} any more: another person removed you.`
+    : `Another person has changed your role in ${before.name}: you are ${roleName(now.role ?? '')} now. This page shows what you may see now.`)
+}
+effect(() => { if (refusals.value > 0) checkRole().catch(() => {}) })
 
 /** The roles, in words. */
 export const ROLES: Record<Schemas['Role'], string> = {

@@ -1,10 +1,9 @@
 import { signal } from '@preact/signals'
-import type { ComponentChildren } from 'preact'
-import { createContext } from 'preact'
+import { createContext, type ComponentChildren } from 'preact'
 import { useContext, useEffect, useId, useRef, useState } from 'preact/hooks'
 import { ACTIONS, HELP, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
-import type { Comparison } from './values.ts'
+import { shownName, type Comparison } from './values.ts'
 import { go, pathOf, type Place } from './router.ts'
 
 // The parts from which pages are made.
@@ -14,9 +13,7 @@ export const notice = signal<{ text: string, undo: (() => Promise<void>) | undef
 window.addEventListener('popstate', () => { notice.value = null })
 
 /** Says what happened, and offers to undo it. */
-export function say (text: string, undo?: () => Promise<void>) {
-  notice.value = { text, undo }
-}
+export const say = (text: string, undo?: () => Promise<void>) => { notice.value = { text, undo } }
 
 /** Counts the changes. After each of them, all that the page shows is loaded again. */
 export const changes = signal(0)
@@ -27,12 +24,16 @@ export function changed (text: string, undo?: () => Promise<void>) {
   changes.value++
 }
 
+/** Says what a request has changed, by default in the words of the answer, and loads the page again. */
+export async function saying (request: Promise<{ data: unknown }>, text?: string) {
+  const { data } = await request
+  changed(text ?? (data as { message: string }).message)
+}
+
 export const messageOf = (error: unknown): string => error instanceof Error ? error.message : String(error)
 
-export function Problem ({ error }: { error: unknown }) {
-  if (error === undefined || error === null) return null
-  return <p class='problem' role='alert'>{messageOf(error)}</p>
-}
+export const Problem = ({ error }: { error: unknown }) =>
+  error == null ? null : <p class='problem' role='alert'>{messageOf(error)}</p>
 
 export const Help = ({ of }: { of: keyof typeof HELP }) => <p class='help'>{HELP[of]}</p>
 
@@ -59,10 +60,10 @@ function useRun<A extends unknown[]> (run: (...values: A) => unknown) {
   return { busy, error, start }
 }
 
+interface Look { name: Action, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain' }
+
 /** A button of an action. While the action runs the button is busy, and an error appears beside it. */
-export function Act ({ name, run, label, description, kind = '' }: {
-  name: Action, run: () => unknown, label?: string, description?: string, kind?: '' | 'main' | 'danger' | 'plain'
-}) {
+export function Act ({ name, run, label, description, kind = '' }: Look & { run: () => unknown }) {
   const { busy, error, start } = useRun(run)
   return (
     <>
@@ -73,6 +74,12 @@ export function Act ({ name, run, label, description, kind = '' }: {
       <Problem error={error} />
     </>
   )
+}
+
+/** A part of a page that loads when a person asks for it. */
+export function Later ({ children, ...look }: Look & { children: ComponentChildren }) {
+  const [isOpen, setOpen] = useState(false)
+  return isOpen ? <>{children}</> : <Act {...look} run={() => setOpen(true)} />
 }
 
 /** The error of the form around a field. */
@@ -133,13 +140,9 @@ export function Field ({ label, name, hint, value, type = 'text', required = fal
   const id = useId()
   const set = (one: HTMLOptionElement | null) => { if (one) one.defaultSelected = one.value === value }
   const messages = errorsOf(useContext(FormProblem)).flatMap(([path, found]) => concerns(path, name) ? found : [])
-  const described = [hint === undefined ? '' : `${id}-hint`, messages.length > 0 ? `${id}-error` : ''].filter(Boolean).join(' ')
-  const common = { id, name, required, 'aria-invalid': messages.length > 0 }
-  const attributes = {
-    ...common,
-    'aria-describedby': described === '' ? undefined : described,
-    onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value)
-  }
+  const described = [hint !== undefined && `${id}-hint`, messages.length > 0 && `${id}-error`].filter(Boolean).join(' ')
+  const common = { id, name, required, 'aria-invalid': messages.length > 0, 'aria-describedby': described || undefined }
+  const attributes = { ...common, onInput: (event: Event) => onInput?.((event.target as HTMLInputElement).value) }
   return (
     <div class='field'>
       <label for={id}>{label}</label>
@@ -191,8 +194,8 @@ export function Dialog ({ title, close, children }: { title: string, close: () =
 }
 
 /** A button that first asks in a dialog, because the action cannot be undone. */
-export function Danger ({ name, label, title, children, run, description }: {
-  name: Action, label?: string, title: string, description?: string, children: ComponentChildren, run: () => unknown
+export function Danger ({ name, label, title, children, run, description }: Look & {
+  title: string, children: ComponentChildren, run: () => unknown
 }) {
   const [isOpen, setOpen] = useState(false)
   return (
@@ -254,7 +257,9 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
       const value = await load()
       if (own === latest.current) setState({ value })
     } catch (error) {
-      if (own === latest.current) setState({ error })
+      // What is shown stays if the service cannot be reached or fails, but not after a refusal.
+      const isRefused = error instanceof ApiError && error.status < 500
+      if (own === latest.current) setState(({ value }) => isRefused ? { error } : { value, error })
     }
   }
   useEffect(() => {
@@ -270,14 +275,29 @@ export function useLoad<T> (load: () => Promise<T>, dependencies: readonly unkno
   return { ...state, error: state.error, reload, set: (value) => setState({ value }) }
 }
 
-/** Shows what was loaded, its progress or its error; `empty` says what to do if a list is empty. */
-export function Show<T> ({ of: { value, error }, children, empty }: {
-  of: LoadState<T>, children: (value: T) => ComponentChildren, empty?: string
+/** Shows what was loaded, its progress, or its error and a button to try again. */
+export function Show<T> ({ of: { value, error, reload }, children }: {
+  of: LoadState<T>, children: (value: T) => ComponentChildren
 }) {
-  if (error !== undefined) return <Problem error={error} />
-  if (value === undefined) return <Progress />
-  const isEmpty = Array.isArray(value) && value.length === 0
-  return isEmpty && empty !== undefined ? <Empty>{empty}</Empty> : <>{children(value)}</>
+  const failure = error === undefined ? null : <><Problem error={error} /><Act name='page.reload' run={reload} /></>
+  return <>{failure}{value !== undefined ? children(value) : failure === null && <Progress />}</>
+}
+
+interface PageOf<T> { data: T[], meta: { current_page: number, last_page: number } }
+
+/** Loads a page of a list, and another page on request. */
+export function useList<T> (load: (page: number) => Promise<PageOf<T>>) {
+  const [page, setPage] = useState(1)
+  return { ...useLoad(async () => load(page), [page]), setPage }
+}
+
+/** Shows a page of a list, and the buttons to others; `empty` says what to do if the list is empty. */
+export function List<T> ({ of, children, empty }: {
+  of: ReturnType<typeof useList<T>>, children: (items: T[]) => ComponentChildren, empty: string
+}) {
+  const list = ({ data, meta }: PageOf<T>) =>
+    <>{data.length === 0 ? <Empty>{empty}</Empty> : children(data)}<Pages meta={meta} set={of.setPage} /></>
+  return <Show of={of}>{list}</Show>
 }
 
 /** A part of a page with its heading. */
@@ -309,9 +329,7 @@ export function Table ({ label, head, rows, heading = 0, empty = '' }: {
 }
 
 /** Buttons to the neighbours of a page of a list. At an end they stay, so that they keep the focus. */
-export function Pages ({ meta: { current_page, last_page }, set }: {
-  meta: { current_page: number, last_page: number }, set: (page: number) => void
-}) {
+function Pages ({ meta: { current_page, last_page }, set }: { meta: PageOf<unknown>['meta'], set: (page: number) => void }) {
   if (last_page <= 1) return null
   return (
     <nav class='pages' aria-label='Pages of the list'>
@@ -329,6 +347,13 @@ export function Time ({ at }: { at: string | null | undefined }) {
   return <time dateTime={at}>{new Date(at).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' })}</time>
 }
 
+/** The time of a field without a time zone, in the zone of the browser. */
+export function instantOf (local: string): string {
+  const date = new Date(local)
+  if (Number.isNaN(date.getTime())) throw new Error('Enter a date and a time.')
+  return date.toISOString()
+}
+
 export const sizeOf = (bytes: number): string =>
   bytes < 1024 ? `${bytes} bytes` : bytes < 1024 ** 2 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 1024 ** 2).toFixed(1)} MiB`
 
@@ -342,7 +367,7 @@ export function Changes ({ of }: { of: Comparison | null }) {
     <dl class='changes'>
       {lists.filter(([, names]) => names.length > 0).map(([verb, names]) => (
         <div key={verb}>
-          <dt>{verb} {names.length}</dt><dd>{names.map((name) => <code key={name}>{name}</code>)}</dd>
+          <dt>{verb} {names.length}</dt><dd>{names.map((name) => <code key={name}>{shownName(name)}</code>)}</dd>
         </div>
       ))}
     </dl>

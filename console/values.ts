@@ -1,3 +1,5 @@
+import { jsonErrorOffset } from '../src/rules/documents/json.ts'
+
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
 
@@ -5,14 +7,17 @@
 const INVISIBLE = '\\u0000-\\u0009\\u000b-\\u001f\\u007f-\\u009f\\u2028\\u2029\\ufff9-\\uffff\\p{Cf}\\p{Cs}\\p{Co}\\p{Cn}'
 const HIDDEN = new RegExp(`^\\n|[${INVISIBLE}]`, 'u')
 const TO_ESCAPE = new RegExp(`[${INVISIBLE}\\\\]`, 'gu')
+const IN_NAMES = new RegExp(`^ | $|\\n|[${INVISIBLE}]`, 'gu')
 const SHORT: Record<string, string> = { '\\': '\\\\', '\r': '\\r', '\t': '\\t' }
+const escaped = (character: string): string => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`
 
 export const needsEscapes = (value: string): boolean => HIDDEN.test(value)
 
 /** The escaped form of a value. A line feed stays a line. */
-export function escapeValue (value: string): string {
-  return value.replace(TO_ESCAPE, (character) => SHORT[character] ?? `\\u{${character.codePointAt(0)!.toString(16)}}`)
-}
+export const escapeValue = (value: string): string => value.replace(TO_ESCAPE, escaped)
+
+/** A name as people see it: with escapes for invisible characters, line feeds, and blanks at its ends. */
+export const shownName = (name: string): string => name === '' ? '(empty name)' : name.replace(IN_NAMES, escaped)
 
 /** The value of an escaped form. Throws an error with a sentence for people. */
 export function unescapeValue (text: string): string {
@@ -42,10 +47,14 @@ export function readValues (format: Format, text: string): Values | undefined {
   return Array.isArray(found) ? new Map(found.map(({ name, value }) => [name, value])) : undefined
 }
 
-/** Says which line of an `.env` text is none; empty for other texts. */
-export function problemIn (format: Format, text: string): string {
-  const found = format === 'env' ? assignments(text.replace(/^\ufeff/, '')) : []
-  return Array.isArray(found) ? '' : `Line ${found.line} is no assignment such as NAME=value.`
+/** Where a text does not parse in its format; undefined if it does, or if the browser cannot read the format. */
+export function problemIn (format: Format, text: string): { line: number, column?: number } | undefined {
+  if (format === 'yaml' || format === 'text' || readValues(format, text) !== undefined) return undefined
+  const source = text.replace(/^\ufeff/, '')
+  if (format === 'env') return assignments(source) as { line: number }
+  // A text without an object at its top has its error at its beginning, as in the service.
+  const before = source.slice(0, source.trimStart().startsWith('{') ? jsonErrorOffset(source) : 0).split(/\r\n?|\n/)
+  return { line: before.length, column: [...before.at(-1)!].length + 1 }
 }
 
 function readJson (text: string): Values | undefined {

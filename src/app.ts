@@ -13,7 +13,8 @@ import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/guard/access.ts'
 import { installDryRuns } from './http/guard/dry-runs.ts'
 import { installAgents } from './http/routes/go-sdk-compat.ts'
-import { installConsole } from './http/pages/console.ts'
+import { installConsole, isLostInConsole } from './http/pages/console.ts'
+import { seeOther } from './http/pages/pages.ts'
 import { installAliases } from './http/routes/aliases.ts'
 import { installBodyParser } from './http/bodies/body.ts'
 import { answerByHand, type HandWritten } from './http/responses/raw-response.ts'
@@ -162,7 +163,9 @@ export async function buildApp (
     frameworkErrors: (_error, request, reply) => {
       requestLog.watch(request, reply)
       setHeaders(config, request, reply)
-      sendError(request, reply, requestFormatError(request) ?? new ApiError('not_found'))
+      const problem = requestFormatError(request)
+      if (problem === undefined && config.console && isLostInConsole(request)) seeOther(reply, '/console/')
+      else sendError(request, reply, problem ?? new ApiError('not_found'))
     },
     clientErrorHandler: (error: Error & { code?: string }, socket) => {
       if (error.code === 'ECONNRESET') socket.destroy()

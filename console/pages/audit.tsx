@@ -1,8 +1,7 @@
 import { useState } from 'preact/hooks'
 import { ApiError, call, type Schemas } from '../api.ts'
-import { Act, download, Field, Form, Help, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, download, Field, Form, Help, instantOf, Later, messageOf, say, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
-type AuditEvent = Schemas['AuditEvent']
 type Filter = Partial<Record<'actor' | 'action' | 'resource' | 'from' | 'to', string>>
 const PER_PAGE = 50
 const MAX_EXPORT_PAGES = 100
@@ -10,12 +9,8 @@ const MAX_EXPORT_PAGES = 100
 /** The audit log, and what the organization uses. */
 export function AuditPage ({ organization }: { organization: string }) {
   const [filter, setFilter] = useState<Filter>({})
-  const [hasUsage, setHasUsage] = useState(false)
-  const change = ({ from = '', to = '', ...rest }: Fields) => {
-    const moment = (text: string) => text === '' ? undefined : new Date(text).toISOString()
-    setFilter(Object.fromEntries(Object.entries({ ...rest, from: moment(from), to: moment(to) })
-      .filter(([, value]) => value !== undefined && value !== '')))
-  }
+  const change = ({ from = '', to = '', ...rest }: Fields) =>
+    setFilter({ ...rest, from: from && instantOf(from), to: to && instantOf(to) })
   return (
     <>
       <h1>Audit and usage</h1>
@@ -33,7 +28,7 @@ export function AuditPage ({ organization }: { organization: string }) {
         <Events key={JSON.stringify(filter)} organization={organization} filter={filter} />
       </Section>
       <Section title='Usage and plan'>
-        {hasUsage ? <Usage organization={organization} /> : <Act name='usage.show' run={() => setHasUsage(true)} />}
+        <Later name='usage.show'><Usage organization={organization} /></Later>
       </Section>
     </>
   )
@@ -42,7 +37,7 @@ export function AuditPage ({ organization }: { organization: string }) {
 function Events ({ organization, filter }: { organization: string, filter: Filter }) {
   const path = { organization }
   const query = filter as { action?: Schemas['EventName'] }
-  const [more, setMore] = useState<AuditEvent[]>([])
+  const [more, setMore] = useState<Schemas['AuditEvent'][]>([])
   const [isEnd, setEnd] = useState(false)
   const [progress, setProgress] = useState('')
   const events = useLoad(async () => (await call('listAuditEvents', { path, query: { ...query, per_page: PER_PAGE } })).data.data, [])

@@ -1,11 +1,11 @@
 import { useState } from 'preact/hooks'
-import { call, type Schemas } from '../api.ts'
+import { call, firstPages, type Schemas } from '../api.ts'
 import { sayChanged } from '../cell.tsx'
-import { callLevel, changesBetween, inHistory, kindOf, restoreBody, titleOf, type Level } from '../levels.ts'
+import { callLevel, changesBetween, inHistory, kindOf, levelOf, restoreBody, titleOf, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, reveal, Secret, type Project } from '../secrets.tsx'
-import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
-import { present, type Comparison } from '../values.ts'
+import { KeyGate, projectOf, reveal, Secret, type At, type Project } from '../secrets.tsx'
+import { Act, changed, Changes, Check, Danger, Empty, Field, Form, Help, instantOf, saying, Section, Show, sizeOf, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { present, shownName, type Comparison } from '../values.ts'
 
 type Version = Schemas['Version']
 interface RestorePlan { names: Comparison | null, etag: string | null, isNothing: boolean }
@@ -22,7 +22,7 @@ export function HistoryPage ({ organization, project: slug, target, environment 
       <Show of={project}>
         {(project) => (
           <>
-            {project.isClient && <KeyGate level={level} />}
+            <KeyGate level={level} project={project} />
             <Versions level={level} project={project} />
             {!project.isClient && project.format !== 'text'
               ? <><NameHistory level={level} /><Moment level={level} /></>
@@ -40,21 +40,10 @@ const ACTION_WORDS: Record<Version['attributes']['action'], string> = {
   create: 'Created', update: 'Changed', delete: 'Deleted', restore: 'Restored', rotate: 'Key rotated', re_encrypt: 'Encrypted again'
 }
 
-function Versions ({ level, project }: { level: Level, project: Project }) {
+function Versions ({ level, project }: At) {
   const [pages, setPages] = useState(1)
   const [chosen, setChosen] = useState<readonly string[]>([])
-  const versions = useLoad(async () => {
-    const found: Version[] = []
-    let total = 0
-    for (let page = 1; page <= pages; page++) {
-      const { data } = await call('listVersions', {
-        path: { organization: level.organization }, body: { ...inHistory(level), page, per_page: PER_PAGE }
-      })
-      found.push(...data.data)
-      total = data.meta.total
-    }
-    return { found, total }
-  }, [pages])
+  const versions = useLoad(async () => firstPages(async (page) => versionsOf(level, page), pages), [pages])
   const choose = (id: string, isChosen: boolean) =>
     setChosen(isChosen ? [...chosen, id].slice(-2) : chosen.filter((one) => one !== id))
   return (
@@ -81,8 +70,8 @@ function Versions ({ level, project }: { level: Level, project: Project }) {
   )
 }
 
-function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: {
-  version: Version, level: Level, project: Project, isChosen: boolean, choose: (isChosen: boolean) => void
+function VersionItem ({ version: { id, attributes: version }, level, project, isChosen, choose }: At & {
+  version: Version, isChosen: boolean, choose: (isChosen: boolean) => void
 }) {
   const [plan, setPlan] = useState<RestorePlan>()
   const path = { organization: level.organization, version: id }
@@ -121,19 +110,19 @@ async function planRestore (level: Level, project: Project, version: string): Pr
   const body = await restoreBody(level, version, project.isClient)
   const { data } = await call('restoreVersion', { path: { organization: level.organization, version }, body, query: { dry_run: true } })
   const found = data.dry_run!.levels[0]!
-  const [newest] = project.isClient && found.etag !== null ? await versionsOf(level) : []
+  const [newest] = project.isClient && found.etag !== null ? (await versionsOf(level)).data : []
   const names = newest && await changesBetween(level, newest.id, version, true, project.format)
   return { names: names ?? found.names, etag: found.etag, isNothing: found.change === 'none' }
 }
 
-/** The newest versions of a level. */
-async function versionsOf (level: Level): Promise<Version[]> {
+/** A page of the versions of a level, the newest first. */
+async function versionsOf (level: Level, page = 1) {
   const path = { organization: level.organization }
-  return (await call('listVersions', { path, body: { ...inHistory(level), per_page: PER_PAGE } })).data.data
+  return (await call('listVersions', { path, body: { ...inHistory(level), page, per_page: PER_PAGE } })).data
 }
 
 /** The difference of two versions, with values on request. */
-function Compare ({ level, project, chosen }: { level: Level, project: Project, chosen: readonly string[] }) {
+function Compare ({ level, project, chosen }: At & { chosen: readonly string[] }) {
   const [result, setResult] = useState<{ from: string, to: string, names: Comparison | null }>()
   const [from, to] = [...chosen].sort((a, b) => Number(a) - Number(b))
   const compare = async () => {
@@ -163,7 +152,7 @@ function Compare ({ level, project, chosen }: { level: Level, project: Project, 
               <Act name='history.reveal' run={showValues} />
               <Table
                 label='Values of both versions' head={['Name', `Version ${result.from}`, `Version ${result.to}`]}
-                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, name, ...(['from', 'to'] as const).map((side) =>
+                rows={[...result.names.added, ...result.names.changed, ...result.names.removed].sort().map((name) => [name, shownName(name), ...(['from', 'to'] as const).map((side) =>
                   result.names![side === 'from' ? 'added' : 'removed'].includes(name) ? 'missing' : <Secret source={source(result[side])} name={name} read={readSide(side, name)} />
                 )])}
               />
@@ -180,14 +169,13 @@ const valuesOf = async (level: Level, { from, to }: { from: string, to: string }
 
 /** The changes of one name. */
 function NameHistory ({ level }: { level: Level }) {
-  const [name, setName] = useState<string>()
-  const [rows, setRows] = useState<{ list: Schemas['NameChange'][], next: string | null, meta: string }>()
+  const [rows, setRows] = useState<{ name: string, list: Schemas['NameChange'][], next: string | null, meta: string }>()
+  const name = rows?.name
   const show = async (name: string, after?: string) => {
     const { data } = await callLevel('readNameHistory', level, { query: { name, ...(after !== undefined && { after }) } })
     const { unreadable, missing, next } = data.meta
     const meta = [unreadable > 0 && `${unreadable} versions cannot be read`, missing > 0 && `${missing} writes have no version`].filter(Boolean).join('; ')
-    setName(name)
-    setRows({ list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
+    setRows({ name, list: [...after === undefined ? [] : rows!.list, ...data.data], next, meta })
   }
   const value = (id: string) => async () => {
     const { data } = await callLevel('readNameHistory', level, { query: { name: name!, values: true, after: String(Number(id) + 1) } })
@@ -213,13 +201,6 @@ function NameHistory ({ level }: { level: Level }) {
   )
 }
 
-/** The time of a field without a time zone, in the zone of the browser. */
-const instantOf = (local: string): string => {
-  const date = new Date(local)
-  if (Number.isNaN(date.getTime())) throw new Error('Enter a date and a time.')
-  return date.toISOString()
-}
-
 /** The names of the level at a moment, compared with the present ones. */
 function Moment ({ level }: { level: Level }) {
   const [found, setFound] = useState<{ at: string, names: readonly string[], difference: Comparison }>()
@@ -228,8 +209,7 @@ function Moment ({ level }: { level: Level }) {
     const { data: { data }, headers } = await callLevel('readNames', level, { query: { merge: true } })
     // The clock of the service, because it refuses a time in the future.
     const to = new Date(headers.get('date') ?? Date.now()).toISOString()
-    const reply = await callLevel('compareSecrets', level, { query: { from, to, merge: true } })
-    const difference = reply.data.data.attributes
+    const difference = (await callLevel('compareSecrets', level, { query: { from, to, merge: true } })).data.data.attributes
     const kept = data.map(({ attributes: { name } }) => name).filter((name) => !difference.added.includes(name))
     setFound({ at: from, names: [...kept, ...difference.removed].sort(), difference })
   }
@@ -246,7 +226,7 @@ function Moment ({ level }: { level: Level }) {
           <h3>Names at <Time at={found.at} /></h3>
           <Table
             label='Names at that time' head={['Name', 'Value then']} empty='There were no names then.'
-            rows={found.names.map((name) => [name, name, <Secret source={`at ${found.at}`} name={name} read={read(found.at, name)} />])}
+            rows={found.names.map((name) => [name, shownName(name), <Secret source={`at ${found.at}`} name={name} read={read(found.at, name)} />])}
           />
           <p>Since then:</p>
           <Changes of={found.difference} />
@@ -276,14 +256,14 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
     return call('restoreProject', { path, body: { at: plan.at, confirmed: true }, dangerous: ['secret:restore'] })
   }
   const restore = async () => {
-    const { levels: [first], more } = plan!
+    const { levels, more } = plan!
+    const first = levels[0]!
     const { data: { message } } = await restoreTo(plan!)
     setPlan(undefined)
     // A restore to the millisecond before this one undoes it.
-    const { target, environment } = first!
-    const firstLevel = { organization, project, target: target ?? undefined, environment: environment ?? undefined }
-    const action = first!.change === 'delete' ? 'delete' : 'restore'
-    const own = (await versionsOf(firstLevel)).find(({ attributes }) => attributes.action === action)
+    const action = first.change === 'delete' ? 'delete' : 'restore'
+    const { data } = await versionsOf(levelOf({ organization, slug: project }, first))
+    const own = data.find(({ attributes }) => attributes.action === action)
     const undo = own && await planTo(new Date(Date.parse(own.attributes.created_at) - 1).toISOString())
     // Without an undo if somebody else has changed other levels already, or if the plan does not have all levels.
     const isOwn = more === 0 && undo?.more === 0 && levelsOf(undo) === levelsOf(plan!)
@@ -311,12 +291,9 @@ function RestoreProject ({ level: { organization, project } }: { level: Level })
 }
 
 function Purge ({ level }: { level: Level }) {
-  const purge = async () => {
-    const { data } = await call('purgeVersions', {
-      path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
-    })
-    changed(data.message)
-  }
+  const purge = async () => saying(call('purgeVersions', {
+    path: { organization: level.organization }, body: { ...inHistory(level), confirmed: true }, dangerous: ['secret:purge']
+  }))
   return (
     <Section title='Purge'>
       <Danger name='history.purge' title={`Purge the history of ${titleOf(level)}?`} run={purge}>

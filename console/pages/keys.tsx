@@ -1,10 +1,10 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, deriveKey, holdKey, ITERATIONS, newSalt, openBlob, sealBlob, heldKey, type ClientKey } from '../crypto.ts'
+import { checkOf, deriveKey, holdKey, newKey, openBlob, sealBlob, heldKey, type ClientKey } from '../crypto.ts'
 import { projectPath, type Level } from '../levels.ts'
 import type { Place } from '../router.ts'
 import { KeyGate, NewKeyString, projectOf, Secret, storedDocuments } from '../secrets.tsx'
-import { Act, changed, Check, Danger, Field, Form, Help, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
+import { Act, changed, Check, Danger, Field, Form, Help, saying, Section, Show, Table, Time, useLoad, type Fields } from '../ui.tsx'
 
 type Policy = 'keep' | 're_encrypt'
 
@@ -26,7 +26,7 @@ export function KeysPage ({ organization, project: slug }: Place) {
             </p>
             <KeyList level={level} />
             {project.isClient
-              ? <KeyGate level={level}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
+              ? <KeyGate {...{ level, project }}><RotateClient level={level} /><ToServer level={level} /></KeyGate>
               : <><KeyString level={level} /><RotateServer level={level} /><ToClient level={level} /></>}
           </>
         )}
@@ -83,12 +83,9 @@ const PolicyField = () => (
 )
 
 function RotateServer ({ level }: { level: Level }) {
-  const rotate = async ({ history_policy }: Fields) => {
-    const { data } = await call('rotateEncryptionKey', {
-      path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate']
-    })
-    changed(data.message)
-  }
+  const rotate = async ({ history_policy }: Fields) => saying(
+    call('rotateEncryptionKey', { path: level, body: { history_policy: history_policy as Policy }, dangerous: ['key:rotate'] })
+  )
   return (
     <Section title='Rotate the key'>
       <Help of='rotation' />
@@ -102,9 +99,8 @@ function RotateClient ({ level }: { level: Level }) {
   const [progress, setProgress] = useState('')
   const rotate = async ({ history_policy, key_string = '' }: Fields) => {
     const old = heldKey(projectPath(level))
-    const salt = newSalt()
     setProgress('Deriving the new key…')
-    const key = await deriveKey(key_string, { salt, iterations: ITERATIONS })
+    const key = await newKey(key_string)
     const secrets = []
     for await (const { id, content, etag } of storedDocuments(level)) {
       secrets.push({ id, etag, content: await sealBlob(key, await openBlob(old, content)) })
@@ -153,12 +149,10 @@ async function reEncrypt (level: Level, old: ClientKey, key: ClientKey, tell: (t
 
 /** Gives the key to the server. */
 function ToServer ({ level }: { level: Level }) {
-  const change = async ({ encryption_key = '' }: Fields) => {
-    await call('updateProject', {
-      path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate']
-    })
-    changed('The server holds the key now.')
-  }
+  const change = async ({ encryption_key = '' }: Fields) => saying(
+    call('updateProject', { path: level, body: { storage_mode: 'server', encryption_key }, dangerous: ['key:rotate'] }),
+    'The server holds the key now.'
+  )
   return (
     <Section title='Give the key to the server'>
       <p>From then on, the server can read the documents and their history, and decrypts for people with permission.</p>

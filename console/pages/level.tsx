@@ -4,12 +4,12 @@ import { sayChanged, SetName, useChange } from '../cell.tsx'
 import { Import } from '../import.tsx'
 import {
   callLevel, inBody, kindOf, levelPath, readDocument, stateOf, storeDocument, titleOf, type Kind, type Level,
-  type LevelDocument
+  requireParsed, type LevelDocument, type State
 } from '../levels.ts'
 import type { Place } from '../router.ts'
-import { KeyGate, projectOf, readInherited, readOne, readPath, reveal, Secret, ValueField, type Project } from '../secrets.tsx'
+import { KeyGate, projectOf, readInherited, readOne, readPath, reveal, Secret, ValueField, type At, type Project } from '../secrets.tsx'
 import { Act, Check, Danger, Dialog, download, Field, Form, Help, Section, Show, Table, To, useForgetting, useLoad } from '../ui.tsx'
-import { changeOf } from '../values.ts'
+import { changeOf, shownName } from '../values.ts'
 
 interface NameRow { name: string, from: Kind, overrides: readonly Kind[] }
 const MAX_ROWS = 200
@@ -24,15 +24,13 @@ export function LevelPage ({ organization, project: slug, target, environment }:
       <p class='soft'>{kindOf(level)} of {[organization, slug, target].slice(0, environment === undefined ? 2 : 3).filter(Boolean).join(' / ')}</p>
       <Help of={kindOf(level)} />
       <Show of={loaded}>
-        {(project) => project.isClient
-          ? <KeyGate level={level}><Content level={level} project={project} /></KeyGate>
-          : <Content level={level} project={project} />}
+        {(project) => <KeyGate level={level} project={project}><Content level={level} project={project} /></KeyGate>}
       </Show>
     </>
   )
 }
 
-function Content ({ level, project }: { level: Level, project: Project }) {
+function Content ({ level, project }: At) {
   const hasNames = project.format !== 'text' && !(project.isClient && project.format === 'yaml')
   const done = (text: string, etag: string | undefined) => sayChanged(text, level, etag, project.isClient)
   return (
@@ -64,15 +62,15 @@ async function namesOf (level: Level, { isClient, format }: Project): Promise<Na
     return data.data.map(({ attributes: { name, level: from, overrides } }) => ({ name, from, overrides }))
   }
   const documents = [...await readPath(level, format)]
-  return [...new Set(documents.flatMap(([, values]) => [...values.keys()]))].sort().map((name) => {
-    const kinds = documents.filter(([, values]) => values.has(name)).map(([kind]) => kind)
+  return [...new Set(documents.flatMap(([, { values }]) => [...values.keys()]))].sort().map((name) => {
+    const kinds = documents.filter(([, { values }]) => values.has(name)).map(([kind]) => kind)
     return { name, from: kinds.at(-1)!, overrides: kinds.slice(0, -1) }
   })
 }
 
-function Names ({ level, project }: { level: Level, project: Project }) {
+function Names ({ level, project }: At) {
   const [filter, setFilter] = useState('')
-  const [edited, setEdited] = useState<{ name: string | undefined, base: Omit<LevelDocument, 'text'> }>()
+  const [edited, setEdited] = useState<{ name: string | undefined, base: State }>()
   const names = useLoad(() => namesOf(level, project), [])
   const kind = kindOf(level)
   const edit = async (name: string | undefined) => setEdited({ name, base: await stateOf(level) })
@@ -94,10 +92,10 @@ function Names ({ level, project }: { level: Level, project: Project }) {
                 label='Names of this level' head={['Name', 'Where', 'Value', 'Change']}
                 empty={rows.length === 0 ? 'This level has no names yet. Add one, or import an .env file below.' : 'No name contains this text.'}
                 rows={found.slice(0, MAX_ROWS).map(({ name, from, overrides }) => [
-                  name, name, from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
+                  name, shownName(name), from === kind ? overrides.length === 0 ? 'set here' : `overrides ${overrides.at(-1)!}` : `from ${from}`,
                   <Secret source={levelPath(level)} name={name} read={() => readOne(level, name, project)} />, (
                     <>
-                      <Act name='name.edit' description={name} run={() => edit(name)} />
+                      <Act name='name.edit' description={shownName(name)} run={() => edit(name)} />
                       {from === kind && <RemoveName level={level} project={project} name={name} />}
                     </>
                   )
@@ -109,7 +107,7 @@ function Names ({ level, project }: { level: Level, project: Project }) {
         }}
       </Show>
       {edited !== undefined && (
-        <Dialog title={edited.name === undefined ? 'Add a name' : `${edited.name} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
+        <Dialog title={edited.name === undefined ? 'Add a name' : `${shownName(edited.name)} in ${titleOf(level)}`} close={() => setEdited(undefined)}>
           <SetName level={level} project={project} {...edited} known={names.value} done={() => setEdited(undefined)} />
         </Dialog>
       )}
@@ -117,14 +115,14 @@ function Names ({ level, project }: { level: Level, project: Project }) {
   )
 }
 
-function RemoveName ({ level, project, name }: { level: Level, project: Project, name: string }) {
+function RemoveName ({ level, project, name }: At & { name: string }) {
   const { apply, view } = useChange(level, project, () => {})
-  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${name} from ${titleOf(level)}.`)
-  return <><Act name='name.remove' description={name} run={remove} />{view}</>
+  const remove = async () => apply({ unset: [name] }, await stateOf(level), `Removed ${shownName(name)} from ${titleOf(level)}.`)
+  return <><Act name='name.remove' description={shownName(name)} run={remove} />{view}</>
 }
 
 /** The whole document. It is shown only while somebody edits it. */
-function DocumentEditor ({ level, project }: { level: Level, project: Project }) {
+function DocumentEditor ({ level, project }: At) {
   const { isClient, format } = project
   const [document, setDocument] = useState<LevelDocument>()
   const [text, setText] = useState<string | undefined>('')
@@ -135,7 +133,8 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   const show = (found: LevelDocument) => { setText(found.text); setDocument(found) }
   const store = async () => {
     if (text === undefined) throw new Error('Correct the escapes first.')
-    const change = changeOf(format, document!.text ?? '', text)
+    if (isClient && !unchecked) requireParsed(format, text)
+    const change = changeOf(format, document!.text, text)
     await apply(change, document!, `Saved the document of ${titleOf(level)}.`, async (etag) =>
       (await storeDocument(level, text, etag, isClient, { unchecked })).etag)
   }
@@ -143,8 +142,8 @@ function DocumentEditor ({ level, project }: { level: Level, project: Project })
   return (
     <>
       <Form name='document.store' keep run={store}>
-        <ValueField label={`Document of ${titleOf(level)}`} value={document.text ?? ''} change={(text) => { setText(text); forget() }} rows={16} />
-        {!isClient && format !== 'text' && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
+        <ValueField label={`Document of ${titleOf(level)}`} value={document.text} change={(text) => { setText(text); forget() }} rows={16} />
+        {format !== 'text' && !(isClient && format === 'yaml') && <Check name='unchecked' label='Save even if the text does not parse' checked={unchecked} onChange={setUnchecked} />}
       </Form>
       {view}
       <button type='button' onClick={() => { close(); forget() }}>Cancel</button>
@@ -156,7 +155,7 @@ async function downloadDocument (level: Level, { isClient, format }: Project) {
   const { text, etag } = await readDocument(level, isClient)
   if (etag === null) throw new Error('This level has no document yet.')
   const extension = format === 'text' ? 'txt' : format
-  download(`${[level.project, level.target, level.environment].filter(Boolean).join('-')}.${extension}`, text ?? '', 'application/octet-stream')
+  download(`${[level.project, level.target, level.environment].filter(Boolean).join('-')}.${extension}`, text, 'application/octet-stream')
 }
 
 async function remove (level: Level, { isClient }: Project) {

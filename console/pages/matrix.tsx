@@ -5,7 +5,7 @@ import { kindOf, levelOf, titleOf, titleOfColumn, type Cell, type Column, type L
 import { MatrixTable, type Filter } from '../matrix-table.tsx'
 import { KeyGate, projectOf, type Project } from '../secrets.tsx'
 import { go } from '../router.ts'
-import { Act, Danger, Field, Form, Help, Section, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Danger, Field, Form, Help, saying, Section, Show, To, changed, useLoad, type Fields } from '../ui.tsx'
 
 type Only = Exclude<Filter, 'all'>
 
@@ -35,7 +35,7 @@ export function MatrixPage ({ organization, project: slug }: { organization: str
           <>
             {project.isClient
               ? (
-                <KeyGate level={{ organization, project: slug }}>
+                <KeyGate level={{ organization, project: slug }} project={project}>
                   <ClientMatrix key={matrix.levels.length} project={project} columns={matrix.levels} />
                 </KeyGate>
                 )
@@ -98,23 +98,17 @@ function Levels ({ project, columns }: { project: Project, columns: readonly Col
   const { organization, slug, name } = project
   const path = { organization, project: slug }
   const targets = columns.filter(({ level }) => level === 'target').map(({ target }) => target!)
-  const rename = async ({ name = '' }: Fields) => {
-    await call('updateProject', { path, body: { name } })
-    changed(`The project is called ${name} now.`)
-  }
+  const rename = async ({ name = '' }: Fields) =>
+    saying(call('updateProject', { path, body: { name } }), `The project is called ${name} now.`)
   const remove = async () => {
     await call('deleteProject', { path, dangerous: ['project:delete'] })
     go({ organization })
     changed(`Deleted the project ${name}.`)
   }
-  const addTarget = async ({ name = '' }: Fields) => {
-    await call('createTarget', { path, body: { name } })
-    changed(`Added the target ${name}.`)
-  }
-  const addEnvironment = async ({ name = '', target = '', status = 'development' }: Fields) => {
-    await call('createEnvironment', { path: { ...path, target }, body: { name, status } })
-    changed(`Added the environment ${name} to ${target}.`)
-  }
+  const addTarget = async ({ name = '' }: Fields) => saying(call('createTarget', { path, body: { name } }), `Added the target ${name}.`)
+  const addEnvironment = async ({ name = '', target = '', status = 'development' }: Fields) => saying(
+    call('createEnvironment', { path: { ...path, target }, body: { name, status } }), `Added the environment ${name} to ${target}.`
+  )
   return (
     <Section title='Levels'>
       <ul class='tree'>
@@ -157,10 +151,8 @@ function DeleteLevel ({ level }: { level: Level }) {
   const { organization, project, target = '', environment = '' } = level
   const title = titleOf(level)
   const path = { organization, project, target, environment }
-  const remove = async () => {
-    await (kindOf(level) === 'target' ? call('deleteTarget', { path }) : call('deleteEnvironment', { path }))
-    changed(`Deleted ${title}.`)
-  }
+  const remove = async () =>
+    saying(kindOf(level) === 'target' ? call('deleteTarget', { path }) : call('deleteEnvironment', { path }), `Deleted ${title}.`)
   return (
     <Danger name='level.delete' title={`Delete ${title}?`} run={remove} description={title}>
       <p>This deletes {title} with its secrets and its history. It cannot be undone.</p>

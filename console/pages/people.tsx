@@ -1,10 +1,10 @@
 import { useState } from 'preact/hooks'
-import { call, type Schemas } from '../api.ts'
+import { call, firstPages, type Schemas } from '../api.ts'
 import { chosenPart, PartPicker } from '../part-picker.tsx'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, ROLES, roleName } from '../session.ts'
-import { Act, changed, Danger, Field, Form, Help, Pages, Section, Show, Table, Time, useLoad, type Fields, type LoadState } from '../ui.tsx'
+import { Act, changed, Danger, Field, Form, Help, Later, List, saying, Section, Show, Table, Time, useList, useLoad, type Fields } from '../ui.tsx'
 
 type Role = Schemas['Role']
 type Member = Schemas['Member']
@@ -16,52 +16,36 @@ const PROJECT_ROLES = ROLE_OPTIONS.filter(([role]) => role !== 'billing_manager'
 
 /** Members, invitations and teams of the organization. */
 export function PeoplePage ({ organization }: { organization: string }) {
-  const [page, setPage] = useState(1)
-  const [isOpen, setOpen] = useState(false)
   const path = { organization }
-  const members = useLoad(async () => (await call('listMembers', { path, query: { page, per_page: 50 } })).data, [page])
-  const invitations = useLoad(async () => (await call('listInvitations', { path, query: { per_page: 100 } })).data.data, [])
+  const members = useList(async (page) => (await call('listMembers', { path, query: { page, per_page: 50 } })).data)
   return (
     <>
       <h1>People</h1>
       <Help of='role' />
       <Section title='Members'>
-        <Show of={members}>
-          {({ data, meta }) => (
-            <>
-              <ul class='list'>
-                {data.map((member) => <MemberItem key={member.id} organization={organization} member={member} />)}
-              </ul>
-              <Pages meta={meta} set={setPage} />
-            </>
-          )}
-        </Show>
+        <List of={members} empty='Nobody is a member.'>
+          {(found) => <ul class='list'>{found.map((member) => <MemberItem key={member.id} {...{ organization, member }} />)}</ul>}
+        </List>
       </Section>
-      <Invitations organization={organization} invitations={invitations} />
+      <Invitations organization={organization} />
       <Section title='Teams'>
         <Help of='team' />
-        {isOpen
-          ? <Teams organization={organization} members={members.value?.data ?? []} />
-          : <Act name='team.list' run={() => setOpen(true)} />}
+        <Later name='team.list'><Teams organization={organization} /></Later>
       </Section>
     </>
   )
 }
 
-function Teams ({ organization, members }: { organization: string, members: readonly Member[] }) {
+function Teams ({ organization }: { organization: string }) {
   const path = { organization }
-  const teams = useLoad(async () => (await call('listTeams', { path, query: { per_page: 100 } })).data.data, [])
-  const create = async ({ name = '' }: Fields) => {
-    await call('createTeam', { path, body: { name }, dangerous: ['team:create'] })
-    changed(`Created the team ${name}.`)
-  }
+  const teams = useList(async (page) => (await call('listTeams', { path, query: { page, per_page: 50 } })).data)
+  const create = async ({ name = '' }: Fields) =>
+    saying(call('createTeam', { path, body: { name }, dangerous: ['team:create'] }), `Created the team ${name}.`)
   return (
     <>
-      <Show of={teams} empty='There is no team yet. Create one to give people a role in single projects.'>
-        {(found) => (
-          <ul class='list'>{found.map((team) => <TeamItem key={team.id} organization={organization} team={team} members={members} />)}</ul>
-        )}
-      </Show>
+      <List of={teams} empty='There is no team yet. Create one to give people a role in single projects.'>
+        {(found) => <ul class='list'>{found.map((team) => <TeamItem key={team.id} {...{ organization, team }} reloadTeams={teams.reload} />)}</ul>}
+      </List>
       <Form name='team.create' run={create}><Field label='Name of the team' name='name' required /></Form>
     </>
   )
@@ -130,22 +114,18 @@ function Access ({ organization, member, name }: { organization: string, member:
   )
 }
 
-function Invitations ({ organization, invitations }: { organization: string, invitations: LoadState<Schemas['Invitation'][]> }) {
-  const invite = async ({ email = '', role = '' }: Fields) => {
-    const { data } = await call('inviteMember', { path: { organization }, body: { email, role: role as Role }, dangerous: scopesOfRoles('member:create', role) })
-    changed(data.message)
-  }
-  const send = (id: string, role: Role) => async () => {
-    const { data } = await call('sendInvitation', { path: { organization, invitation: id }, body: {}, dangerous: scopesOfRoles('member:create', role) })
-    changed(data.message)
-  }
-  const withdraw = (id: string, email: string) => async () => {
-    await call('withdrawInvitation', { path: { organization, invitation: id } })
-    changed(`The invitation of ${email} is withdrawn.`)
-  }
+function Invitations ({ organization }: { organization: string }) {
+  const path = { organization }
+  const invitations = useList(async (page) => (await call('listInvitations', { path, query: { page, per_page: 50 } })).data)
+  const invite = async ({ email = '', role = '' }: Fields) =>
+    saying(call('inviteMember', { path, body: { email, role: role as Role }, dangerous: scopesOfRoles('member:create', role) }))
+  const send = (invitation: string, role: Role) => async () =>
+    saying(call('sendInvitation', { path: { ...path, invitation }, body: {}, dangerous: scopesOfRoles('member:create', role) }))
+  const withdraw = (invitation: string, email: string) => async () =>
+    saying(call('withdrawInvitation', { path: { ...path, invitation } }), `The invitation of ${email} is withdrawn.`)
   return (
     <Section title='Invitations'>
-      <Show of={invitations} empty='No invitation is open.'>
+      <List of={invitations} empty='No invitation is open.'>
         {(found) => (
           <Table
             label='Open invitations' head={['Address', 'Role', 'Until', 'Change']}
@@ -158,7 +138,7 @@ function Invitations ({ organization, invitations }: { organization: string, inv
               )])}
           />
         )}
-      </Show>
+      </List>
       <Form name='member.invite' run={invite}>
         <Field label='E-mail address' name='email' type='email' required />
         <Field label='Role in the organization' name='role' value='member' options={ROLE_OPTIONS} />
@@ -167,73 +147,74 @@ function Invitations ({ organization, invitations }: { organization: string, inv
   )
 }
 
-const CHANGE = ['team:update']
-
-function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, members }: {
-  organization: string, team: Schemas['Team'], members: readonly Member[]
+function TeamItem ({ organization, team: { id, attributes: { name, member_count, project_count } }, reloadTeams }: {
+  organization: string, team: Schemas['Team'], reloadTeams: () => Promise<void>
 }) {
-  const [team, setTeam] = useState<Schemas['WholeTeamAttributes']>()
-  const path = { organization, team: id }
-  const show = async () => setTeam((await call('getTeam', { path })).data.data.attributes)
-  const after = async (text: string) => { await show(); changed(text) }
-  const setProject = async ({ project = '', role = '', except_status = '', ...fields }: Fields) => {
-    if (project === '') throw new Error('Choose a project first.')
-    const restriction = { ...chosenPart(fields), ...(except_status !== '' && { except_status: 'production' as const }) }
-    await call('setTeamProject', {
-      path: { ...path, project },
-      dangerous: CHANGE,
-      body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
-    })
-    await after(`${name} has a role in ${project} now.`)
-  }
-  const addMember = async ({ member = '' }: Fields) => {
-    await call('addTeamMember', { path: { ...path, member }, body: {}, dangerous: CHANGE })
-    await after('Added to the team.')
-  }
-  const removeMember = (member: string, name: string) => async () => {
-    await call('removeTeamMember', { path: { ...path, member }, dangerous: CHANGE })
-    await after(`${name} left the team.`)
-  }
-  const removeProject = (project: string, name: string) => async () => {
-    await call('removeTeamProject', { path: { ...path, project }, dangerous: CHANGE })
-    await after(`The team has no role in ${name} any more.`)
-  }
-  const remove = async () => {
-    await call('deleteTeam', { path })
-    changed(`Deleted the team ${name}.`)
-  }
   return (
     <li>
       <p><strong>{name}</strong>, {member_count} members, {project_count} projects</p>
-      {team === undefined
-        ? <Act name='team.show' description={name} run={show} />
-        : (
-          <div class='preview'>
-            <h3>Members of {name}</h3>
-            <Table
-              label={`Members of ${name}`} head={['Name', 'Address', 'Change']} empty='Nobody yet.'
-              rows={team.members.map(({ id, name, email }) => [id, name, email, <Act name='team-member.remove' description={name} run={removeMember(id, name)} />])}
-            />
-            <Form name='team-member.add' run={addMember}>
-              <Field label={`Member to add to ${name}`} name='member' options={members.map(({ id, attributes }) => [id, `${attributes.name}, ${attributes.email}`])} />
-            </Form>
-            <h3>Projects of {name}</h3>
-            <Table
-              label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
-              rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
-                id, name, roleName(role), placesOf(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
-              ])}
-            />
-            <Form name='team-project.set' run={setProject}>
-              <PartPicker organization={organization} none='Choose one' />
-              <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
-              <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
-            </Form>
-            <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>
-              <p>Its members lose the roles that the team gives them.</p>
-            </Danger>
-          </div>
-          )}
+      <Later name='team.show' description={name}><OpenTeam {...{ organization, id, name, reloadTeams }} /></Later>
     </li>
+  )
+}
+
+/** The members and projects of a team. */
+function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization' | 'id' | 'name', string> & { reloadTeams: () => Promise<void> }) {
+  const path = { organization, team: id }
+  const dangerous = ['team:update']
+  const loaded = useLoad(async () => {
+    const team = (await call('getTeam', { path })).data.data.attributes
+    const all = await firstPages(async (page) =>
+      (await call('listMembers', { path: { organization }, query: { page, per_page: 100 } })).data)
+    return { ...team, others: all.found.filter((member) => team.members.every(({ id }) => id !== member.id)) }
+  }, [])
+  const setProject = async ({ project = '', role = '', except_status = '', ...fields }: Fields) => {
+    if (project === '') throw new Error('Choose a project first.')
+    const restriction = { ...chosenPart(fields), ...(except_status !== '' && { except_status: 'production' as const }) }
+    await saying(call('setTeamProject', {
+      path: { ...path, project },
+      dangerous,
+      body: { role: role as Exclude<Role, 'billing_manager'>, restrictions: Object.keys(restriction).length === 0 ? [] : [restriction] }
+    }), `${name} has a role in ${project} now.`)
+  }
+  const addMember = async ({ member = '' }: Fields) =>
+    saying(call('addTeamMember', { path: { ...path, member }, body: {}, dangerous }), 'Added to the team.')
+  const removeMember = (member: string, name: string) => async () =>
+    saying(call('removeTeamMember', { path: { ...path, member }, dangerous }), `${name} left the team.`)
+  const removeProject = (project: string, name: string) => async () =>
+    saying(call('removeTeamProject', { path: { ...path, project }, dangerous }), `The team has no role in ${name} any more.`)
+  const remove = async () => { await call('deleteTeam', { path }); await reloadTeams(); changed(`Deleted the team ${name}.`) }
+  return (
+    <Show of={loaded}>
+      {(team) => (
+        <div class='preview'>
+          <h3>Members of {name}</h3>
+          <Table
+            label={`Members of ${name}`} head={['Name', 'Address', 'Change']} empty='Nobody yet.'
+            rows={team.members.map(({ id, name, email }) => [id, name, email, <Act name='team-member.remove' description={name} run={removeMember(id, name)} />])}
+          />
+          {team.others.length > 0 && (
+            <Form name='team-member.add' run={addMember}>
+              <Field label={`Member to add to ${name}`} name='member' options={team.others.map(({ id, attributes }) => [id, `${attributes.name}, ${attributes.email}`])} />
+            </Form>
+          )}
+          <h3>Projects of {name}</h3>
+          <Table
+            label={`Projects of ${name}`} head={['Project', 'Role', 'Where', 'Change']} empty='No project yet.'
+            rows={team.projects.map(({ id, slug, name, role, restrictions }) => [
+              id, name, roleName(role), placesOf(restrictions), <Act name='team-project.remove' description={name} run={removeProject(slug, name)} />
+            ])}
+          />
+          <Form name='team-project.set' run={setProject}>
+            <PartPicker organization={organization} none='Choose one' />
+            <Field label={`Role of ${name} in the project`} name='role' value='developer' options={PROJECT_ROLES} />
+            <Field label='Production' name='except_status' options={[['', 'Included'], ['production', 'Without environments in production']]} />
+          </Form>
+          <Danger name='team.delete' title={`Delete the team ${name}?`} description={name} run={remove}>
+            <p>Its members lose the roles that the team gives them.</p>
+          </Danger>
+        </div>
+      )}
+    </Show>
   )
 }

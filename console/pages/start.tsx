@@ -1,11 +1,11 @@
 import { useState } from 'preact/hooks'
 import { call } from '../api.ts'
-import { checkOf, deriveKey, holdKey, ITERATIONS, newSalt } from '../crypto.ts'
+import { checkOf, holdKey, newKey } from '../crypto.ts'
 import { storeDocument } from '../levels.ts'
 import { go } from '../router.ts'
 import { NewKeyString } from '../secrets.tsx'
 import { loadPerson, membership, memberships, roleName } from '../session.ts'
-import { Act, Check, Danger, Empty, Field, Form, Help, messageOf, Pages, Section, Show, Table, Time, To, changed, useLoad, type Fields } from '../ui.tsx'
+import { Act, Check, Danger, Empty, Field, Form, Help, List, messageOf, Section, Show, Table, Time, To, changed, useList, useLoad, type Fields } from '../ui.tsx'
 import { FileField } from '../import.tsx'
 import type { Format } from '../values.ts'
 
@@ -77,27 +77,22 @@ function Organizations () {
 }
 
 function Projects ({ organization }: { organization: string }) {
-  const [page, setPage] = useState(1)
-  const projects = useLoad(
-    async () => (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data, [organization, page]
-  )
+  const projects = useList(async (page) =>
+    (await call('listProjects', { path: { organization }, query: { page, per_page: 50 } })).data)
   return (
     <Section title='Projects'>
       <Help of='project' />
-      <Show of={projects}>
-        {({ data, meta }) => (
-          <>
-            <Table
-              label='Projects' head={['Project', 'Key held by', 'Last change']} empty='There is no project yet. Create one below: with an .env file you see its names at once.'
-              rows={data.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => [
-                id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>, encryption_type === 'client' ? 'your people' : 'the server',
-                last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>
-              ])}
-            />
-            <Pages meta={meta} set={setPage} />
-          </>
+      <List of={projects} empty='There is no project yet. Create one below: with an .env file you see its names at once.'>
+        {(found) => (
+          <Table
+            label='Projects' head={['Project', 'Key held by', 'Last change']}
+            rows={found.map(({ id, attributes: { slug, name, encryption_type, last_change } }) => [
+              id, <To to={{ page: 'matrix', organization, project: slug }}>{name}</To>, encryption_type === 'client' ? 'your people' : 'the server',
+              last_change == null ? 'none' : <><Time at={last_change.created_at} />{last_change.created_by != null && `, ${last_change.created_by.name}`}</>
+            ])}
+          />
         )}
-      </Show>
+      </List>
       <details open={projects.value?.data.length === 0}>
         <summary>Create a project</summary>
         <CreateProject organization={organization} />
@@ -112,8 +107,7 @@ function CreateProject ({ organization }: { organization: string }) {
   const [document, setDocument] = useState<string | undefined>('')
   const create = async ({ name = '', secret_format = 'env', targets = '', environments = '', key_string = '' }: Fields) => {
     if (document === undefined) throw new Error('Correct the escapes of the imported text first.')
-    const salt = newSalt()
-    const key = isClient ? await deriveKey(key_string, { salt, iterations: ITERATIONS }) : undefined
+    const key = isClient ? await newKey(key_string) : undefined
     const { data: { data: { attributes: { slug: project } } } } = await call('createProject', {
       path: { organization },
       body: { name, secret_format: secret_format as Format, ...(key !== undefined && { storage_mode: 'client', ...checkOf(key) }) }

@@ -2,10 +2,9 @@ import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
 import { chosenPart, PartPicker } from '../part-picker.tsx'
-import { ALL_SCOPES, wordsOfScopes } from '../scopes.ts'
-import { Act, changed, changes, Check, Danger, Empty, Field, Form, Help, Pages, Section, Show, Time, useLoad, type Fields } from '../ui.tsx'
+import { ALL_SCOPES, scopesOf, wordsOfScopes, type Ability } from '../scopes.ts'
+import { Act, changes, Check, Danger, Field, Form, Help, List, saying, Section, Time, useList, type Fields } from '../ui.tsx'
 
-type Ability = Schemas['Ability']
 type Token = Schemas['ApiToken']
 interface NewValue { name: string, value: string }
 
@@ -18,8 +17,8 @@ const PRESETS: Record<string, readonly Ability[]> = {
 
 /** The tokens of the organization. */
 export function TokensPage ({ organization }: { organization: string }) {
-  const [page, setPage] = useState(1)
-  const tokens = useLoad(async () => (await call('listApiTokens', { path: { organization }, query: { page, per_page: 25, sort: '-created_at' } })).data, [page])
+  const tokens = useList(async (page) =>
+    (await call('listApiTokens', { path: { organization }, query: { page, per_page: 25, sort: '-created_at' } })).data)
   const [shown, setShown] = useState<NewValue>()
   return (
     <>
@@ -30,15 +29,9 @@ export function TokensPage ({ organization }: { organization: string }) {
         <CreateToken organization={organization} done={(created) => { setShown(created); changes.value++ }} />
       </Section>
       <Section title='Tokens'>
-        <Show of={tokens}>
-          {({ data, meta }) => (
-            <>
-              {data.length === 0 && <Empty>There is no token. A build or a service needs one: create it above.</Empty>}
-              <ul class='list'>{data.map((token) => <TokenItem key={token.id} {...{ organization, token }} show={setShown} />)}</ul>
-              <Pages meta={meta} set={setPage} />
-            </>
-          )}
-        </Show>
+        <List of={tokens} empty='There is no token. A build or a service needs one: create it above.'>
+          {(found) => <ul class='list'>{found.map((token) => <TokenItem key={token.id} {...{ organization, token }} show={setShown} />)}</ul>}
+        </List>
       </Section>
       <Section title='Applications'>
         <p>Applications act for a person, such as the command line tool, not for an organization. So each person sees the own ones on <a href={`${BASE.pathname}account`}>the account page</a>, with their permissions, and ends their access there.</p>
@@ -66,6 +59,7 @@ curl -H "Authorization: Bearer $STRONGROOM_TOKEN" '${new URL(`api/v1/${organizat
 
 function CreateToken ({ organization, done }: { organization: string, done: (created: NewValue) => void }) {
   const [abilities, setAbilities] = useState<readonly Ability[]>(PRESETS['Read-only']!)
+  const scopes = scopesOf(abilities)
   const create = async ({ name = '', expires_at = '', project = '', ...fields }: Fields) => {
     const days = Number(expires_at)
     const { data } = await call('createApiToken', {
@@ -76,7 +70,7 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
         ...(days > 0 && { expires_at: new Date(Date.now() + days * 86_400_000).toISOString() }),
         ...(project !== '' && { restrictions: [{ project, ...chosenPart(fields) }] })
       },
-      dangerous: ['api-token:create', ...scopesOf(abilities)]
+      dangerous: ['api-token:create', ...scopes]
     })
     done({ name, value: data.token })
   }
@@ -95,11 +89,8 @@ function CreateToken ({ organization, done }: { organization: string, done: (cre
           <div class='choices'>
             {ALL_SCOPES.map((scope) => (
               <Check
-                key={scope} name='scope' value={scope} label={scope} checked={abilities.includes(scope as Ability) || abilities.includes('*')}
-                onChange={(isOn) => {
-                  const rest = abilities.filter((one) => one !== scope && one !== '*')
-                  setAbilities(isOn ? [...rest, scope as Ability] : rest)
-                }}
+                key={scope} name='scope' value={scope} label={scope} checked={scopes.includes(scope)}
+                onChange={(isOn) => setAbilities(isOn ? [...scopes, scope] : scopes.filter((one) => one !== scope))}
               />
             ))}
           </div>
@@ -126,7 +117,7 @@ function TokenItem ({ organization, token, show }: {
     show({ name, value: data.token })
     changes.value++
   }
-  const revoke = async () => { await call('deleteApiToken', { path }); changed(`Revoked the token ${name}.`) }
+  const revoke = async () => saying(call('deleteApiToken', { path }), `Revoked the token ${name}.`)
   return (
     <li>
       <p><strong>{name}</strong> <code>{token_prefix}…{token_suffix}</code></p>
@@ -149,5 +140,3 @@ function TokenItem ({ organization, token, show }: {
     </li>
   )
 }
-
-const scopesOf = (abilities: readonly Ability[]): readonly string[] => abilities.includes('*') ? ALL_SCOPES : abilities

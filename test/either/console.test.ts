@@ -508,6 +508,17 @@ t.test('CO-07: files are immutable and compressed, and nothing else of the folde
   t.equal((await service.inject({ method: 'POST', url: '/console/', payload: {} })).status, 404)
 })
 
+t.test('CO-07: a malformed address leads a browser to the application, and a program gets the error of the API', async (t) => {
+  const below = await startApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
+  for (const path of ['%', 'nimbus/%E0%A4%A', '%zz/x?y=%']) {
+    const page = await get(service, `/console/${path}`)
+    t.strictSame([page.status, page.headers.location, page.headers['cache-control']], [303, '/console/', 'no-store'], path)
+    t.equal((await get(below, `/secrets/console/${path}`)).headers.location, '/secrets/console/')
+    t.equal((await get(service, `/console/${path}`, {})).status, 404, path)
+    t.equal((await get(service, `/consoles/${path}`)).status, 404, path)
+  }
+})
+
 t.test('CO-07: below a path, the page names its files below the path', async (t) => {
   const below = await startApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
   const page = await get(below, '/secrets/console/x/y')
@@ -522,7 +533,7 @@ t.test('CO-08: CONSOLE=off removes the console, its client and its tokens', asyn
   const person = await newcomer()
   const { access_token } = await tokenOf(await signedIn(person))
   const off = await startApp(t, { CONSOLE: 'off' })
-  for (const url of ['/console', '/console/', '/console/x', `/console/${assets[0]}`]) t.equal((await get(off, url)).status, 404, url)
+  for (const url of ['/console', '/console/', '/console/x', '/console/%', `/console/${assets[0]}`]) t.equal((await get(off, url)).status, 404, url)
   t.equal((await get(off, '/')).headers.location, '/docs')
   const at = await off.app.listen({ host: '127.0.0.1', port: 0 })
   const asked = await visitor(at).open(

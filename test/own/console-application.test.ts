@@ -5,6 +5,7 @@ import { brotliCompressSync } from 'node:zlib'
 import t from 'tap'
 import { parse } from 'yaml'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { documentError } from '../../src/rules/documents/read.ts'
 import { load } from '../helpers/console.ts'
 import { operationsIn } from '../helpers/contract.ts'
 
@@ -99,6 +100,14 @@ t.test('a value keeps every byte in its escaped form', async (t) => {
   for (const wrong of ['\\x', '\\', '\\u{110000}', '\\u{}', '\\u0041']) t.throws(() => unescapeValue(wrong), /is no escape/, wrong)
 })
 
+t.test('names with invisible characters look different', async (t) => {
+  const { shownName } = await load('values.ts')
+  for (const [name, shown] of [
+    ['NAME', 'NAME'], ['NAME\u200b', 'NAME\\u{200b}'], ['A\u202eB', 'A\\u{202e}B'], ['', '(empty name)'], ['é \\ b', 'é \\ b'],
+    [' a ', '\\u{20}a\\u{20}'], ['a\nb', 'a\\u{a}b'], ['\t', '\\t']
+  ] as const) t.equal(shownName(name), shown)
+})
+
 t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
   const { changeValue, readValues } = await load('values.ts')
   const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')
@@ -125,6 +134,24 @@ t.test('the browser changes documents of client-managed projects without touchin
     '{\n  "A": "2",\n  "B": [\n    true,\n    null,\n    -1.5\n  ]\n}\n')
   t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
   t.equal(readValues('yaml', 'A: 1'), undefined)
+})
+
+t.test('the first error of a text has the place that the service names', async (t) => {
+  const { problemIn } = await load('values.ts')
+  for (const [format, text] of [
+    ['json', '{"A": x}'], ['json', '{\n"A": "1"\r\n"B": 2}'], ['json', '\ufeff{"🙂": }'], ['json', '{"A": "\n"}'], ['json', '[1]'], ['json', '{"A": 1'],
+    ['json', '"text"'], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
+  ] as const) {
+    const { line, column } = documentError(format, text)!
+    t.match({ line, column }, problemIn(format, text), `${format} ${JSON.stringify(text)}`)
+  }
+  for (const [format, text] of [['json', '{"A": 1}'], ['json', ''], ['env', 'A=1'], ['yaml', ': ['], ['text', 'x']]) t.equal(problemIn(format, text), undefined)
+})
+
+t.test('an address with a malformed escape is a place', async (t) => {
+  const { placeOf } = await load('router.ts')
+  t.match(placeOf('/console/nimbus/%E0%A4%A/-/level'), { page: 'level', organization: 'nimbus', project: '%E0%A4%A' })
+  t.match(placeOf('/console/%25/a%20b'), { page: 'matrix', organization: '%', project: 'a b' })
 })
 
 t.test('an edited document is a change of names if nothing else differs', async (t) => {

@@ -52,6 +52,10 @@ export async function installConsole (app: FastifyInstance) {
   })
 }
 
+/** Whether a browser opens a malformed address below `/console/`, such as `/console/%`, which no route matches. */
+export const isLostInConsole = (request: FastifyRequest): boolean =>
+  (request.raw.url ?? '').startsWith('/console/') && acceptsHtml(request)
+
 const PERMISSIONS = [
   'clipboard-write=(self)',
   ...['camera', 'clipboard-read', 'display-capture', 'geolocation', 'microphone', 'payment', 'usb'].map((one) => `${one}=()`)
