@@ -12,7 +12,7 @@ import { nonce } from './crypto/primitives.ts'
 import { findAuthority, transaction, type Database } from './db/database.ts'
 import { installAccess } from './http/guard/access.ts'
 import { installDryRuns } from './http/guard/dry-runs.ts'
-import { installAgents } from './http/routes/go-sdk-compat.ts'
+import { installGoSdkCompat } from './http/routes/go-sdk-compat.ts'
 import { installConsole, isLostInConsole } from './http/pages/console.ts'
 import { seeOther } from './http/pages/pages.ts'
 import { installAliases } from './http/routes/aliases.ts'
@@ -31,7 +31,7 @@ import { installPathParams } from './http/routes/path-params.ts'
 import { installQueryParams } from './http/routes/query-params.ts'
 import type { Domain } from './http/routes/types.ts'
 import { installDocs, installOpenApi } from './http/contract/openapi.ts'
-import { installPlaces } from './http/guard/level-lookup.ts'
+import { installLevelLookup } from './http/guard/level-lookup.ts'
 import { countInRedis } from './http/limits/redis.ts'
 import { requestFormatError } from './http/bodies/request-format.ts'
 import { serializerCompiler } from './http/responses/serialization.ts'
@@ -111,7 +111,7 @@ export interface AppDependencies {
   /** Whether new requests get 503. */
   isStopping?: () => boolean
   /** Milliseconds for which the guard's checks are valid. If the body arrives later, the guard repeats the checks. */
-  judgedFor?: number
+  recheckAfter?: number
   /** The payment provider; by default, payments are manual. */
   provider?: Provider
   /** Timeout of the payment provider in milliseconds. */
@@ -128,7 +128,7 @@ export interface AppDependencies {
 export async function buildApp (
   {
     config, database, keyring, costs = COSTS, logStream = standardLog(), isStopping = () => false,
-    isLeaving = isStopping, judgedFor, counters, provider = manual, patienceOfProvider,
+    isLeaving = isStopping, recheckAfter, counters, provider = manual, patienceOfProvider,
     metrics: given, readMetrics
   }: AppDependencies
 ): Promise<FastifyInstance> {
@@ -259,9 +259,9 @@ export async function buildApp (
   installIdempotency(app, createAnswerSeal(keyring))
   const { redis } = config
   const common = redis === undefined ? counters : await countInRedis(app, redis, counters, metrics)
-  await installAccess(app, judgedFor, common)
-  installPlaces(app)
-  installAgents(app)
+  await installAccess(app, recheckAfter, common)
+  installLevelLookup(app)
+  installGoSdkCompat(app)
   await app.register(health(database, isLeaving))
   if (metricsToken !== undefined && metrics !== undefined) {
     measureDatabase(metrics, database, refusals)

@@ -13,7 +13,7 @@ export type Sender = {
 export interface PostedMail extends Mail { onFailure?: () => Promise<void> }
 
 /** A reserved place in the queue. The caller has to call `post` or `release`. */
-export interface Room {
+export interface MailReservation {
   /**
    * Queues the mail. A failed delivery is logged. Undefined queues an empty entry, for which no mail is sent. So the
    * number of free places does not reveal whether a mail was queued.
@@ -30,7 +30,7 @@ export interface Outbox {
    * Reserves a place for a mail to a canonical address. Returns undefined without a mail server, and if a quota is used
    * up; a used-up quota is logged. The result does not depend on whether the address has an account.
    */
-  reserve (sender: Sender, address: string): Room | undefined
+  reserve (sender: Sender, address: string): MailReservation | undefined
   /** The number of mails being sent, and the number of queued mails and reserved places. */
   load (): { underWay: number, waiting: number }
   /** Resolves when all queued mails are sent or have failed. */

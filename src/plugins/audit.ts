@@ -6,7 +6,7 @@ import {
 } from '../../schemas/audit.ts'
 import type { EventName } from '../../schemas/events.ts'
 import { PAGE_SIZE } from '../../schemas/shapes.ts'
-import { rest } from '../crypto/rest.ts'
+import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { preferredType } from '../http/responses/negotiation.ts'
 import { principalOf } from '../http/routes/actor.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
@@ -180,7 +180,7 @@ async function textOf (items: readonly Item[], write: (item: Item) => string): P
   let text = ''
   for (let at = 0; at < items.length; at += STEP) {
     text += items.slice(at, at + STEP).map(write).join('')
-    await rest()
+    await yieldToEventLoop()
   }
   return text
 }

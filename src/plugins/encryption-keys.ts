@@ -10,7 +10,7 @@ import { isBlobText } from '../crypto/blob.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { afterCommit, type RedactedReplay } from '../http/repeats/idempotency.ts'
 import { readKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
-import { inTurns, takeLargeBodies } from '../http/bodies/large-bodies.ts'
+import { yieldingBetween, takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { levelOf, locate } from '../http/guard/level-lookup.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { type KeyRow, type KeyState, listKeys } from '../repositories/keys/encryption-keys.ts'
@@ -186,7 +186,7 @@ export const encryptionKeys: Domain = async (app) => {
   app.post('/:organization/:project/secrets/re-encrypt-history', {
     config: {
       access: 'key:rotate',
-      judge: ({ body }) => validateVersions(body as Static<typeof ReEncryptBody>),
+      validate: ({ body }) => validateVersions(body as Static<typeof ReEncryptBody>),
       at: 'project',
       audit: 'history.re_encrypt',
       errors: [
@@ -223,7 +223,7 @@ const clientRotation: Domain = async (app) => {
     ...takeLargeBodies(app, {
       schema: RotateClientKeysBody,
       list: 'secrets',
-      judgePlace: (request) => locate(app, request)
+      validatePlace: (request) => locate(app, request)
     }),
     config: {
       // Requires `secret:write`, because the rotation replaces every document of the project.
@@ -258,7 +258,7 @@ const clientRotation: Domain = async (app) => {
         app.keyring, storageKey, { ...seen, version: seen.version + 1 }, readKeyCheck({ key_check, ...triple })
       )
       let revealed = false
-      for await (const [i, { content }] of inTurns(secrets, ({ content }) => content.length)) {
+      for await (const [i, { content }] of yieldingBetween(secrets, ({ content }) => content.length)) {
         if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
         revealed ||= revealsKey(key_check, content)
       }
@@ -267,7 +267,7 @@ const clientRotation: Domain = async (app) => {
         seen: seenOf(seen),
         key,
         policy: history_policy,
-        judge: async (db, project, ids) => {
+        validate: async (db, project, ids) => {
           if (await provesAnyKey(db, storageKey, project, key_check)) {
             refuse('key_check', 'Already used for a key of this project; use a new key')
           }

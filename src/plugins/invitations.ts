@@ -15,7 +15,7 @@ import { inOrganization } from '../http/routes/in-organization.ts'
 import { requireRole } from '../http/routes/roles.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { membershipInvitation } from '../mail/messages.ts'
-import type { Room } from '../mail/outbox.ts'
+import type { MailReservation } from '../mail/outbox.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
@@ -50,7 +50,7 @@ export const invitations: Domain = async (app) => {
       at: 'organization',
       limitOfEffect: 'memberships',
       etag: true,
-      judge: (request) => validateInvitation(principalOf(request), request.body as Static<typeof InviteMemberBody>),
+      validate: (request) => validateInvitation(principalOf(request), request.body as Static<typeof InviteMemberBody>),
       audit: 'invitation.create',
       errors: ['role_not_held', 'already_member', 'limit_reached', 'plan_limit_reached']
     },
@@ -194,25 +194,25 @@ export const invitations: Domain = async (app) => {
   /** Sends no e-mail if the queue is full, or if the organization sent this address an e-mail in the last 24 hours. */
   function prepareMail ({ organization, person, type, name }: Principal, email: string) {
     const secret = mintSecret()
-    let room: Room | undefined
+    let reservation: MailReservation | undefined
     let isTaken = false
     return {
       // Reserves a place in the queue for every address: the duration must not reveal whether the address has an
       // account.
       reserve () {
-        room ??= app.outbox.reserve(
+        reservation ??= app.outbox.reserve(
           { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
         )
       },
-      isReserved: () => room !== undefined,
+      isReserved: () => reservation !== undefined,
       /** Call this in the transaction. Returns the hash of the secret in the link; undefined if no e-mail is sent. */
       async take (db: Db): Promise<Buffer | undefined> {
-        isTaken = room !== undefined && await takeInvitationMail(db, organization.id, email)
+        isTaken = reservation !== undefined && await takeInvitationMail(db, organization.id, email)
         return isTaken ? hashToken(secret) : undefined
       },
       post ({ id, email, role }: InvitationRow) {
-        if (!isTaken) return room?.release()
-        room?.post({
+        if (!isTaken) return reservation?.release()
+        reservation?.post({
           about: `invitation ${id}`,
           to: email,
           onFailure: () => returnInvitationMail(app.db, organization.id, email),
@@ -225,9 +225,9 @@ export const invitations: Domain = async (app) => {
           })
         })
       },
-      release: () => room?.release(),
+      release: () => reservation?.release(),
       fail (error: unknown): never {
-        room?.release()
+        reservation?.release()
         throw error
       }
     }

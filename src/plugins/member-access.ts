@@ -3,7 +3,7 @@ import {
 } from '../../schemas/member-access.ts'
 import { MemberParams, type MemberAttributes } from '../../schemas/members.ts'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { rest } from '../crypto/rest.ts'
+import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { findTeamRoles } from '../db/callers/memberships.ts'
 import type { Db } from '../db/database.ts'
 import { findSlugs } from '../db/rows/slugs.ts'
@@ -78,7 +78,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
       rights: rightsIn(powers, held).map(({ scopes, slices }) =>
         ({ scopes, restrictions: restrictionsOf(slices, slugs) }))
     })
-    await rest()
+    await yieldToEventLoop()
   }
   const scopes = SCOPE_NAMES.filter((scope) => holds(powers, scope))
   return {

@@ -145,10 +145,10 @@ export const members: Domain = async (app) => {
 
   // Notifies the member by e-mail, except without a mail server or if the e-mail queue is full.
   function tell ({ organization, person }: Principal, { user_id, email, name }: MemberAttributes, role: Role | null) {
-    const room = app.outbox.reserve(
+    const reservation = app.outbox.reserve(
       { organization: organization.id, person: person?.user_id ?? null }, canonicalEmail(email)
     )
     const message = membershipChanged({ name, service: app.issuer(), organization: organization.name, role })
-    room?.post({ about: `user ${user_id}`, to: email, ...message })
+    reservation?.post({ about: `user ${user_id}`, to: email, ...message })
   }
 }

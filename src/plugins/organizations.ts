@@ -12,7 +12,7 @@ import { requireCurrent } from '../http/repeats/etags.ts'
 import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
-import { endUntoldCharges } from '../repositories/billing/invoices.ts'
+import { endUnsentCharges } from '../repositories/billing/invoices.ts'
 import {
   deleteOrganization, listOrganizations, lockEverybody, readOrganization, updateOrganization,
   type ShownOrganization
@@ -146,7 +146,7 @@ export const organizations: Domain = async (app) => {
       await transaction(app.db, async (db) => {
         const { members, tokens } = await lockEverybody(db, id)
         await requireCurrent(db, request, id)
-        await endUntoldCharges(db, id)
+        await endUnsentCharges(db, id)
         // Recorded before the deletion: recording needs the caller's membership, which the deletion removes.
         await recordEvent(db, actorOf(request), eventOf('organization.delete', id, { members, tokens }))
         await deleteOrganization(db, id, principalOf(request).person?.user_id)

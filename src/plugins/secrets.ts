@@ -54,7 +54,7 @@ export const secrets: Domain = async (app) => {
       config: {
         access: 'secret:read',
         mayNeed: ['secret:decrypt', 'secret:history'],
-        judge: (request) => validateCombinations(readingOfQuery(request)),
+        validate: (request) => validateCombinations(readingOfQuery(request)),
         at: level,
         // The prefetch calls this function before the query is validated, when `decrypt` is still a string.
         include: (request) => {
@@ -92,7 +92,7 @@ export const secrets: Domain = async (app) => {
       access: 'authenticated',
       repeatable: false,
       mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'],
-      judge: (request) => {
+      validate: (request) => {
         if (readingOfBody(request).action !== 'key:retrieve') {
           validateCombinations(readingOfBody(request))
         }
@@ -129,7 +129,7 @@ export const secrets: Domain = async (app) => {
   app.post('/:organization/secrets/store', {
     config: {
       access: 'secret:write',
-      judge: ({ body }) => validateContent(body as StoreBody),
+      validate: ({ body }) => validateContent(body as StoreBody),
       at: ({ body }) => namesOf(body as StoreBody),
       isFoundByWrite: true,
       dryRun: true,

@@ -60,7 +60,7 @@ export const versions: Domain = async (app) => {
       access: 'secret:history',
       goSdk: 'levelBySlugs',
       repeatable: false,
-      judge: ({ body }) => validateLevel(body as LevelOfHistory),
+      validate: ({ body }) => validateLevel(body as LevelOfHistory),
       at: ({ body }) => namesOf(body as LevelOfHistory),
       include: 'revisions',
       audit: 'none'
@@ -223,7 +223,7 @@ export const versions: Domain = async (app) => {
     config: {
       access: 'secret:purge',
       goSdk: 'levelBySlugs',
-      judge: ({ body }) => validateScope(body as PurgeBody),
+      validate: ({ body }) => validateScope(body as PurgeBody),
       at: ({ body }) => namesOf(body as PurgeBody),
       include: 'revisions',
       audit: 'version.purge',

@@ -56,7 +56,7 @@ const canReturn = (state = '') => Buffer.byteLength(state) <= STATE_LENGTH && !s
 
 const isRepeated = (parameters: Parameters, name: string) => (parameters.get(name)?.length ?? 0) > 1
 
-/** The `client_id` of a request; undefined if missing or repeated. `judgeAuthorization` then returns the message. */
+/** The `client_id` of a request; undefined if missing or repeated. `validateAuthorization` then returns the message. */
 export const namedClient = (parameters: Parameters): string | undefined =>
   isRepeated(parameters, 'client_id') ? undefined : single(parameters, 'client_id')
 
@@ -64,7 +64,7 @@ export const namedClient = (parameters: Parameters): string | undefined =>
  * Validates a request. Checks the client and its redirect URI first: other errors are sent to that URI, and sending
  * them to a URI that is not registered would be an open redirect (RFC 9700, 4.11).
  */
-export function judgeAuthorization (parameters: Parameters, client: Client | undefined, issuer: string): Judged {
+export function validateAuthorization (parameters: Parameters, client: Client | undefined, issuer: string): Judged {
   if (client === undefined) return { page: clientProblem(parameters) }
   const redirect_uri = single(parameters, 'redirect_uri')
   if (redirect_uri === undefined || isRepeated(parameters, 'redirect_uri') ||

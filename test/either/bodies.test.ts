@@ -1,7 +1,7 @@
 import { connect, type AddressInfo } from 'node:net'
 import { Type } from '@sinclair/typebox'
 import t from 'tap'
-import { createSlots, inTurns } from '../../src/http/bodies/large-bodies.ts'
+import { createSlots, yieldingBetween } from '../../src/http/bodies/large-bodies.ts'
 import { boundsOf, readJson, readLargeJson } from '../../src/http/bodies/json.ts'
 import { parseJson } from '../../src/rules/documents/json.ts'
 import { readValue } from '../../src/rules/documents/value.ts'
@@ -161,8 +161,9 @@ t.test('a large body is read in steps, whatever it comes in, and none of its pie
   t.equal(await outcome(() => readLargeJson(inChunks(Buffer.alloc(0), 1), ROOMY, 100)), undefined)
 
   const turns: number[] = []
+  const blobs = Array.from({ length: 64 }, () => blob)
   let bytes = 0
-  for await (const [, element] of inTurns(Array.from({ length: 64 }, () => blob), (one) => one.length, async () => {
+  for await (const [, element] of yieldingBetween(blobs, (one) => one.length, async () => {
     turns.push(bytes)
     bytes = 0
   })) bytes += element.length

@@ -13,7 +13,7 @@ import { buildApp } from '../../src/app.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import * as tables from '../../src/db/tables.ts'
 import { serializerOf } from '../../src/http/responses/serialization.ts'
-import { judging } from '../../src/http/bodies/validation.ts'
+import { validatorOf } from '../../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
 import { startApp, type Answer } from '../helpers/app.ts'
@@ -143,10 +143,10 @@ t.test('every schema can be compiled, which a service does when it needs it firs
         return true
       }
     }).map(({ at }) => at)
-  t.strictSame(failing(requests, (schema) => judging(schema)({})), [])
+  t.strictSame(failing(requests, (schema) => validatorOf(schema)({})), [])
   t.strictSame(failing(answers, serializerOf), [])
   const none = [{ at: 'none', schema: { type: 'none' } }]
-  t.strictSame([failing(none, (schema) => judging(schema)({})), failing(none, serializerOf)], [['none'], ['none']])
+  t.strictSame([failing(none, (schema) => validatorOf(schema)({})), failing(none, serializerOf)], [['none'], ['none']])
 })
 
 // These speak the language of RFC 6749.

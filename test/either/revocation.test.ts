@@ -26,14 +26,14 @@ const rosa = await makePerson(service, { [o]: 'owner' })
 const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
 
 /** The service once more on the same database, with its own idea of how long a judgement holds. */
-async function listening (judgedFor: number, write: (line: string) => void = () => {}): Promise<string> {
+async function listening (recheckAfter: number, write: (line: string) => void = () => {}): Promise<string> {
   const app = await buildApp({
     config: service.config,
     database: service.database,
     keyring: service.keyring,
     costs: service.app.costs,
     logStream: { write },
-    judgedFor
+    recheckAfter
   })
   t.teardown(() => app.close())
   return app.listen({ host: '127.0.0.1', port: 0 })

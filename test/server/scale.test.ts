@@ -9,8 +9,8 @@ import type { KeyState } from '../../src/repositories/keys/encryption-keys.ts'
 import { findWaiting, growHistories, moveVersions } from '../../src/repositories/secrets/re-encryption.ts'
 import { listChangedLevels } from '../../src/repositories/secrets/point-in-time.ts'
 import {
-  deleteEmptyHistories, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions, deleteSecretsOfRemoved, LEFT_BEHIND,
-  purgeHistories
+  deleteEmptyHistories, deleteLeftBehind, deleteRemovedVersions, deleteSecretsOfRemoved, deleteUnusableTokens,
+  LEFT_BEHIND, purgeHistories
 } from '../../src/repositories/operations/cleanup.ts'
 import { findDocuments } from '../../src/repositories/secrets/rotations.ts'
 import { deleteTokens } from '../../src/repositories/people/tokens.ts'
@@ -554,7 +554,7 @@ t.test('what takes or changes very many rows of a tenant reads each a few times,
     'purged versions': async (db) => deleteRemovedVersions(db, organization, { history_id: '', id: 0 }, MANY),
     'purged histories': async (db) => deleteEmptyHistories(db, organization, MANY),
     'tokens that are narrowed to nothing': async (db) => deleteTokens(db, organization, ids.slice(0, MANY / 3)),
-    'tokens that expired long ago': async (db) => deleteOverTokens(db, organization, MANY / 3),
+    'tokens that expired long ago': async (db) => deleteUnusableTokens(db, organization, MANY / 3),
     'documents of an organization that is gone': async (db) => deleteSecretsOfRemoved(db, organization, MANY),
     'tokens of an organization that is gone': async (db) => deleteLeftBehind(db, LEFT_BEHIND[0], organization, MANY)
   }

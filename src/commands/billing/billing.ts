@@ -4,7 +4,7 @@ import { addRefund, checkRefund, closeInvoiceByOperator, concernOf, settleRefund
 import { readNow, transaction, type Database, type Db } from '../../db/database.ts'
 import { operatorOf, type Actor } from '../../repositories/audit/audit.ts'
 import { createCoupon, endCoupon, listCoupons, type NewCoupon } from '../../repositories/billing/billing.ts'
-import { findOwner, listAllInvoices, listUndoneRefunds } from '../../repositories/billing/invoices.ts'
+import { findOwner, listAllInvoices, listOpenRefunds } from '../../repositories/billing/invoices.ts'
 import { updatePrice } from '../../repositories/billing/plans.ts'
 import { formatMoney, invoiceNumber } from '../../rules/billing.ts'
 import { ApiError } from '../../rules/errors.ts'
@@ -147,7 +147,7 @@ export async function * exportInvoices ({ db }: Database): AsyncGenerator<string
  * and `pending` or the reason for the review.
  */
 export async function * describeRefunds ({ db }: Database): AsyncGenerator<string> {
-  const all = allRows((after) => listUndoneRefunds(db, manual.name, after), '', ({ refund }) => refund.id)
+  const all = allRows((after) => listOpenRefunds(db, manual.name, after), '', ({ refund }) => refund.id)
   for await (const { refund, charge } of all) {
     const { id, organization_id, amount, created_at, provider, status } = refund
     const state = status === 'pending' ? status : concernOf(refund)

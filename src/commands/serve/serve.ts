@@ -17,7 +17,7 @@ import { lineOf, StartEnded, StartError } from '../common/errors.ts'
 import { open, type Opened } from '../common/open.ts'
 import { warn } from '../common/stdio.ts'
 import { createOperator } from './operator.ts'
-import { exitOnUncaughtErrors, PATIENCE, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
+import { exitOnUncaughtErrors, SHUTDOWN_TIMEOUT_MS, SIGNALS, STOP, supervise, untilSignal, type FromWorker } from './supervise.ts'
 
 const IDLE_SWEEP_MS = 200
 const CLOSE_TIMEOUT_MS = 8_000
@@ -66,7 +66,7 @@ async function serveAlone (config: Config, env: Environment): Promise<number> {
 }
 
 async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
-  const tell = (message: object) => {
+  const sendToSupervisor = (message: object) => {
     if (process.connected) process.send!(message, undefined, undefined, () => {})
     return process.connected
   }
@@ -75,9 +75,9 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
   let isListening = false
   let log: FastifyInstance['log'] | undefined
   const metrics = config.metricsToken === undefined ? undefined : await createMetrics()
-  const channel = createChannel(tell, metrics && metricsHandlers(metrics))
+  const channel = createChannel(sendToSupervisor, metrics && metricsHandlers(metrics))
   const measure = measureAlone(metrics, 'supervisor')
-  const counters = joinCommonCounters(tell, (isAlone) => {
+  const counters = joinCommonCounters(sendToSupervisor, (isAlone) => {
     measure(isAlone)
     if (isAlone) log?.warn('supervisor not responding: each worker counts limits separately')
     else log?.warn('limits are counted across all workers again')
@@ -104,7 +104,7 @@ async function serveAsWorker (config: Config, worker: Worker): Promise<number> {
       provider: remoteProvider(channel),
       async ready (_opened, port) {
         isListening = true
-        tell({ listening: port } satisfies FromWorker)
+        sendToSupervisor({ listening: port } satisfies FromWorker)
       },
       async end (app) {
         ({ log } = app)
@@ -172,7 +172,7 @@ async function run (
     await pause(config.shutdownDelay * 1_000)
     stopping = true
     // An unresponsive database must not block the shutdown.
-    setTimeout(() => process.exit(0), PATIENCE).unref()
+    setTimeout(() => process.exit(0), SHUTDOWN_TIMEOUT_MS).unref()
     await Promise.all([close(app), operator?.stop()])
     return 0
   } finally {

@@ -18,14 +18,15 @@ import { open } from '../common/open.ts'
 
 export const SIGNALS = ['SIGTERM', 'SIGINT'] as const
 /** Milliseconds after which a stopping process exits despite requests in progress. */
-export const PATIENCE = 9_500
+export const SHUTDOWN_TIMEOUT_MS = 9_500
 /** The IPC message that stops a worker. */
 export const STOP = 'stop'
 /** Messages of a worker outside of the `Channel`: its port, the reason of a failed start, or requests to count. */
 export type FromWorker = { listening: number } | { failed: string } | { counting: number }
 
 const CLI = fileURLToPath(new URL('../../cli.js', import.meta.url))
-// Workers are killed this long after `PATIENCE`, so that a stop takes less than ten seconds after the shutdown delay.
+// Workers are killed this long after `SHUTDOWN_TIMEOUT_MS`, so that a stop takes less than ten seconds after the
+// shutdown delay.
 const KILL_DELAY_MS = 250
 const EARLY_FAILURE_MS = 30_000
 const FIRST_PAUSE = 500
@@ -134,7 +135,8 @@ function createWorkers (
         else worker.process.kill('SIGKILL')
       }
       const all = Promise.all([...workers.values()].map(({ ended }) => ended))
-      await Promise.race([all, pause(shutdownDelay * 1_000 + PATIENCE + KILL_DELAY_MS, undefined, { ref: false })])
+      const timeout = shutdownDelay * 1_000 + SHUTDOWN_TIMEOUT_MS + KILL_DELAY_MS
+      await Promise.race([all, pause(timeout, undefined, { ref: false })])
       kill()
     },
     kill

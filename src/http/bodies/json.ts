@@ -1,5 +1,5 @@
 import type { TSchema } from '@sinclair/typebox'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
@@ -56,7 +56,7 @@ export function readJson (bytes: Buffer, bounds: Bounds): unknown {
  * they arrive, and calls `pause` between the steps, so that no step blocks the event loop for long.
  */
 export async function readLargeJson (
-  source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = rest
+  source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = yieldToEventLoop
 ): Promise<unknown> {
   const decoder = new TextDecoder('utf-8', { fatal: true })
   const pieces = new Pieces()

@@ -1,11 +1,11 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompiler } from 'fastify'
 import { principalOf } from '../routes/actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { ApiError, fail } from '../../rules/errors.ts'
 import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readLargeJson } from './json.ts'
-import { errorsByMember, judging } from './validation.ts'
+import { errorsByMember, validatorOf } from './validation.ts'
 
 // The limit of a large body is this multiple of the normal body limit, but at most `MAX_BYTES`.
 const BODY_LIMIT_FACTOR = 16
@@ -21,7 +21,7 @@ interface LargeBody {
   /** The field with the large list, which is validated element by element. */
   list: string
   /** Looks up the level of the path and ends the request if the caller has no access, before the body is read. */
-  judgePlace: (request: FastifyRequest) => Promise<unknown>
+  validatePlace: (request: FastifyRequest) => Promise<unknown>
 }
 
 /**
@@ -30,7 +30,7 @@ interface LargeBody {
  * access checks until the response. The request ends with 503 if no slot is free. If the client disconnects before the
  * body is complete, the slot is released at once.
  */
-export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlace }: LargeBody) {
+export function takeLargeBodies (app: FastifyInstance, { schema, list, validatePlace }: LargeBody) {
   const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
   const bounds = boundsOf(schema)
   const takeSlot = createSlots(MAX_SLOTS, MAX_SLOTS_OF_ORGANIZATION)
@@ -61,14 +61,14 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, judgePlac
   return {
     bodyLimit,
     onRequest: async (request: FastifyRequest, reply: FastifyReply) => {
-      await judgePlace(request)
+      await validatePlace(request)
       if (Number(request.headers['content-length']) <= app.config.bodyLimit) return
       const giveBack = takeSlot(principalOf(request).organization.id) ?? fail('service_unavailable')
       const slot = { giveBack, isWhole: false }
       held.set(request, slot)
       const onClose = () => { if (!slot.isWhole) giveBack() }
       reply.raw.once('close', onClose)
-      // The client may have disconnected during `judgePlace`, before `onClose` was registered.
+      // The client may have disconnected during `validatePlace`, before `onClose` was registered.
       if (request.raw.destroyed) onClose()
     },
     onSend: async (request: FastifyRequest) => held.get(request)?.giveBack()
@@ -97,8 +97,8 @@ export function createSlots (most: number, mostOfOne: number) {
 }
 
 /** Iterates over the elements and yields to the event loop after each megabyte. */
-export async function * inTurns<T> (
-  elements: readonly T[], bytesOf: (element: T) => number, pause: () => Promise<unknown> = rest
+export async function * yieldingBetween<T> (
+  elements: readonly T[], bytesOf: (element: T) => number, pause: () => Promise<unknown> = yieldToEventLoop
 ): AsyncGenerator<[number, T]> {
   let bytes = 0
   for (const [i, element] of elements.entries()) {
@@ -113,22 +113,22 @@ export async function * inTurns<T> (
 // Validates the body without the elements of the list, then each element of the list by itself.
 function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema> {
   const { items, ...more } = schema.properties[list] as TArray
-  const outside = judging({
+  const outside = validatorOf({
     ...schema, properties: { ...schema.properties, [list]: { ...more, items: Type.Unknown() } }
   } as unknown as TObject)
-  const element = judging(items)
+  const element = validatorOf(items)
   return (route) => {
-    if (route.httpPart !== 'body') return judging(route.schema, route.httpPart)
-    const judge = async (body: unknown) => {
+    if (route.httpPart !== 'body') return validatorOf(route.schema, route.httpPart)
+    const validate = async (body: unknown) => {
       const value = valueOf(outside(body)) as Record<string, unknown[]>
-      for await (const [i, one] of inTurns(value[list]!, sizeOf)) valueOf(element(one, `/${list}/${i}`))
+      for await (const [i, one] of yieldingBetween(value[list]!, sizeOf)) valueOf(element(one, `/${list}/${i}`))
     }
     // Fastify accepts async validators, but its types do not.
-    return judge as never
+    return validate as never
   }
 }
 
-function valueOf ({ value, error }: ReturnType<ReturnType<typeof judging>>): unknown {
+function valueOf ({ value, error }: ReturnType<ReturnType<typeof validatorOf>>): unknown {
   if (error !== undefined) throw new ApiError('validation_failed', undefined, errorsByMember(error))
   return value
 }

@@ -13,10 +13,10 @@ const MAX_PATH = 200
  * Validates requests with TypeBox. Types in bodies are not coerced: the text "true" or the number 1 must not confirm a
  * purge. Query parameters are converted from text first. An absent body counts as `{}`.
  */
-export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => judging(schema, httpPart)
+export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => validatorOf(schema, httpPart)
 
 /** A validator; `at` is the path of the value in the body. The schema is compiled on first use, for a fast start. */
-export function judging (schema: TSchema, httpPart = 'body') {
+export function validatorOf (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
     const checker = compiled ??= TypeCompiler.Compile(schema)

@@ -8,7 +8,7 @@ import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, withPathParameters, type Document } from './document.ts'
 import { explainer, EXPLORER, LAST } from './explorer.ts'
-import { keepPages } from './page-cache.ts'
+import { cachePages } from './page-cache.ts'
 import { acceptsHtml } from '../pages/pages.ts'
 import { ICON, LOOK } from '../pages/style.ts'
 
@@ -80,7 +80,7 @@ export async function installDocs (app: FastifyInstance) {
     docs.addHook('onRoute', (route) => {
       route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' }
     })
-    keepPages(docs)
+    cachePages(docs)
     const hidden = { schema: { hide: true } }
     docs.get('/openapi.json', hidden, async () => publishedDocument(app))
     docs.get('/openapi-3.0.json', hidden, async () => readOpenApi30(app))

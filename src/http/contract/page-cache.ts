@@ -21,7 +21,7 @@ interface Pages { type: string, plain: Page, compressed: Page | undefined }
  * Caches the responses of a plugin in memory, plain and compressed, each with a strong ETag. Only for pages that never
  * change while the process runs and contain no secrets: compression reveals repeated text by the length of a response.
  */
-export function keepPages (app: FastifyInstance) {
+export function cachePages (app: FastifyInstance) {
   const cache = new LRUCache<string, Pages>({
     maxSize: MAX_CACHE_BYTES,
     sizeCalculation: ({ plain, compressed }) => plain.body.length + (compressed?.body.length ?? 0) + 1000

@@ -42,7 +42,7 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   app.decorateRequest('principal', null)
   app.decorateRequest('user', null)
   app.decorateRequest('waited', 0)
-  app.decorateRequest('judgedAt', 0)
+  app.decorateRequest('validatedAt', 0)
   app.decorateRequest('byTeams', null)
 
   app.addHook('onRoute', (route) => {
@@ -98,8 +98,8 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
   // After a slow body, checks the caller again. Only reads need this: a change locks its caller until the commit.
   app.addHook('preValidation', (request, _reply, done) => {
     const isGuarded = request.user !== null || request.principal !== null
-    // Routes of the documentation are registered before the guard: `judgedAt` is undefined and the comparison false.
-    if (isGuarded && performance.now() - request.judgedAt > recheckAfter) {
+    // Routes of the documentation are registered before the guard: `validatedAt` is undefined and the comparison false.
+    if (isGuarded && performance.now() - request.validatedAt > recheckAfter) {
       checkAgain(app, request).then(() => done(), done)
     } else done()
   })
@@ -148,7 +148,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
     return fail('unauthenticated')
   }
   request.user = caller.user ?? null
-  request.judgedAt = performance.now()
+  request.validatedAt = performance.now()
   if (params.organization === undefined && caller.user !== undefined) {
     if (limit !== 'none') await consume(limit, `user:${caller.user.user.id}`, 0, request, reply)
     // Outside of an organization a user has no role, so only the scopes granted to the application count.

@@ -34,7 +34,7 @@ declare module 'fastify' {
      */
     filtersLevels?: true
     /** Throws 422 for rules that no schema can express, before the look-up of the level or of a stored response. */
-    judge?: (request: FastifyRequest) => void
+    validate?: (request: FastifyRequest) => void
     /**
      * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
      * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
@@ -62,7 +62,7 @@ export class HiddenResource extends ApiError {
 }
 
 /** Looks up the level of every route that declares `at`. Throws at start if a path names a level without `at`. */
-export function installPlaces (app: FastifyInstance) {
+export function installLevelLookup (app: FastifyInstance) {
   app.decorateRequest('at', null)
   app.decorateRequest('prefetch', null)
   app.decorateRequest('prefetchKey', '')
@@ -73,12 +73,12 @@ export function installPlaces (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, preload, whole, judge } = request.routeOptions.config
+    const { at, preload, whole, validate } = request.routeOptions.config
     const isOfWhole = at === 'organization' || whole
     // A team's role applies only to projects, never to the whole organization.
     const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
     if (isOfWhole && isRestricted()) return done(new HiddenResource())
-    judge?.(request)
+    validate?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
     else if (preload !== undefined) waitFor(request, preload(request)).then(() => done(), done)

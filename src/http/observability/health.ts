@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import type { Database } from '../../db/database.ts'
 import { isWritable } from '../../repositories/levels/organizations.ts'
 import { fail } from '../../rules/errors.ts'
-import { shared } from './single-flight.ts'
+import { singleFlight } from './single-flight.ts'
 import type { Domain } from '../routes/types.ts'
 
 const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', examples: [{ status: 'ok' }] })
@@ -11,7 +11,7 @@ const Health = Type.Object({ status: Type.Literal('ok') }, { title: 'Health', ex
 export function health (database: Pick<Database, 'ping'>, isLeaving: () => boolean): Domain {
   return async (app) => {
     // These requests have no rate limit, so concurrent requests share one database check.
-    const look = shared(async () => {
+    const look = singleFlight(async () => {
       await database.ping()
       if (!await isWritable(app.reads)) fail('service_unavailable')
     })

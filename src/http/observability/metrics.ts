@@ -9,7 +9,7 @@ import type { Measured } from '../../telemetry/worker-metrics.ts'
 import { gauge, render, type Family, type Metrics } from '../../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
 import { knownMethod } from '../routes/methods.ts'
-import { shared } from './single-flight.ts'
+import { singleFlight } from './single-flight.ts'
 
 const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 const TYPE = 'text/plain; version=0.0.4; charset=utf-8'
@@ -113,7 +113,7 @@ export function installMetrics (
   app: FastifyInstance, token: string, database: Database, readAll: () => Promise<Measured>
 ): void {
   const expected = Buffer.from(token)
-  const measure = shared(async () => {
+  const measure = singleFlight(async () => {
     const [processes, backlog] = await Promise.all([readAll(), measureBacklog(app, database)])
     return render([...processes, backlog])
   })

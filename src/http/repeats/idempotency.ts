@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { Patterned } from '../../../schemas/shapes.ts'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { sameBytes, sha256 } from '../../crypto/primitives.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { lookupHash, transaction, type Answering, type Db } from '../../db/database.ts'
 import { recordEvent, type AuditEvent } from '../../repositories/audit/audit.ts'
 import {
@@ -28,7 +28,7 @@ declare module 'fastify' {
   }
   interface FastifyRequest {
     /** Stores the response of a request with an `Idempotency-Key`; null without this header. */
-    answering: KeptOnce | null
+    answering: StoredOnce | null
   }
 }
 
@@ -88,7 +88,7 @@ export function installIdempotency (app: FastifyInstance, seal: AnswerSeal) {
 
   // True if the response was replayed.
   async function findOrBegin (request: FastifyRequest, reply: FastifyReply): Promise<boolean> {
-    const answering = new KeptOnce(seal, request, await askedBy(app.db, request))
+    const answering = new StoredOnce(seal, request, await askedBy(app.db, request))
     const known = await waitFor(request, answering.find(app.reads))
     if (known === undefined) request.answering = answering
     else await replay(app, request, reply, known)
@@ -116,7 +116,7 @@ interface Known { status: number, headers: Record<string, string>, body: string 
 interface Asked { owner: Omit<KeyOwner, 'organization_id'>, organization: KeptIn | undefined, mac: Buffer }
 
 /** Stores the response in the transaction of the change. The response is sent after the commit. */
-export class KeptOnce implements Answering {
+export class StoredOnce implements Answering {
   hasBegun = false
   settled: Promise<void> | undefined
   readonly #seal: AnswerSeal
@@ -177,7 +177,7 @@ export class KeptOnce implements Answering {
   }
 
   repeats (other: Answering | null | undefined): boolean {
-    if (!(other instanceof KeptOnce)) return false
+    if (!(other instanceof StoredOnce)) return false
     const [own, others] = [this.#asked, other.#asked]
     return own.organization?.id === others.organization?.id && own.owner.principal === others.owner.principal &&
       own.owner.key === others.owner.key
@@ -278,7 +278,7 @@ async function digestOfRequest ({ method, url, query, body }: FastifyRequest): P
     length += text.length
     if (length < STEP) continue
     length = 0
-    await rest()
+    await yieldToEventLoop()
   }
   return digest
 }

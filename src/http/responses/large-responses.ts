@@ -1,4 +1,4 @@
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 
 /** In characters. Responses of at least this size are serialized in steps, with turns of the event loop in between. */
 const LARGE = 256 * 1024
@@ -34,7 +34,7 @@ export async function writeInSteps (answer: object): Promise<Buffer> {
       if (text.length >= STEP) {
         pieces.push(Buffer.from(text))
         text = ''
-        await rest()
+        await yieldToEventLoop()
       }
     }
     text += before === open ? `${open}${close}` : close

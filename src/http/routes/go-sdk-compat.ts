@@ -34,7 +34,7 @@ const EXCEPTIONS = {
 } as const satisfies Record<string, Exception>
 
 /** Applies the exceptions that routes declare as `goSdk`, and adds `User-Agent` to their `Vary` header. */
-export function installAgents (app: FastifyInstance) {
+export function installGoSdkCompat (app: FastifyInstance) {
   app.addHook('onRoute', (route) => {
     const { goSdk } = route.config ?? {}
     if (goSdk === undefined) return

@@ -126,6 +126,6 @@ declare module 'fastify' {
     /** Milliseconds that the request has waited for the database (`waitFor`). */
     waited: number
     /** When the guard checked the caller, by `performance.now()`. */
-    judgedAt: number
+    validatedAt: number
   }
 }

@@ -33,7 +33,7 @@ export const changes: Domain = async (app) => {
         allowsNul: true,
         // There is no duplicate with PUT, because PUT means to replace the whole document.
         onlyMethod: true,
-        judge: validateChanges,
+        validate: validateChanges,
         dryRun: true,
         at: level,
         // Loads the size of the document, which counts in the limits of the write queue.

@@ -48,7 +48,7 @@ export const diff: Domain = async (app) => {
       config: {
         access: ['secret:read', 'secret:decrypt'],
         mayNeed: ['secret:history'],
-        judge: comparisonOf,
+        validate: comparisonOf,
         at: level,
         audit: ['secret.names', 'secret.decrypt'],
         errors: [

@@ -30,7 +30,7 @@ export const matrix: Domain = async (app) => {
         anyOf: ['secret:read', 'secret:history'],
         when: ({ query }) => booleanIn((query as { decrypt?: unknown }).decrypt) === false
       },
-      judge: validateFilters,
+      validate: validateFilters,
       at: 'project',
       filtersLevels: true,
       audit: 'secret.names',

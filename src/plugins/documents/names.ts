@@ -7,7 +7,7 @@ import {
 } from '../../../schemas/names.ts'
 import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { ReadHeaders } from '../../../schemas/shapes.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { locate, levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { listsEtag } from '../../http/repeats/etags.ts'
 import { writeIfLarge } from '../../http/responses/large-responses.ts'
@@ -112,7 +112,7 @@ export const names: Domain = async (app) => {
     if (opened === undefined) return reply.code(304).send()
     const levels = await levelsByName(opened.state, opened.documents)
     const listed = [...levels.keys()].filter(nameFilter(prefix, search))
-    await rest()
+    await yieldToEventLoop()
     const data = listed.sort().map((name): SecretName => {
       const overrides = [...levels.get(name)!]
       const level = overrides.pop()!
@@ -232,7 +232,7 @@ async function textOf (
     const written = type === SHELL_TYPE ? shellText(part) : { text: yamlText(part) }
     if ('names' in written) names.push(...written.names)
     else text += written.text
-    await rest()
+    await yieldToEventLoop()
   } while (at < entries.length)
   return names.length > 0 ? { names: names.sort() } : { text }
 }

@@ -87,11 +87,11 @@ export const accounts: Domain = async (app) => {
     const user = id === undefined ? undefined : await findUser(app.db, id)
     if (user?.password_hash == null) return again
     const given = await codeOfStranger(app, request, reply, user, codeIn(form))
-    const judged = await withSecondFactor(app, request, given, (db) => takeSignInStep(db, hash))
-    if (judged === 'wrong' && !await countWrongCode(app.db, hash)) return again
-    if (typeof judged !== 'object') return codePage({ cookie, step, query, ...refusal(reply, judged, WRONG_CODE) })
+    const factor = await withSecondFactor(app, request, given, (db) => takeSignInStep(db, hash))
+    if (factor === 'wrong' && !await countWrongCode(app.db, hash)) return again
+    if (typeof factor !== 'object') return codePage({ cookie, step, query, ...refusal(reply, factor, WRONG_CODE) })
     const verified = { ...user, password_hash: user.password_hash }
-    const isIn = judged.done && await beginSession(app, request, reply, verified) !== 'wrong'
+    const isIn = factor.done && await beginSession(app, request, reply, verified) !== 'wrong'
     return isIn ? locationOf(query) : again
   })
 

@@ -11,7 +11,7 @@ import { listRolesInTeams } from '../../repositories/people/teams.ts'
 import { listMemberships } from '../../repositories/people/users.ts'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import {
-  continued, isRecent, judgeAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
+  continued, isRecent, validateAuthorization, namedClient, returnUrl, type Parameters, type ReturnAddress
 } from '../../rules/authorization.ts'
 import { destinationOf, formTarget } from '../../rules/redirects.ts'
 import { grantableScopes, grantsEverything, readsOnly } from '../../rules/roles.ts'
@@ -31,10 +31,10 @@ export const authorize: Domain = async (app) => {
     const parameters = parametersOf(query)
     const id = namedClient(parameters)
     const client = id === undefined ? undefined : await enabledClient(app, id)
-    const judged = judgeAuthorization(parameters, client, app.issuer())
-    if ('page' in judged) return problemPage(400, 'This request is not valid', judged.page)
-    if ('error' in judged) return returnUrl(judged.to, app.issuer(), errorOf(judged.error, judged.description))
-    const { client_id, redirect_uri, state, code_challenge, freshness } = judged.request
+    const validated = validateAuthorization(parameters, client, app.issuer())
+    if ('page' in validated) return problemPage(400, 'This request is not valid', validated.page)
+    if ('error' in validated) return returnUrl(validated.to, app.issuer(), errorOf(validated.error, validated.description))
+    const { client_id, redirect_uri, state, code_challenge, freshness } = validated.request
     // Another site opened this request: redirects without a code. The console then sends a request from its own page.
     if (client_id === CONSOLE_CLIENT && isForeign(request)) return redirect_uri
     const to = { redirect_uri, state }
@@ -50,7 +50,7 @@ export const authorize: Domain = async (app) => {
       })
     if (session === undefined || !isRecent(session.age, freshness)) return signIn()
     if (client_id === CONSOLE_CLIENT) {
-      const code = await codeForConsole(app, request, session, judged.request)
+      const code = await codeForConsole(app, request, session, validated.request)
       return code === undefined ? signIn() : returnUrl(to, app.issuer(), { code })
     }
     const memberships = await listMemberships(app.db, session.user.id)
@@ -58,7 +58,7 @@ export const authorize: Domain = async (app) => {
     const grantable = grantableScopes({
       organizations: memberships.map(({ role }) => role), teams: await listRolesInTeams(app.lists, session.user.id)
     })
-    const scopes = judged.request.scopes.filter((scope) => grantable.has(scope))
+    const scopes = validated.request.scopes.filter((scope) => grantable.has(scope))
     const pending = mintSecret()
     const isCreated = await createRequest(
       app.db, hashToken(pending), session.hash,

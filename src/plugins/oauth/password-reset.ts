@@ -7,7 +7,7 @@ import { browserOf, waitUntil } from '../../http/pages/pages.ts'
 import { addressKey } from '../../http/routes/addresses.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { passwordChanged, passwordReset as resetMail } from '../../mail/messages.ts'
-import type { PostedMail, Room } from '../../mail/outbox.ts'
+import type { PostedMail, MailReservation } from '../../mail/outbox.ts'
 import { returnAttempts, takeAttempts, type Count } from '../../repositories/people/attempts.ts'
 import {
   createPasswordReset, findPasswordReset, RESET_MINUTES, takePasswordReset
@@ -64,8 +64,8 @@ export const passwordReset: Domain = async (app) => {
       reply.header('retry-after', attempt.wait)
       return refuse(TOO_MANY)
     }
-    const room = app.outbox.reserve({ network }, address)
-    if (room === undefined) {
+    const reservation = app.outbox.reserve({ network }, address)
+    if (reservation === undefined) {
       await returnAttempts(app.db, counts)
       return refuse(QUEUE_FULL)
     }
@@ -80,11 +80,11 @@ export const passwordReset: Domain = async (app) => {
         await recordForPersonAlone(db, request, { id }, 'user.request_reset')
         return user
       }, request)
-      postAfterResponse(reply, room, () => user && mailTo(user, resetMail({
+      postAfterResponse(reply, reservation, () => user && mailTo(user, resetMail({
         ...recipient(user), link: `${app.issuer()}${RESET}/${secret}`, minutes: RESET_MINUTES
       })))
     } catch (error) {
-      room.release()
+      reservation.release()
       await returnAttempts(app.db, counts)
       throw error
     }
@@ -128,9 +128,9 @@ export const passwordReset: Domain = async (app) => {
   const recipient = ({ name, email }: User) => ({ name, email, service: app.issuer() })
 
   function tellOfChange (request: FastifyRequest, reply: FastifyReply, user: User, keepsSessions: boolean) {
-    const room = app.outbox.reserve({ network: addressKey(request.ip) }, canonicalEmail(user.email))
-    if (room === undefined) return
-    postAfterResponse(reply, room, () => mailTo(user, passwordChanged({
+    const reservation = app.outbox.reserve({ network: addressKey(request.ip) }, canonicalEmail(user.email))
+    if (reservation === undefined) return
+    postAfterResponse(reply, reservation, () => mailTo(user, passwordChanged({
       ...recipient(user), from: describeClient(clientOf(request)), at: new Date(), keepsSessions
     })))
   }
@@ -140,8 +140,8 @@ const mailTo = ({ id, email }: User, message: { subject: string, text: string })
   ({ about: `user ${id}`, to: email, ...message })
 
 // Sends the mail after the response, so that an address with an account does not have a slower response.
-function postAfterResponse ({ raw }: FastifyReply, room: Room, mailOf: () => PostedMail | undefined) {
-  const post = () => room.post(mailOf())
+function postAfterResponse ({ raw }: FastifyReply, reservation: MailReservation, mailOf: () => PostedMail | undefined) {
+  const post = () => reservation.post(mailOf())
   if (raw.closed) post()
   else raw.once('close', post)
 }

@@ -151,7 +151,7 @@ export async function settleCharge (
 }
 
 /** Cancels the charges of a deleted organization that were never sent to the provider. The invoices stay open. */
-export async function endUntoldCharges (db: Db, organizationId: string): Promise<void> {
+export async function endUnsentCharges (db: Db, organizationId: string): Promise<void> {
   await db.update(charges).set({ status: 'failed', settled_at: sql`now()`, submitted_at: submittedWhenSettled(charges) })
     .where(and(matching(charges, { organization_id: organizationId, status: 'pending' }), isNull(charges.asked_at)))
 }
@@ -253,7 +253,7 @@ async function claimNext<T> (
  * provider than `operator` and that the operator has not checked. Of these, the page has refunds for which the operator
  * noted a status, and refunds whose status at the provider differs from the effective status.
  */
-export async function listUndoneRefunds (
+export async function listOpenRefunds (
   db: Db, operator: string, after: string
 ): Promise<{ refund: Refund, charge: Charge }[]> {
   const { id, status, provider, asked_at, checked_at, noted_status, provider_status } = refunds

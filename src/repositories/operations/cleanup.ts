@@ -239,7 +239,7 @@ const SHOWN_EXPIRED = 30
 const isLongAgo = (moment: SQL): SQL => sql`${moment} < now() - make_interval(days => ${SHOWN_EXPIRED})`
 
 /** A page of all organizations that have tokens for `deleteOverTokens`. The page starts after an id. */
-export async function listOverTokens (db: Db, after: string, limit: number): Promise<string[]> {
+export async function listUnusableTokens (db: Db, after: string, limit: number): Promise<string[]> {
   const rows = await queryRows<{ organization_id: string }>(db, sql`
     SELECT DISTINCT over.organization_id FROM (
       (SELECT t.organization_id FROM api_tokens t WHERE ${isLongAgo(sql`t.expires_at`)} ORDER BY t.expires_at LIMIT 1000)
@@ -254,7 +254,7 @@ export async function listOverTokens (db: Db, after: string, limit: number): Pro
  * Deletes at most `limit` API tokens of the organization that expired, or whose grant expired, more than 30 days ago.
  * Returns the number of deleted tokens. Keeps their audit events. Skips locked tokens until the next run.
  */
-export async function deleteOverTokens (db: Db, organizationId: string, limit: number): Promise<number> {
+export async function deleteUnusableTokens (db: Db, organizationId: string, limit: number): Promise<number> {
   return deleteSelected(db, organizationId, api_tokens, sql`
     SELECT t.organization_id, t.id FROM api_tokens t LEFT JOIN oauth_grants g ON g.id = t.grant_id
     WHERE t.organization_id = ${organizationId}

@@ -1,7 +1,7 @@
 import type { KeyObject } from 'node:crypto'
 import type { DryRun, PlannedLevel } from '../../../schemas/dry-run.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
@@ -83,7 +83,7 @@ async function compareTexts (
   { project }: LevelState, { before, after }: NonNullable<PlannedChange['texts']>
 ): Promise<PlannedLevel['names']> {
   const read = async (text: string | null): Promise<Entries | undefined> => {
-    await rest()
+    await yieldToEventLoop()
     return text === null ? emptyEntries() : readDocument(project.secret_format, text)
   }
   const [from, to] = [await read(before), await read(after)]

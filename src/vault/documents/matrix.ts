@@ -1,6 +1,6 @@
 import { MATRIX_LIMITS, type MatrixCell, type MatrixName, type MatrixQuery } from '../../../schemas/matrix.ts'
 import { LEVELS, type Level } from '../../../schemas/secrets.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
 import type { Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
@@ -99,7 +99,7 @@ async function sortedNames (documents: readonly Document[], isWanted: (name: str
   for (const { entries } of documents) {
     if (entries === undefined) continue
     for (const name of Object.keys(entries).filter(isWanted).sort()) names.add(name)
-    await rest()
+    await yieldToEventLoop()
   }
   return [...names].sort()
 }
@@ -107,7 +107,7 @@ async function sortedNames (documents: readonly Document[], isWanted: (name: str
 async function inSteps<T, U> (all: readonly T[], work: (one: T) => U): Promise<U[]> {
   const done: U[] = []
   for (const [i, one] of all.entries()) {
-    if (i % STEP === STEP - 1) await rest()
+    if (i % STEP === STEP - 1) await yieldToEventLoop()
     done.push(work(one))
   }
   return done

@@ -2,7 +2,7 @@ import type { KeyObject } from 'node:crypto'
 import { MAX_OPENED_VERSIONS, type NameChangeWord } from '../../../schemas/names.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { MAX_WORK, rest } from '../../crypto/rest.ts'
+import { MAX_WORK_MS, yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { ownSecret, type LevelState } from '../../repositories/levels/levels.ts'
 import type { PageLimit, VersionContent, VersionContents } from '../../repositories/secrets/version-contents.ts'
 import { readValue } from '../../rules/documents/value.ts'
@@ -55,7 +55,7 @@ export async function nameHistory (
   let isEnd = false
   let bytes = 0
   let worked = 0
-  while (!isEnd && opened.length < MAX_OPENED_VERSIONS && bytes < MAX_BYTES && worked < MAX_WORK) {
+  while (!isEnd && opened.length < MAX_OPENED_VERSIONS && bytes < MAX_BYTES && worked < MAX_WORK_MS) {
     const versions = Math.min(PAGE.versions, MAX_OPENED_VERSIONS - opened.length)
     const page = await load(opened.at(-1)?.id ?? after, { ...PAGE, versions })
     isEnd = page.isEnd
@@ -66,7 +66,7 @@ export async function nameHistory (
       const time = performance.now() - began
       if (time < SLICE_MS) continue
       worked += time
-      await rest()
+      await yieldToEventLoop()
       began = performance.now()
     }
     worked += performance.now() - began

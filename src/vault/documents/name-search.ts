@@ -1,5 +1,5 @@
 import { SEARCH_LIMITS, type FoundName } from '../../../schemas/names.ts'
-import { MAX_WORK } from '../../crypto/rest.ts'
+import { MAX_WORK_MS } from '../../crypto/event-loop.ts'
 import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
 import { listProjectsFrom } from '../../repositories/levels/projects.ts'
 import { listSearchedDocuments } from '../../repositories/secrets/name-search.ts'
@@ -81,7 +81,7 @@ export async function searchNames (
       bytes += size_bytes
       count += 1
       const isFull = bytes >= SEARCH_LIMITS.bytes || found.length >= SEARCH_LIMITS.names ||
-        count === SEARCH_LIMITS.documents || worked >= MAX_WORK || context.isDisconnected()
+        count === SEARCH_LIMITS.documents || worked >= MAX_WORK_MS || context.isDisconnected()
       if (isFull) return count < documents.length ? { project_id, secret_id } : undefined
     }
     return undefined

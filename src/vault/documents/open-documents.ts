@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Db } from '../../db/database.ts'
 import { findLevelsOfSecrets, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { Slice } from '../../rules/slices.ts'
@@ -41,7 +41,7 @@ export async function * openDocuments<D extends { id: string, size_bytes: number
     const states = await waitFor(findLevelsOfSecrets(db, organization_id, batch.map(({ id }) => id)))
     for (const [i, state] of states.entries()) {
       yield { document: batch[i]!, content: state && await open(state) }
-      await rest()
+      await yieldToEventLoop()
     }
   }
 

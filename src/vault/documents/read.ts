@@ -5,7 +5,7 @@ import {
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
@@ -124,7 +124,7 @@ async function contentsOf<D extends Pick<Shown, 'level'>> (
   for (const document of documents) {
     const content = open(document)
     contents.set(document.level, content)
-    if (content.length >= LARGE_DOCUMENT) await rest()
+    if (content.length >= LARGE_DOCUMENT) await yieldToEventLoop()
   }
   return contents
 }
@@ -162,7 +162,7 @@ export async function levelsByName ({ project }: LevelState, documents: Contents
       if (levels === undefined) found.set(name, [level])
       else levels.push(level)
     }
-    await rest()
+    await yieldToEventLoop()
   }
   return found
 }
@@ -179,7 +179,7 @@ async function valuesOf<Unreadable> (
     const text = documents.get(level)
     if (text === undefined) continue
     if (readDocument(project.secret_format, text, values) === undefined) return unreadable(level)
-    await rest()
+    await yieldToEventLoop()
   }
   return values
 }

@@ -6,8 +6,8 @@ import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import { deleteOldAnswers, listOwnersOfOldAnswers } from '../../repositories/operations/idempotency.ts'
 import { listExpiredInvitations } from '../../repositories/people/invitations.ts'
 import {
-  countLevels, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteOverTokens, deleteRemovedVersions,
-  deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listOverTokens, listRemovals, listRemovedOrganizations,
+  countLevels, deleteEmptyHistories, deleteEndedTokens, deleteLeftBehind, deleteUnusableTokens, deleteRemovedVersions,
+  deleteSecretsOfRemoved, endRemoval, LEFT_BEHIND, listUnusableTokens, listRemovals, listRemovedOrganizations,
   listTokenRemovals, removeHistories, type Below, type Removal
 } from '../../repositories/operations/cleanup.ts'
 import { lockPlan } from '../../repositories/billing/plans.ts'
@@ -152,7 +152,7 @@ export function createRemovalWorker ({ db, log }: { db: Db, log: Log }): Backgro
         return expireInvitations(db, organization)
       }, { organization_id: organization }))]
     },
-    { list: listOverTokens, steps: [inBatches(deleteOverTokens)] }
+    { list: listUnusableTokens, steps: [inBatches(deleteUnusableTokens)] }
   ]
 
   async function removeTokens (removal: TokenRemoval): Promise<number> {

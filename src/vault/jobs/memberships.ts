@@ -80,12 +80,12 @@ async function lockInvitationTo (
 
 /**
  * Deletes a membership, the person's team memberships, and the API tokens that the person created in the organization.
- * Returns `last_owner` without changes if no other owner can act. `judge` validates the locked membership, and may
+ * Returns `last_owner` without changes if no other owner can act. `validate` validates the locked membership, and may
  * throw. Returns the former member as `member`, which is undefined if the account has a wrong MAC, and `none` without a
  * membership. If a person leaves, also records an event of the person's account.
  */
 export async function endMembership (
-  db: Db, actor: Actor, userId: number, judge: (member: { role: Role }) => Promise<void> | void = () => {}
+  db: Db, actor: Actor, userId: number, validate: (member: { role: Role }) => Promise<void> | void = () => {}
 ): Promise<{ member: MemberAttributes | undefined } | 'none' | 'last_owner'> {
   const { organization_id } = actor
   // If two owners remove each other, the second transaction waits for this lock, and then sees the first removal.
@@ -93,7 +93,7 @@ export async function endMembership (
   const otherOwners = await lockOtherOwners(db, organization_id, userId)
   const member = await lockMember(db, organization_id, userId)
   if (member === undefined) return 'none'
-  await judge(member)
+  await validate(member)
   if (isLastOwner(member, otherOwners)) return 'last_owner'
   const seen = await findMember(db, organization_id, userId)
   const tokens = await lockTokensOfMember(db, organization_id, userId)

@@ -1,5 +1,5 @@
 import { DRY_RUN_LIMITS, type PlannedLevel } from '../../../schemas/dry-run.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { findStoredBytes } from '../../repositories/billing/plans.ts'
 import {
   comparePositions, findLevelsOfSecrets, ownSecret, positionOf, type LevelState, type SecretRow
@@ -73,7 +73,7 @@ export async function previewRestore (
     preview.opened.push(own)
     if (planned === undefined) return
     found.push({ state, level: await plannedLevel(planned) })
-    await rest()
+    await yieldToEventLoop()
   }
 
   function emptied (state: LevelState): PlannedChange | undefined {

@@ -1,6 +1,6 @@
 import type { KeyObject } from 'node:crypto'
 import { openBlob } from '../../crypto/blob.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Db } from '../../db/database.ts'
 import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
 import { findActiveKeyOf, type KeyRow, type KeyState } from '../../repositories/keys/encryption-keys.ts'
@@ -101,7 +101,7 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
     const found = await findSecrets(db, organization.id, ids)
     const versions = await findVersionsTogether(db, found.map(({ id }) =>
       ({ organization_id: organization.id, id: byId.get(id)!.version })))
-    await rest()
+    await yieldToEventLoop()
     const replaced = found.flatMap((document, i) => {
       const accepted = restoredContent(
         vault, storageKey, state, isDocument(document) ? document : undefined, versions[i]!() ?? fail('not_found')
@@ -115,7 +115,7 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       const sealed = sealCurrent(storageKey, contextOf(project, document), document.revision + 1, blob)
       return { document, sealed, size_bytes }
     })
-    await rest()
+    await yieldToEventLoop()
     await replaceDocuments(db, project, replaced)
     await leaveHalf(began)
   })

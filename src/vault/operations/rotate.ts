@@ -4,7 +4,7 @@ import type { VersionAction } from '../../../schemas/versions.ts'
 import { openBlob, sealBlob } from '../../crypto/blob.ts'
 import { IntegrityError } from '../../crypto/at-rest.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { rest } from '../../crypto/rest.ts'
+import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Db } from '../../db/database.ts'
 import { lockCounterLast, recordEvent, type Actor } from '../../repositories/audit/audit.ts'
 import { findStoredBytes } from '../../repositories/billing/plans.ts'
@@ -37,7 +37,7 @@ export interface Rotation {
   key: NewKey
   policy: HistoryPolicy | undefined
   /** Validates the request against the locked project and the ids of all its current documents. */
-  judge?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
+  validate?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
   /** Called before the first write. From then on, only a concurrent change can still reject the rotation. */
   beforeEffect: () => Promise<void>
   /** Returns a document's blob (encrypted content) re-encrypted under the new key. */
@@ -57,13 +57,13 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
 export async function rotate (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
 ): Promise<Rotated> {
-  const { seen, key, judge, convert } = rotation
+  const { seen, key, validate, convert } = rotation
   return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
     const oldKey = await findActiveKeyOf(db, project)
     const found = await lockDocuments(db, project)
     const documents = found.map(({ id, size_bytes }) =>
       ({ id, size_bytes: Math.max(size_bytes, rotation.sizeOf?.(id) ?? 0) }))
-    await judge?.(db, project, documents.map(({ id }) => id))
+    await validate?.(db, project, documents.map(({ id }) => id))
     // Each new document is stored twice: as the current document, in place of the former one, and as a version.
     const expected = found.reduce((sum, { id, size_bytes }) =>
       sum + 2 * (rotation.sizeOf?.(id) ?? size_bytes) - size_bytes, 0)
@@ -83,7 +83,7 @@ export async function rotate (
       const began = performance.now()
       const current = await findDocuments(db, organization.id, ids)
       // Reads, re-encrypts and writes a batch in separate turns of the event loop, between other requests.
-      await rest()
+      await yieldToEventLoop()
       const converted = current.map((document) => {
         const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
         const size_bytes = sizeOf(blob)
@@ -91,7 +91,7 @@ export async function rotate (
         const sealed = sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob)
         return { document, sealed, size_bytes }
       })
-      await rest()
+      await yieldToEventLoop()
       await replaceDocuments(db, under, converted)
       await leaveHalf(began)
     })
@@ -179,7 +179,7 @@ export async function recordDocuments (
   let next = first_version
   await inBatches(documents, async (ids) => {
     const found = await findDocuments(db, organization_id, ids)
-    await rest()
+    await yieldToEventLoop()
     const versions = found.map((document) => {
       const id = next++
       const version = versionOf(document)
@@ -188,7 +188,7 @@ export async function recordDocuments (
       const sealed = sealVersion(storageKey, contextOf(project, document), id, revision, blob)
       return { id, document, revision, sealed, size_bytes: sizeOf(blob), ...version }
     })
-    await rest()
+    await yieldToEventLoop()
     const deleted = versions.filter(({ action }) => action === 'delete')
       .map(({ document }) => ({ document, sealed: null, size_bytes: 0 }))
     if (deleted.length > 0) await replaceDocuments(db, project, deleted)

@@ -124,7 +124,7 @@ export async function authenticate (
   const found = await findUserByEmail(app.db, email)
   const account = found === undefined ? `email:${canonicalEmail(email)}` : `user:${found.id}`
   const counts = await countsOf(app, request, reply, account, found?.id)
-  return judge(app, request, { found, counts, refusal: 'session.refuse' }, password)
+  return checkPassword(app, request, { found, counts, refusal: 'session.refuse' }, password)
 }
 
 /**
@@ -156,7 +156,7 @@ export async function confirmPassword (
 ): Promise<Verified | 'wrong' | number> {
   const password = (form.get('current') ?? '').slice(0, 1024)
   const counts: Count[] = [{ of: 'place', name: `session:${hash.toString('hex')}` }]
-  return judge(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
+  return checkPassword(app, request, { found: await findUser(app.db, user.id), counts, refusal: 'password.refuse' }, password)
 }
 
 type Holder = Pick<User, 'id' | 'name' | 'second_factor_id'>
@@ -198,17 +198,17 @@ export async function withSecondFactor<T> (
     const done = await act(db)
     if (used === 'recovery_code') await recordForUser(db, request, user, 'second-factor.use_recovery_code')
     return { done }
-  }).then((judged) => typeof judged === 'object' ? judged.done : judged)
+  }).then((result) => typeof result === 'object' ? result.done : result)
 }
 
 /**
- * Counts an attempt and runs `judge` in a transaction that locks the account. If `judge` returns undefined, the code is
- * wrong, and the refusal is recorded. Returns `wrong` or the seconds to wait, as `withSecondFactor` does. Throws
+ * Counts an attempt and runs `verify` in a transaction that locks the account. If `verify` returns undefined, the code
+ * is wrong, and the refusal is recorded. Returns `wrong` or the seconds to wait, as `withSecondFactor` does. Throws
  * `SessionEnded` and changes nothing if the session has ended.
  */
 export async function withAttempt<T extends object> (
   app: FastifyInstance, request: FastifyRequest, { user, code, counts, session }: CodeGiven,
-  judge: (db: Db, code: string) => Promise<T | undefined>
+  verify: (db: Db, code: string) => Promise<T | undefined>
 ): Promise<{ done: T } | 'wrong' | number> {
   const attempt = await takeAttempts(app.db, counts)
   if ('wait' in attempt) return attempt.wait
@@ -220,7 +220,7 @@ export async function withAttempt<T extends object> (
       const found = await findUser(db, user.id)
       // Another request may have changed the second factor or disabled the account.
       const isSame = found?.second_factor_id === user.second_factor_id && found.disabled_at === null
-      return isSame ? judge(db, code) : undefined
+      return isSame ? verify(db, code) : undefined
     }, request)
   } catch (error) {
     await returnAttempts(app.db, counts)
@@ -234,17 +234,17 @@ export async function withAttempt<T extends object> (
   return { done }
 }
 
-interface Judged {
+interface PasswordCheck {
   found: Awaited<ReturnType<typeof findUser>>
   counts: readonly Count[]
   /** The event to record if the password is wrong. */
   refusal: EventName
 }
 
-async function judge (
-  app: FastifyInstance, request: FastifyRequest, judged: Judged, password: string
+async function checkPassword (
+  app: FastifyInstance, request: FastifyRequest, check: PasswordCheck, password: string
 ): Promise<Verified | 'wrong' | number> {
-  const { found, counts, refusal } = judged
+  const { found, counts, refusal } = check
   const attempt = await takeAttempts(app.db, counts)
   if ('wait' in attempt) return attempt.wait
   const refuse = async () => {
@@ -269,7 +269,7 @@ async function judge (
   // Another request may have changed the password: then verify against the new hash.
   return await updatePasswordHash(app.db, found.id, found.password_hash, password_hash)
     ? verifiedOf(found, password_hash)
-    : judge(app, request, { ...judged, found: await findUser(app.db, found.id) }, password)
+    : checkPassword(app, request, { ...check, found: await findUser(app.db, found.id) }, password)
 }
 
 const verifiedOf = ({ id, name, second_factor_id }: User, password_hash: string): Verified =>
