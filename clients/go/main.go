@@ -358,10 +358,12 @@ func main() {
 	refused(missing, 404)
 	code(missing.JSON404.Error, "not_found")
 
-	step("store nothing: 422")
-	nothing := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{Project: project}))
-	refused(nothing, 422)
-	code(must(nothing.JSON422.Discriminator()), "validation_failed")
+	step("store a document that does not parse: 422")
+	unreadable := must(client.StoreSecretsWithResponse(ctx, organization, nil, strongroom.StoreBody{
+		Project: project, Plaintext: new("what"),
+	}))
+	refused(unreadable, 422)
+	code(must(unreadable.JSON422.Discriminator()), "document_unreadable")
 
 	step("delete the document")
 	empty(must(client.DeleteSecretsWithResponse(ctx, organization, nil, strongroom.DeleteBody{

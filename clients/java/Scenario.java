@@ -326,8 +326,8 @@ public class Scenario {
     step("read a target that is not there: 404");
     refused(404, "not_found", () -> targets.getTarget(ORGANIZATION, PROJECT, "nowhere", null));
 
-    step("store nothing: 422");
-    refused(422, "validation_failed", () -> store(new StoreBody().project(PROJECT)));
+    step("store a document that does not parse: 422");
+    refused(422, "document_unreadable", () -> store(document("what")));
 
     step("delete the document");
     DeleteBody gone = new DeleteBody().project(PROJECT).target(TARGET).environment(ENVIRONMENT);

@@ -469,11 +469,11 @@ expect(access.role == Role.OWNER and Ability.SECRET_DECRYPT in access.scopes and
 step("read a target that is not there: 404")
 failed(get_target.sync_detailed(ORGANIZATION, "orbit", "nowhere", client=client), 404, "not_found")
 
-step("store nothing: 422")
+step("store a document that does not parse: 422")
 failed(
-    store_secrets.sync_detailed(ORGANIZATION, client=client, body=StoreBody(project="orbit")),
+    store_secrets.sync_detailed(ORGANIZATION, client=client, body=StoreBody(project="orbit", plaintext="what")),
     422,
-    "validation_failed",
+    "document_unreadable",
 )
 
 step("delete the document")

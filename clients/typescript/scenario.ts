@@ -290,9 +290,8 @@ failed(await client.GET('/api/v1/{organization}/{project}/{target}', {
   params: { path: { ...ofProject.path, target: 'nowhere' } }
 }), 404, 'not_found')
 
-step('store nothing: 422')
-failed(await client.POST('/api/v1/{organization}/secrets/store', { params: ofOrganization, body: level }),
-  422, 'validation_failed')
+step('store a document that does not parse: 422')
+failed(await store(level, 'what'), 422, 'document_unreadable')
 
 step('delete the document')
 const emptied = await client.POST('/api/v1/{organization}/secrets/delete', { params: ofOrganization, body: level })

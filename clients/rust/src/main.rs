@@ -372,9 +372,9 @@ impl Scenario {
         let call = client.get_target().organization(organization).project(PROJECT).target("nowhere");
         self.refused(call.send().await, 404, "not_found");
 
-        self.step("store nothing: 422");
-        let nothing = types::StoreBody::builder().project(slug(PROJECT));
-        self.refused(self.store(&client, nothing).await, 422, "validation_failed");
+        self.step("store a document that does not parse: 422");
+        let unreadable = types::StoreBody::builder().project(slug(PROJECT)).plaintext(plaintext("what"));
+        self.refused(self.store(&client, unreadable).await, 422, "document_unreadable");
 
         self.step("delete the document");
         let gone =
