@@ -94,7 +94,7 @@ export async function enter (
 ): Promise<'in' | 'wrong' | { step: string, cookie: string }> {
   if (user.second_factor_id === null) return await beginSession(app, request, reply, user) ?? 'in'
   const [step, cookie] = [mintSecret(), formCookie(app, request, reply)]
-  // This event is recorded even if no code follows, because somebody knows the password.
+  // This event is recorded even if no code follows, because the caller knows the password.
   const asked = await transaction(app.db, async (db) => {
     if (!await createSignInStep(db, stepHash(step, cookie), user)) return false
     await recordForUser(db, request, user, 'second-factor.ask')
