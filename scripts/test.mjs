@@ -12,6 +12,11 @@ const long = args.includes('--long')
 const faults = args.includes('--faults')
 const quick = args.includes('--quick')
 const citus = args.includes('--citus')
+const unknown = args.find((arg) => arg.startsWith('--') && !['--long', '--faults', '--quick', '--citus'].includes(arg))
+if (unknown !== undefined) {
+  console.log(`Unknown option ${unknown}: see test/README.md`)
+  process.exit(2)
+}
 const words = args.filter((arg) => !arg.startsWith('--')).map((arg) => arg.replace(/^test\/|\.test\.ts$/g, ''))
 
 // Timeout of a file in milliseconds, long enough for a busy machine.
