@@ -46,10 +46,25 @@ export interface Principal extends Powers {
   organization: Organization
 }
 
-// Builds a statement that finds an API token by its current value. After a rotation, the statement also finds the token
-// by its former value during the overlap.
+// The value of a query as a hash, and the parts of a statement that also find a token by its former value, during the
+// overlap after a rotation.
+const HASH = sql`decode(queries.hash, 'hex')`
+const BY_FORMER_VALUE = {
+  hash: sql`coalesce((
+      SELECT t.token_hash FROM former_token_hashes f
+      JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
+      WHERE f.organization_id = queries.organization_id AND f.token_hash = ${HASH}
+        AND f.expires_at > now()${andOwn(sql`f.organization_id`)}
+    ), ${HASH})`,
+  former: sql`CASE WHEN api_tokens.token_hash <> ${HASH} THEN (
+      SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
+        AND f.token_hash = ${HASH}${andOwn(sql`f.organization_id`)}) END`
+}
+
+// Builds a statement that finds API tokens by their hashes. `former` is the row of a former value.
 const tokens = (
-  name: string, { support, joins, isValid }: Record<'support' | 'joins' | 'isValid', SQL>
+  name: string,
+  { hash, former, support, joins, isValid }: Record<'hash' | 'former' | 'support' | 'joins' | 'isValid', SQL>
 ) => preparedSql<TokenFound, OfOrganization & { queries: string }>(name, ($) => sql`
   SELECT queries.query_index,
     api_tokens.id, api_tokens.organization_id, api_tokens.name, api_tokens.token_hash, api_tokens.token_prefix,
@@ -60,18 +75,10 @@ const tokens = (
     counter.name AS organization_name, o.slug, counter.status, o.storage_key, counter.require_second_factor, o.created_at,
     counter.updated_at,
     p.name AS plan, p.retention_days, p.api_per_minute, p.max_projects, p.max_members, p.max_bytes,
-    ${support} AS support,
-    CASE WHEN api_tokens.token_hash <> decode(queries.hash, 'hex') THEN (
-      SELECT to_jsonb(f) FROM former_token_hashes f WHERE f.organization_id = api_tokens.organization_id
-        AND f.token_hash = decode(queries.hash, 'hex')${andOwn(sql`f.organization_id`)}) END AS former
+    ${support} AS support, ${former} AS former
   FROM jsonb_to_recordset(${$('queries')}::jsonb)
     AS queries (query_index int, organization_id char(26), hash text, project varchar, anywhere boolean)
-  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`organization_id = queries.organization_id AND token_hash = coalesce((
-      SELECT t.token_hash FROM former_token_hashes f
-      JOIN api_tokens t ON t.organization_id = f.organization_id AND t.id = f.token_id
-      WHERE f.organization_id = queries.organization_id AND f.token_hash = decode(queries.hash, 'hex')
-        AND f.expires_at > now()${andOwn(sql`f.organization_id`)}
-    ), decode(queries.hash, 'hex'))`)}
+  CROSS JOIN ${lookUp('api_tokens', api_tokens, sql`organization_id = queries.organization_id AND token_hash = ${hash}`)}
   CROSS JOIN ${lookUp('o', organizations, sql`id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('counter', organization_counters, sql`organization_id = api_tokens.organization_id`)}
   CROSS JOIN ${lookUp('p', plans, sql`name = counter.plan`)}
@@ -81,6 +88,7 @@ const tokens = (
 // Finds tokens with the owner's user, membership and grant. For a token without an owner, these joins cost nothing on
 // PostgreSQL, because their keys are null.
 const principalsByHash = tokens('principals_by_hash', {
+  ...BY_FORMER_VALUE,
   support: sql`CASE WHEN api_tokens.user_id IS NOT NULL OR api_tokens.grant_id IS NOT NULL
       THEN jsonb_build_object('users', to_jsonb(u), 'oauth_grants', to_jsonb(g), 'oauth_clients', to_jsonb(c),
         'members', to_jsonb(m),
@@ -95,10 +103,14 @@ const principalsByHash = tokens('principals_by_hash', {
     AND (api_tokens.grant_id IS NULL OR g.expires_at > now())`
 })
 
-// Finds only tokens without an owner. On Citus, this statement runs first: Citus plans each statement at each
-// execution, and the joins of the other statement take most of the planning time.
+// Finds only tokens without an owner, by their current values. On Citus, this statement runs first: Citus plans each
+// statement at each execution, and the rest of the other statement takes most of the planning time.
 const principalsWithoutOwner = tokens('principals_without_owner', {
-  support: sql`NULL::jsonb`, joins: sql``, isValid: sql`api_tokens.user_id IS NULL AND api_tokens.grant_id IS NULL`
+  hash: HASH,
+  former: sql`NULL::jsonb`,
+  support: sql`NULL::jsonb`,
+  joins: sql``,
+  isValid: sql`api_tokens.user_id IS NULL AND api_tokens.grant_id IS NULL`
 })
 
 type TokenFound = Raw<Omit<Organization, 'id' | 'name' | 'plan'>> & Omit<Plan, 'name' | 'max_bytes'> &
