@@ -147,12 +147,12 @@ const COMBINATIONS: Record<string, string>[] = [
 async function fillListed (sql: Bench['sql'], organizationId: string): Promise<void> {
   await sql`
     INSERT INTO audit_events (organization_id, seq, occurred_at, action, actor_type, actor_id, resource_type,
-      resource_id, request_id, ip, user_agent, details)
+      resource_id, request_id, ip, user_agent, details, chain_kid, mac)
     SELECT ${organizationId}, 1000000 + n, ${START}::timestamptz + n * interval '1 second',
       (ARRAY['secret.store', 'secret.delete', 'secret.decrypt'])[CASE kind WHEN 4 THEN 3 ELSE 1 + kind % 2 END],
       'user', CASE kind WHEN 4 THEN 3 ELSE 1 + kind / 2 END,
       'secret', (ARRAY['FIRST', 'SECOND', 'THIRD'])[CASE kind WHEN 4 THEN 3 WHEN 0 THEN 1 WHEN 3 THEN 1 ELSE 2 END],
-      'request-' || n, '192.0.2.1', 'benchmark', '{"level":"environment","version":1}'
+      'request-' || n, '192.0.2.1', 'benchmark', '{"level":"environment","version":1}', 'none', 'none'::bytea
     FROM (
       SELECT n, CASE WHEN n > ${LISTED} / 3 AND n <= ${LISTED} * 2 / 3 AND n % 5 < 3 THEN 4 ELSE n % 4 END AS kind
       FROM generate_series(1, ${LISTED}::int) n

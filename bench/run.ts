@@ -104,8 +104,8 @@ try {
   await measureMatrix(bench)
   await measureScale(bench, levels)
   await measureEmbedded(figures)
-  printTable()
 } finally {
+  printTable()
   load.close()
   await sql.end()
   await server.close()
