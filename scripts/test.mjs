@@ -8,11 +8,9 @@ import { missingForCitus, startCitus } from '../dist/test/helpers/citus.js'
 import { startPostgres, hasPostgres } from '../dist/test/helpers/postgres.js'
 
 const args = process.argv.slice(2)
-const long = args.includes('--long')
-const faults = args.includes('--faults')
-const quick = args.includes('--quick')
-const citus = args.includes('--citus')
-const unknown = args.find((arg) => arg.startsWith('--') && !['--long', '--faults', '--quick', '--citus'].includes(arg))
+const OPTIONS = ['--long', '--faults', '--quick', '--citus']
+const [long, faults, quick, citus] = OPTIONS.map((option) => args.includes(option))
+const unknown = args.find((arg) => arg.startsWith('--') && !OPTIONS.includes(arg))
 if (unknown !== undefined) {
   console.log(`Unknown option ${unknown}: see test/README.md`)
   process.exit(2)
