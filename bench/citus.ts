@@ -1,7 +1,7 @@
 /**
- * `npm run bench:citus [-- --rounds 5 --seconds 3]`: the service on a Citus cluster of a coordinator and two workers,
- * alternately with the service on one PostgreSQL on the same machine. A ratio is the median of the rounds' ratios.
- * Prints a Markdown table. A missed bar is not a failure.
+ * `npm run bench:citus [-- --rounds 5 --seconds 3 --only WORD]`: the service on a Citus cluster of a coordinator and
+ * two workers, alternately with the service on one PostgreSQL on the same machine. A ratio is the median of the rounds'
+ * ratios. `--only`: the rows whose names contain WORD. Prints a Markdown table. A missed bar is not a failure.
  */
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
@@ -20,7 +20,9 @@ const TENANTS = 20
 const PROJECTS = 25
 
 const { values } = parseArgs({
-  options: { rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' } }
+  options: {
+    rounds: { type: 'string', default: '5' }, seconds: { type: 'string', default: '3' }, only: { type: 'string', default: '' }
+  }
 })
 const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)]
 if (!(Number.isInteger(rounds) && rounds > 0 && Number.isInteger(seconds) && seconds > 0)) {
@@ -65,7 +67,9 @@ try {
   const nodes = citus.nodes.map(({ url }) => url)
   const places = await Promise.all([postgres.url, await createOnCitus(nodes, 'strongroom')].map(prepare))
   const lines: Line[] = []
-  for (const row of ROWS) lines.push(await measure(row, places[1]!, places[0]!))
+  for (const row of ROWS.filter(({ row }) => row.includes(values.only))) {
+    lines.push(await measure(row, places[1]!, places[0]!))
+  }
   await Promise.all(places.map(({ stop }) => stop()))
   console.log(`\n${os.cpus().length} cores, Node.js ${process.version}, ${CONNECTIONS} connections, medians of ${rounds} rounds of ${seconds} s.\n`)
   console.log(renderTable(lines))
