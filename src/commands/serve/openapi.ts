@@ -47,7 +47,7 @@ function renderScopes ({ paths }: Published): string {
     `## ${scope}\n\n${SCOPES[scope]}.\n\n${lines((scopes) => scopes.includes(scope))}\n`)
   return `# Scopes
 
-What each scope grants, and the operations that need it. A token holds those that were chosen when it was made, or \`*\` for all of them; a person holds what was granted to the application, as far as their role in the organization and the roles of their teams in a project give it. An operation that is listed under several needs all of them, or one by what is asked: its description in the document says which.
+What each scope grants, and the operations that need it. A token holds those that were chosen when it was made, or \`*\` for all of them; a person holds what was granted to the application, as far as their role in the organization and the roles of their teams in a project give it. An operation that is listed under several needs all of them, or one of them, depending on the request: its description in the document says which.
 
 Written by \`npm run openapi\` from the routes.
 
