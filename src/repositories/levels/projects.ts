@@ -62,8 +62,11 @@ function toAttributes (db: Db, row: Row): ProjectAttributes {
 
 type ListedRow = Row & LastChangeFound
 
-const toListed = (db: Db, row: ListedRow): ListedProject =>
-  Object.assign(toAttributes(db, row), { last_change: lastChangeOf(row) })
+function toListed (db: Db, row: ListedRow): ListedProject {
+  const attributes = toAttributes(db, row) as ListedProject
+  attributes.last_change = lastChangeOf(row)
+  return attributes
+}
 
 const byId = preparedSql<Row, { organization_id: string, id: string }>('project', ($) => sql`
   SELECT ${columns} FROM projects p ${itsCounts}
