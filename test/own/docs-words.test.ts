@@ -154,7 +154,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
       `${rateLimits.longOperations} changes an hour (\`RATE_LIMIT_LONG_OPERATIONS\`)`
     ],
     'docs/oauth.md': [
-      `${number(REDIRECT_LENGTH)} characters`, `up to ${number(STATE_LENGTH)} characters`,
+      `${number(REDIRECT_LENGTH)} characters`, `up to ${number(STATE_LENGTH)} bytes`,
       `at most ${MAX_GRANTS} grants`, `lasts ${idle} without use and ${life} days at most`,
       `Within ${LIFETIMES.code} seconds`, `more than ${constant('src/plugins/oauth/body.ts', 'MAX_BODY_BYTES') / 1024} KiB`,
       `\`max_age\` of at most ${PRIVILEGED_SECONDS}`, `ends ${LIFETIMES.grantDays} days after its last sign-in`,
