@@ -1,6 +1,6 @@
 import { signal } from '@preact/signals'
 import { createContext, type ComponentChildren } from 'preact'
-import { useContext, useEffect, useId, useRef, useState } from 'preact/hooks'
+import { useContext, useEffect, useLayoutEffect, useId, useRef, useState } from 'preact/hooks'
 import { ACTIONS, HELP, type Action } from './actions.ts'
 import { ApiError, curlOf, sent } from './api.ts'
 import { shownName, type Comparison } from './values.ts'
@@ -229,11 +229,11 @@ export function To ({ to, children, current = false }: {
   return <a href={pathOf(to)} aria-current={current ? 'page' : undefined} onClick={follow}>{children}</a>
 }
 
-/** Calls `forget` after 30 seconds and when the tab is hidden, as long as a value is on the page. */
+/** Calls `forget` after 30 seconds and when the tab is hidden, from the moment in which a value is on the page. */
 export function useForgetting (isShown: boolean, forget: () => void) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isShown) return
-    const timer = setTimeout(forget, SHOWN_MS)
+    const timer = setTimeout(forget, document.hidden ? 0 : SHOWN_MS)
     const whenHidden = () => { if (document.hidden) forget() }
     document.addEventListener('visibilitychange', whenHidden)
     return () => {
