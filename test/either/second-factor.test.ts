@@ -39,8 +39,9 @@ function formTo (page: Seen, action: string) {
 const isSignedIn = (page: Seen) => page.text.includes('Sign out everywhere')
 const asksForCode = (page: Seen) => page.text.includes('action="/oauth/sign-in/code"')
 const forgetAttempts = () => service.sql('DELETE FROM sign_in_failures')
+// By time, because an event that was stored apart gets its number later.
 const eventsOf = async ({ id }: Person) => (await service.sql(
-  `SELECT action FROM audit_events WHERE resource_type = 'user' AND resource_id = '${id}' ORDER BY seq`
+  `SELECT action FROM audit_events WHERE resource_type = 'user' AND resource_id = '${id}' ORDER BY occurred_at, seq`
 )).map(({ action }) => action as string)
 
 /** A page that only who is signed in sees, with what the database knows of its sessions. */
