@@ -84,7 +84,7 @@ const APART = 2 ** 12
 // No count and no limit of a plan is as large, and every id that was made after the fourth of January 2026 is larger.
 const LEAST_MADE = 2 ** 40
 
-/** The numbers of a response, as numbers or as text, each with its place. Part of a token can look like a number. */
+/** The numbers of a response, each with its place. Skips `token_suffix`: random text that can look like a number. */
 function numbersIn (value: unknown, place = ''): [place: string, number: number][] {
   if (typeof value === 'number') return [[place, value]]
   if (typeof value === 'string') return /^\d{1,16}$/.test(value) ? [[place, Number(value)]] : []
