@@ -67,9 +67,10 @@ const placesOf = (
     handler: async (request) => {
       const { organization_id, level_id } = levelOf(request)
       const showsHistory = reachBelow(request, 'secret:history')
-      const toListed = ({ id, ...attributes }: ListedPlace) => {
-        const last_change = showsHistory(placeOf({ id, ...attributes })) ? attributes.last_change : null
-        return { type: plural, id, attributes: { ...attributes, last_change } }
+      const toListed = (place: ListedPlace) => {
+        const { id, ...attributes } = place
+        if (!showsHistory(placeOf(place))) attributes.last_change = null
+        return { type: plural, id, attributes }
       }
       return answerPage(request.query, toListed, (page) =>
         listPlaces(isDefault(page) ? app.pages : app.lists, kind, organization_id, level_id, page))

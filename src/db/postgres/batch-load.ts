@@ -21,7 +21,7 @@ interface Pending<Q, A> {
   organization: string
   queue: Map<string, Queued<Q, A>>
   slots: number
-  freeSlots: number
+  running: number
   isScheduled: boolean
 }
 
@@ -50,14 +50,14 @@ export function batchLoad<Q, R, A> (
   const alone = async (db: Db, query: Q): Promise<A> => read(db, (await load(db, [query]))[0]!, query)
 
   function send (db: Db, pending: Pending<Q, A>) {
-    while (pending.queue.size > 0 && pending.freeSlots > 0) {
+    while (pending.queue.size > 0 && pending.running < pending.slots) {
       const batch = takeInTime(pending.queue)
       if (batch.length === 0) continue
-      pending.freeSlots--
+      pending.running++
       resolveAll(db, batch).finally(() => {
-        pending.freeSlots++
+        pending.running--
         send(db, pending)
-        if (pending.freeSlots === pending.slots && pending.queue.size === 0) all.get(db)?.delete(pending.organization)
+        if (pending.running === 0 && pending.queue.size === 0) all.get(db)?.delete(pending.organization)
       })
     }
   }
@@ -72,7 +72,7 @@ export function batchLoad<Q, R, A> (
     let pending = own.get(organization)
     if (pending === undefined) {
       const slots = isOfOne ? 1 : slotsOf(db)
-      pending = { organization, queue: new Map(), slots, freeSlots: slots, isScheduled: false }
+      pending = { organization, queue: new Map(), slots, running: 0, isScheduled: false }
       own.set(organization, pending)
     }
     return pending
@@ -120,7 +120,7 @@ export function batchLoad<Q, R, A> (
     let settle!: Pick<Queued<Q, A>, 'resolve' | 'reject'>
     const result = new Promise<A>((resolve, reject) => { settle = { resolve, reject } })
     pending.queue.set(key, { query, result, ...settle, queuedAt: waitNow() })
-    if (!pending.isScheduled && pending.freeSlots > 0) {
+    if (!pending.isScheduled && pending.running < pending.slots) {
       pending.isScheduled = true
       setImmediate(() => {
         pending.isScheduled = false

@@ -87,14 +87,14 @@ const FREE = {
 const NO_LOCK = { column: sql``, join: sql`` }
 
 // The look-ups of the statements below, each with the columns that these statements use.
-const ofProjects = (key: SQL) => lookUp('p', projects, key,
+const projectBy = (key: SQL) => lookUp('p', projects, key,
   sql`id, organization_id, slug, secret_format, encryption_type, history_policy, key_version, mac`)
-const ofTargets = (key: SQL) => lookUp('g', targets, key, sql`id, project_id, slug, mac`)
-const ofEnvironments = (key: SQL) => lookUp('e', environments, key,
+const targetBy = (key: SQL) => lookUp('g', targets, key, sql`id, project_id, slug, mac`)
+const environmentBy = (key: SQL) => lookUp('e', environments, key,
   sql`id, project_id, target_id, slug, status, is_production, mac`)
-const ofKeys = (key: SQL) => lookUp('k', encryption_keys, key,
+const keyBy = (key: SQL) => lookUp('k', encryption_keys, key,
   sql`id, version, key_string, data_key, key_check, salt, managed, iterations, created_at`)
-const ofSecrets = (alias: string, key: SQL) => lookUp(alias, secrets, key,
+const secretBy = (alias: string, key: SQL) => lookUp(alias, secrets, key,
   sql`id, organization_id, project_id, target_id, environment_id, level, level_id, revision, key_version, sealed,
     size_bytes, mac, version, history_id, version_count`)
 
@@ -126,26 +126,26 @@ const levels = (
       ORDER BY v.id DESC LIMIT 1) AS recorded_revision
   FROM jsonb_to_recordset(${$('queries')}::jsonb) AS queries (query_index int, organization_id char(26), ${place}
   ${lock.join}
-  CROSS JOIN ${ofKeys(sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
+  CROSS JOIN ${keyBy(sql`organization_id = p.organization_id AND project_id = p.id AND is_active`)}
   LEFT JOIN LATERAL (
     SELECT s.* FROM unnest(${documents}) AS its (id)
-    CROSS JOIN ${ofSecrets('s', sql`queries.documents AND organization_id = p.organization_id AND level_id = its.id`)}
+    CROSS JOIN ${secretBy('s', sql`queries.documents AND organization_id = p.organization_id AND level_id = its.id`)}
   ) AS s ON true`)
 
 const NAMED = sql`project varchar, target varchar, environment varchar, ${FLAG_COLUMNS})
-  CROSS JOIN ${ofProjects(sql`organization_id = queries.organization_id AND slug = queries.project`)}
-  LEFT JOIN ${ofTargets(sql`organization_id = p.organization_id AND project_id = p.id AND slug = queries.target`)} ON true
-  LEFT JOIN ${ofEnvironments(
+  CROSS JOIN ${projectBy(sql`organization_id = queries.organization_id AND slug = queries.project`)}
+  LEFT JOIN ${targetBy(sql`organization_id = p.organization_id AND project_id = p.id AND slug = queries.target`)} ON true
+  LEFT JOIN ${environmentBy(
     sql`organization_id = p.organization_id AND target_id = g.id AND slug = queries.environment`)} ON true`
 const ON_THE_WAY = sql`ARRAY[p.id, g.id, e.id]`
 const bySlugs = levels('levels_by_slugs', NAMED, ON_THE_WAY)
 const freeBySlugs = levels('free_levels_by_slugs', NAMED, sql`ARRAY[coalesce(e.id, g.id, p.id)]`, FREE)
 
 const OF_SECRET = sql`secret_id char(26), ${FLAG_COLUMNS})
-  CROSS JOIN ${ofSecrets('own', sql`organization_id = queries.organization_id AND id = queries.secret_id`)}
-  CROSS JOIN ${ofProjects(sql`organization_id = own.organization_id AND id = own.project_id`)}
-  LEFT JOIN ${ofTargets(sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
-  LEFT JOIN ${ofEnvironments(sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`
+  CROSS JOIN ${secretBy('own', sql`organization_id = queries.organization_id AND id = queries.secret_id`)}
+  CROSS JOIN ${projectBy(sql`organization_id = own.organization_id AND id = own.project_id`)}
+  LEFT JOIN ${targetBy(sql`organization_id = own.organization_id AND id = own.target_id`)} ON true
+  LEFT JOIN ${environmentBy(sql`organization_id = own.organization_id AND id = own.environment_id`)} ON true`
 const bySecret = levels('levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`)
 const freeBySecret = levels('free_levels_by_secret', OF_SECRET, sql`ARRAY[own.level_id]`, FREE)
 
@@ -153,7 +153,7 @@ const freeBySecret = levels('free_levels_by_secret', OF_SECRET, sql`ARRAY[own.le
 // The collation is explicit, so that the order does not depend on the locale of the database.
 const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environment varchar, only_level varchar,
     slices jsonb, ${FLAG_COLUMNS})
-  CROSS JOIN ${ofProjects(sql`organization_id = queries.organization_id AND id = queries.project_id`)}
+  CROSS JOIN ${projectBy(sql`organization_id = queries.organization_id AND id = queries.project_id`)}
   CROSS JOIN LATERAL (
     SELECT l.target_id, l.environment_id FROM (
       SELECT 'project' AS level, NULL::char(26) AS target_id, NULL::char(26) AS environment_id, NULL AS status,
@@ -177,8 +177,8 @@ const OF_PROJECT = sql`project_id char(26), after_target varchar, after_environm
       })})
     ORDER BY l.target COLLATE "C", l.environment COLLATE "C" LIMIT ${sql.raw(String(LEVELS_OF_PAGE + 1))}
   ) AS its
-  LEFT JOIN ${ofTargets(sql`organization_id = p.organization_id AND id = its.target_id`)} ON true
-  LEFT JOIN ${ofEnvironments(sql`organization_id = p.organization_id AND id = its.environment_id`)} ON true`
+  LEFT JOIN ${targetBy(sql`organization_id = p.organization_id AND id = its.target_id`)} ON true
+  LEFT JOIN ${environmentBy(sql`organization_id = p.organization_id AND id = its.environment_id`)} ON true`
 const ofProject = levels('levels_of_project', OF_PROJECT, ON_THE_WAY)
 
 interface Asked { organization_id: string, names: LevelNames, include: Include }
@@ -273,14 +273,14 @@ export async function findLevelsToWrite (
   db: Db, writes: readonly { organizationId: string, target: Target }[]
 ): Promise<(() => { state: LevelState, isFree: boolean } | undefined)[]> {
   const named: (OfOrganization & Record<string, unknown>)[] = []
-  const ofSecrets: typeof named = []
+  const secretBy: typeof named = []
   for (const [query_index, { organizationId: organization_id, target }] of writes.entries()) {
     if ('names' in target) named.push({ query_index, organization_id, ...target.names, ...FLAGS[target.include] })
-    else ofSecrets.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS[target.include] })
+    else secretBy.push({ query_index, organization_id, secret_id: target.secret_id, ...FLAGS[target.include] })
   }
   const find = (statement: typeof freeBySlugs, rows: typeof named) =>
     findByOrganization(db, rows, (organization_id, queries) => statement(db, { organization_id, queries }))
-  const rows = await Promise.all([find(freeBySlugs, named), find(freeBySecret, ofSecrets)])
+  const rows = await Promise.all([find(freeBySlugs, named), find(freeBySecret, secretBy)])
   return groupByQuery(rows.flat(), writes.length).map((found, i) => () => {
     const { target } = writes[i]!
     const state = 'names' in target ? stateOf(db, found, target.names) : toState(db, found)
