@@ -1,3 +1,5 @@
+import type { UnreadableReason } from '../../../schemas/documents.ts'
+
 /** The values of `secret_format`. */
 export type DocumentFormat = 'env' | 'json' | 'yaml' | 'text'
 
@@ -15,11 +17,16 @@ export class UnreadableDocument extends Error {
   offset: number
   /** The limit that the document exceeds, such as `10,000 names`; undefined for an invalid document. */
   limit: string | undefined
+  reason: UnreadableReason
+  /** A name that a readable line before the error has, if the error is about this name. */
+  knownName: string | undefined
 
-  constructor (offset: number, limit?: string) {
+  constructor (offset: number, limit?: string, reason?: UnreadableReason, knownName?: string) {
     super('The document cannot be parsed')
     this.offset = offset
     this.limit = limit
+    this.reason = reason ?? (limit === undefined ? 'syntax' : 'limit')
+    this.knownName = knownName
   }
 }
 
