@@ -21,8 +21,12 @@ export interface Running {
 const CLI = fileURLToPath(new URL('../src/cli.js', import.meta.url))
 const BARE = fileURLToPath(new URL('bare.js', import.meta.url))
 
-/** The service, `cli.js serve`, with limits off and its log in a file. Does not inherit environment variables. */
-export function startService (dir: string, env: Record<string, string>): Promise<Running> {
+/**
+ * The service, `cli.js serve`, with limits off and its log in a file. Does not inherit environment variables.
+ *
+ * @param cli the command line program of another build
+ */
+export function startService (dir: string, env: Record<string, string>, cli = CLI): Promise<Running> {
   const settings = {
     RATE_LIMIT_API: '0',
     RATE_LIMIT_OAUTH: '0',
@@ -32,7 +36,7 @@ export function startService (dir: string, env: Record<string, string>): Promise
     LOG_LEVEL: 'info',
     ...env
   }
-  return start([CLI, 'serve'], dir, '/readyz', (port) => ({ env: { ...settings, PORT: String(port) }, args: [] }))
+  return start([cli, 'serve'], dir, '/readyz', (port) => ({ env: { ...settings, PORT: String(port) }, args: [] }))
 }
 
 /** Bare Fastify. `more`: a database URL, or `plugins` for the service's plugins. */

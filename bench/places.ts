@@ -1,0 +1,67 @@
+/** The same requests to two services in turns: another database, or another build. */
+import { randomBytes } from 'node:crypto'
+import { total, type Outcome, type Request, type startLoad } from './load.ts'
+import { startService } from './processes.ts'
+import { fillProjects, fillTenants, makeTenants, type Tenant } from './seed.ts'
+import { compare, median, type Line } from './table.ts'
+
+export const CONNECTIONS = 32
+export const TENANTS = 20
+export const PROJECTS = 25
+
+/** A service with its tenants. `versions`: a version of the document of each tenant, in their order. */
+export interface Place {
+  url: string
+  tenants: Tenant[]
+  versions: string[]
+  stop: () => Promise<void>
+}
+
+/** `bar`: the minimum rate, or the maximum median latency, as a ratio to the other service. */
+export interface PlaceRow {
+  row: string
+  requests: (place: Place) => Request[]
+  bar?: number | { most: number }
+  connections?: number
+  /** The expected status; 200 if absent. */
+  expect?: number
+}
+
+/** Starts a service on an empty database and fills the database. `cli`: the command of another build. */
+export async function preparePlace (dir: string, database: Record<string, string>, cli?: string): Promise<Place> {
+  const env = { ...database, MASTER_KEY: `bench:${randomBytes(32).toString('base64')}` }
+  const tenants = await makeTenants(env, TENANTS)
+  const service = await startService(dir, env, cli)
+  const versions = await fillTenants(service.url, tenants)
+  await fillProjects(service.url, tenants[1]!, 'listed', PROJECTS)
+  return { url: service.url, tenants, versions, stop: () => service.stop() }
+}
+
+/** Sends the requests of a row to both services in turns. A ratio is the median of the rounds' ratios. */
+export async function measurePlaces (
+  load: ReturnType<typeof startLoad>, { row, requests, bar, connections = CONNECTIONS, expect = 200 }: PlaceRow,
+  places: { own: Place, other: Place }, reference: string, { rounds, seconds }: { rounds: number, seconds: number }
+): Promise<Line> {
+  const fire = (place: Place, seconds: number): Promise<Outcome> =>
+    load.fire({ url: place.url, requests: requests(place), expect, seconds, connections })
+  const pairs: [own: Outcome, other: Outcome][] = []
+  for (const place of [places.own, places.other]) await fire(place, 1)
+  for (let round = 0; round < rounds; round++) {
+    // Every second round begins with the other service, because the first one of a round may be at a disadvantage.
+    const early = round % 2 === 1 ? await fire(places.other, seconds) : undefined
+    const own = await fire(places.own, seconds)
+    pairs.push([own, early ?? await fire(places.other, seconds)])
+  }
+  const isLatency = connections === 1
+  const figure = ({ rate, p50 }: Outcome) => isLatency ? p50 : rate
+  const [own, other] = [pairs.map(([one]) => one), pairs.map(([, one]) => one)]
+  return {
+    row,
+    reference,
+    ...compare(median(own.map(figure)), median(other.map(figure)), isLatency ? ' ms' : '/s', isLatency ? 2 : 0),
+    ratio: median(pairs.map(([own, other]) => figure(own) / figure(other))),
+    ...bar !== undefined && { bar: typeof bar === 'number' ? { least: bar } : bar },
+    latency: `${median(own.map(({ p50 }) => p50)).toFixed(2)} / ${median(own.map(({ p99 }) => p99)).toFixed(2)} ms`,
+    note: total([...own, ...other])
+  }
+}
