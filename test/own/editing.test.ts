@@ -31,22 +31,69 @@ const check = (t: Test, format: NamedFormat, cases: Case[]) => {
 
 t.test('env: a changed value is replaced in its quotes, and every other byte stays', async (t) => {
   check(t, 'env', [
-    ['# c\n\nA=1\n B = two # c\nexport C="x"# d\n', { A: '2', B: 'x', C: 'y' }, [], '# c\n\nA=2\n B = x # c\nexport C="y"# d\n'],
-    ["A='1'\r\nB=`2`\r\nC: 3", { A: '4', B: '5', C: '6' }, [], "A='4'\r\nB=`5`\r\nC: 6"],
+    ['# c\n\nA=1\n B = two # c\nexport C="x" # d\n', { A: '2', B: 'x', C: 'y' }, [], '# c\n\nA=2\n B = x # c\nexport C="y" # d\n'],
+    ["A='1'\r\nB=`2`\r\nC: 3", { A: '4', B: '5', C: '6' }, [], "A='4'\r\nB=5\r\nC: 6", 'backticks do not stay'],
     ['\uFEFFA=1', { A: '2' }, [], '\uFEFFA=2'],
-    ['A=\nB=# c\nC= # c\nD:  \nE:\n', { A: '1', B: '2', C: '3', D: '4', E: '5' }, [], 'A=1\nB=2# c\nC=3 # c\nD: 4  \nE: 5\n'],
+    ['A=\nB=# c\nC= # c\nD:  \nE:\n', { A: '1', B: '2', C: '3', D: '4', E: '5' }, [], 'A=1\nB=2\nC=3 # c\nD: 4  \nE: 5\n'],
     ['A="1"\nA=\'2\'\nB=3', { A: '4' }, [], 'A="1"\nA=\'4\'\nB=3', 'the last of two is changed'],
-    ['A="1\n2"\r\nB=3\r\n', { A: 'x\ny' }, [], 'A="x\r\ny"\r\nB=3\r\n', 'lines of a value end like those of the document'],
+    ['A="1\n2"\r\nB=3\r\n', { A: 'x\ny' }, [], 'A="x\\ny"\r\nB=3\r\n', 'several lines are escaped in a document with CRLF'],
+    ['A="1\n2"\r\nB=3\r\n', { A: '"x"\ny' }, [], 'A=\'"x"\r\ny\'\r\nB=3\r\n', 'lines of a value end like those of the document'],
     ['A="1\\n2"\n', { A: 'x\ny' }, [], 'A="x\\ny"\n', 'escapes stay escapes'],
     ['A="1"\n', { A: 'say "x"' }, [], 'A=\'say "x"\'\n', 'other quotes if the value has these'],
     ['A=1\n', { A: '' }, [], 'A=\n'],
     ['A=1\n', { A: ' 1 ' }, [], "A=' 1 '\n"],
-    ['A=\n\n"x"\n', { A: 'y' }, [], 'A=\n\n"y"\n', 'the value of dotenv can be on another line'],
+    ['A=\n\n"x"\n', { A: 'y' }, [], 'A="y"\n', 'a value on another line comes to its name'],
+    ['A:\n  x # c\n', { A: 'y' }, [], 'A: y # c\n'],
     ["A='abc\\'\nB=1\n", { B: "it'" }, [], 'A=\'abc\\\'\nB="it\'"\n', 'a quote that would end an earlier value is written otherwise'],
     ['A=1\rB=2\r', { A: '3' }, ['B'], 'A=3\r'],
     ['A=1 # c\u2028B=2\n', {}, ['A'], 'B=2\n'],
     ['A=1 # c\u2028B=2\n', {}, ['A', 'B'], '']
   ])
+})
+
+t.test('env: a changed value leaves nothing of the old value for any reader', async (t) => {
+  const secret = 'hunter'
+  const old = [
+    'hunter#2hunter', '#hunter', 'hunter#', '#hunter # note', 'a#hunter # note', 'hunter#2 hunter', "'hunter'#hunter",
+    '"hunter"#hunter', '`hunter`#hunter', "'a'# hunter", '"hunter\nhunter"#hunter', "'hunter' 'hunter'", '"hunter"hunter',
+    "'hunter'\\''hunter'", '\n"hunter"#hunter', '$hunter#hunter', 'hunter#\thunter', '"#hunter"#hunter # note'
+  ]
+  for (const before of old) {
+    for (const [start, end] of [['A=', ''], [' export A = ', ''], ['A: ', ''], ['X=1\n\nA=', '\nB=2'], ['A=', '\r\nB=2\r\n']] as const) {
+      const text = start + before + end
+      // After a blank, the text is a comment.
+      if (start.endsWith(' ') && before.startsWith('#')) continue
+      for (const value of ['new', '', 'it is', "it's", 'a\nb', '#', '{"k": "it\'s"}']) {
+        const after = changed('env', text, { A: value })
+        t.notOk(after.includes(secret), ascii([text, value, after]))
+        t.equal(readDocument('env', after)?.['A'], value)
+      }
+      t.notOk(changed('env', text, {}, ['A']).includes(secret), ascii([text, 'removed']))
+    }
+  }
+  check(t, 'env', [
+    ['PASSWORD=hunter#2secret\n', { PASSWORD: 'new' }, [], 'PASSWORD=new\n'],
+    ['A=x # note\nB=\'x\' # note\nC=x\t#note', { A: 'y', B: 'z', C: 'w' }, [], 'A=y # note\nB=\'z\' # note\nC=w\t#note', 'a comment after a blank stays'],
+    ['A=x#y # note\n', { A: 'z' }, [], 'A=z # note\n'],
+    ['A=x#y\nB=1#2', { A: 'x' }, [], 'A=x\nB=1#2', 'also if the value stays the same for dotenv'],
+    ['A= # note\n', { A: 'z' }, [], 'A=z # note\n']
+  ])
+})
+
+t.test('env: a value has the form that most readers read alike', async (t) => {
+  const forms: [value: string, written: string, inCrlf?: string][] = [
+    ['', ''], ['simple/1.0', 'simple/1.0'], ['a b', "'a b'"], ['$HOME', "'$HOME'"], ['a\\b', "'a\\b'"], ["it's", '"it\'s"'],
+    ['say "x"', "'say \"x\"'"], ['a\nb', "'a\nb'", '"a\\nb"'], ['a\rb', '"a\\rb"'], ["it's\nb", '"it\'s\nb"', '"it\'s\\nb"'],
+    ['{"k": "it\'s"}', '{"k": "it\'s"}'], ['"it\'s"', '`"it\'s"`'], ['a "b" it\'s # c', '`a "b" it\'s # c`'],
+    ['a "b" it\'s $C', '`a "b" it\'s $C`'], ['"a"\n\'b\'', '`"a"\n\'b\'`', '`"a"\r\n\'b\'`'], ['a\'b"c`d', 'a\'b"c`d']
+  ]
+  for (const [value, written, inCrlf = written] of forms) {
+    for (const old of ['1', '`1`', '']) {
+      t.equal(changed('env', `A=${old}\nB=2\n`, { A: value }), `A=${written}\nB=2\n`)
+      t.equal(changed('env', `A=${old}\r\nB=2\r\n`, { A: value }), `A=${inCrlf}\r\nB=2\r\n`)
+    }
+    t.equal(changed('env', 'B=2\n', { A: value }), `B=2\nA=${written}\n`)
+  }
 })
 
 t.test('env: a removed name goes with its lines and the comment behind it; the comment above stays', async (t) => {

@@ -11,6 +11,8 @@ export const LINES = `${MAX_LINES.toLocaleString('en')} lines`
 export interface EnvAssignment {
   name: string
   from: number
+  /** The position after the separator. */
+  separatorTo: number
   /** The value as written, with quotes, without blanks around it. Without a value: the position after the separator. */
   valueFrom: number
   valueTo: number
@@ -75,7 +77,9 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
       entries[name] = value
       if (found) {
         const valueFrom = at + name.length + 1
-        found.push({ name, from: at, valueFrom, valueTo: valueFrom + value.length, colon: false })
+        found.push({
+          name, from: at, separatorTo: valueFrom, valueFrom, valueTo: valueFrom + value.length, colon: false
+        })
       }
       at = ENV_PLAIN.lastIndex
       continue
@@ -104,7 +108,9 @@ function valueRange (rest: string, restFrom: number, trimmed: string) {
   const separator = rest.search(/[=:]/)
   const after = separator + 1
   const from = restFrom + (trimmed === '' ? after : after + rest.slice(after).search(/\S/))
-  return { valueFrom: from, valueTo: from + trimmed.length, colon: rest[separator] === ':' }
+  return {
+    separatorTo: restFrom + after, valueFrom: from, valueTo: from + trimmed.length, colon: rest[separator] === ':'
+  }
 }
 
 /** Whether the closing quote is missing: dotenv would read the opening quote as a part of the value. */

@@ -23,8 +23,8 @@ const EDITORS = { env: envEditor, json: jsonEditor, yaml: yamlEditor }
  * Changes single names of a document. Every byte that does not belong to a changed name stays.
  *
  * - Set: the value is replaced where it is written, in its style if the style can hold the new value. Of duplicate
- *   names, the last one is changed, because its value applies. A name that already has the value is not changed. New
- *   names are added at the end, in the order of `set`.
+ *   names, the last one is changed, because its value applies. A name that already has the value for every reader is
+ *   not changed. New names are added at the end, in the order of `set`.
  * - Remove: the name is removed with its lines and with the comment after its value; a comment above the name stays.
  *   All duplicates are removed. A missing name changes nothing.
  * - An empty text is a missing document, in all formats.
@@ -43,7 +43,7 @@ export function changeNames (
   } catch (error) {
     return { refused: 'unreadable', ...describeError(text, error) }
   }
-  const plan = planOf(before, changes)
+  const plan = planOf(before, changes, editor.ambiguous)
   if (plan.set.size === 0 && plan.removed.size === 0) return { text, added: [], changed: [], removed: [] }
   const expected: Entries = Object.assign(emptyEntries(), before, Object.fromEntries(plan.set))
   for (const name of plan.removed) delete expected[name]
@@ -66,7 +66,7 @@ export function changeNames (
     // Another attempt cannot have fewer names or tokens, but it may have fewer lines.
     if (limit !== undefined && limit !== LINES) break
     if (after !== undefined && isSame(after, expected)) {
-      return { text: mark + edited, ...compareEntries(before, after) }
+      return { text: mark + edited, ...comparisonOf(before, after, plan) }
     }
     wrong ??= [...plan.set.keys()].find((name) => after !== undefined && after[name] !== expected[name])
   }
@@ -77,11 +77,17 @@ export function changeNames (
   return wrong === undefined && others.length > 0 ? { refused: 'together' } : { refused: 'unholdable', name: wrong ?? first }
 }
 
-function planOf (before: Entries, { set, unset }: NameChanges): Plan {
+function planOf (before: Entries, { set, unset }: NameChanges, ambiguous?: ReadonlySet<string>): Plan {
   return {
-    set: new Map([...set].filter(([name, value]) => before[name] !== value)),
+    set: new Map([...set].filter(([name, value]) => before[name] !== value || ambiguous?.has(name))),
     removed: new Set(unset.filter((name) => name in before && !set.has(name)))
   }
+}
+
+/** The names that the change added, changed and removed. A name whose line alone changed counts as changed. */
+function comparisonOf (before: Entries, after: Entries, { set }: Plan): Comparison {
+  const { added, removed } = compareEntries(before, after)
+  return { added, removed, changed: [...set.keys()].filter((name) => name in before).sort() }
 }
 
 function isSame (a: Entries, b: Entries) {

@@ -17,6 +17,8 @@ export type RefusalOfAll = { refused: 'limit', limit: string } | { refused: 'tog
 export interface Editor {
   /** Number of ways to write the changes. `changeNames` tries the next way if the parsed result is not as expected. */
   attempts: number
+  /** Names that other readers of the format read with another value, so that a change to the same value is made too. */
+  ambiguous?: ReadonlySet<string>
   edit: (plan: Plan, attempt: number) => string | Refusal
 }
 
