@@ -1,4 +1,7 @@
-import { jsonErrorOffset } from '../src/rules/documents/json.ts'
+import { emptyEntries } from '../src/rules/documents/entries.ts'
+import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import { envForms } from '../src/rules/editing/env-forms.ts'
+import { jsonEditor } from '../src/rules/editing/json.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
@@ -57,12 +60,12 @@ export function problemIn (format: Format, text: string): { line: number, column
   return { line: before.length, column: [...before.at(-1)!].length + 1 }
 }
 
+// The reader of the service, which keeps the digits of numbers and the members of nested values as they are written.
 function readJson (text: string): Values | undefined {
+  const entries = emptyEntries()
   try {
-    const parsed: unknown = JSON.parse(text)
-    if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) return undefined
-    return new Map(Object.entries(parsed).map(([name, value]) =>
-      [name, typeof value === 'string' ? value : value === null ? '' : JSON.stringify(value)]))
+    readEntries(text, entries)
+    return new Map(Object.entries(entries))
   } catch { return undefined }
 }
 
@@ -95,13 +98,6 @@ function assignments (text: string): Assignment[] | { line: number } {
   return found
 }
 
-/** How a value can be written in an `.env` document, the plainest form first. */
-const FORMS: ((value: string) => string)[] = [
-  (value) => /^[\w./:@%+,=-]*$/.test(value) ? value : `'${value}'`,
-  (value) => `"${value.replace(/\n/g, '\\n').replace(/\r/g, '\\r')}"`,
-  (value) => `\`${value}\``
-]
-
 /**
  * A document with one name set, or removed (undefined). All other lines stay. Throws an error with a sentence for
  * people if the format cannot hold the value.
@@ -115,8 +111,10 @@ export function changeValue (format: Format, text: string, name: string, value: 
   const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
   const shift = source.startsWith('\ufeff') ? 1 : 0
   const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
-  for (const form of value === undefined ? [() => ''] : FORMS) {
-    const line = value === undefined ? '' : `${name}=${form(value)}\n`
+  // The line endings of the document are written at the end.
+  const forms = value === undefined ? [] : envForms(value, lineEnd).map(({ text }) => text.replace(/\r\n/g, '\n'))
+  for (const written of value === undefined ? [''] : forms) {
+    const line = value === undefined ? '' : `${name}=${written}\n`
     let changed = source
     for (const [index, { from, to }] of found.toReversed().entries()) {
       const isKept = value !== undefined && index > 0
@@ -135,20 +133,11 @@ export function changeValue (format: Format, text: string, name: string, value: 
 
 function changeJson (text: string, name: string, value: string | undefined): string {
   const source = text.replace(/^\ufeff/, '')
-  const parsed = (source.trim() === '' ? {} : JSON.parse(source)) as object
-  if (source.trim() !== '' && tokensOf(source) !== tokensOf(JSON.stringify(parsed))) {
-    throw new Error('The browser would change a number or a repeated name of this document. Edit it as a whole.')
-  }
-  // Not by assignment: a name can be `__proto__`.
-  const all = new Map<string, unknown>(Object.entries(parsed))
-  if (value === undefined) all.delete(name)
-  else all.set(name, value)
-  return `${JSON.stringify(Object.fromEntries(all), null, 2)}\n`
+  const [set, removed] = value === undefined ? [[], [name]] : [[[name, value] as const], []]
+  const plan = { set: new Map(set), removed: new Set(removed) }
+  return text.slice(0, text.length - source.length) +
+    String(jsonEditor(source.trim() === '' ? '' : source, emptyEntries()).edit(plan, 0))
 }
-
-/** The strings, numbers and words of a JSON text in one form. */
-const tokensOf = (json: string): string => (json.match(/"(?:[^"\\]|\\.)*"|[^\s",:{}[\]]+/g) ?? [])
-  .map((token) => token.startsWith('"') ? JSON.stringify(JSON.parse(token)) : token).sort().join()
 
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }

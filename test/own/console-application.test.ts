@@ -5,7 +5,7 @@ import { brotliCompressSync } from 'node:zlib'
 import t from 'tap'
 import { parse } from 'yaml'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
-import { documentError } from '../../src/rules/documents/read.ts'
+import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { load } from '../helpers/console.ts'
 import { operationsIn } from '../helpers/contract.ts'
 
@@ -18,9 +18,9 @@ Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
 const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
 const sources = files.filter((name) => /\.tsx?$/.test(name))
 
-t.test('the console has at most 4,000 lines, a file for each page, and 120 KB', async (t) => {
+t.test('the console has at most 4,200 lines, a file for each page, and 120 KB', async (t) => {
   const lines = files.reduce((sum, name) => sum + readFileSync(join('console', name), 'utf8').split('\n').length - 1, 0)
-  t.ok(lines <= 4000, `${lines} lines`)
+  t.ok(lines <= 4200, `${lines} lines`)
   const { PAGES } = await load('router.ts')
   t.strictSame(files.filter((name) => name.startsWith('pages/')).sort(), Object.keys(PAGES).map((page) => `pages/${page}.tsx`).sort())
   const built = readdirSync('dist/console').filter((name) => /\.(?:js|css|html)$/.test(name))
@@ -116,24 +116,37 @@ t.test('the browser changes documents of client-managed projects without touchin
   t.equal(changeValue('env', document, 'D', '4'), `${document}D=4\n`)
   t.equal(changeValue('env', document, 'C', undefined), document.replace("C='x'\n", ''))
   t.equal(changeValue('env', 'A=1\r\nB=2\r\n', 'A', '3'), 'A=3\r\nB=2\r\n')
-  for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
+  for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', '{"k": "it\'s"}', '"it\'s"', 'a\'b"c`d', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
     t.equal(readValues('env', changeValue('env', document, 'NEW', value)).get('NEW'), value)
   }
+  t.equal(changeValue('env', 'A=1#old # old\r\nB=2\r\n', 'A', 'x\ny'), 'A="x\\ny"\r\nB=2\r\n', 'nothing of the old value is left')
   t.throws(() => changeValue('env', '', 'a b', '1'), /cannot hold/)
   t.throws(() => changeValue('env', 'not a line', 'A', '1'), /as a whole/)
-  t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{\n  "A": "é",\n  "B": {\n    "x": true\n  }\n}\n')
+  t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{"A": "é", "B": {"x": true}}')
+  t.equal(changeValue('json', '', 'A', '1'), '{\n  "A": "1"\n}\n')
   for (const name of ['constructor', '__proto__', 'toString']) {
     const changed = changeValue('json', '{"A": "1"}', name, 'x')
     t.strictSame([...readValues('json', changed)], [['A', '1'], [name, 'x']])
     t.strictSame([...readValues('json', changeValue('json', changed, name, undefined))], [['A', '1']])
   }
   for (const kept of ['12345678901234567890', '1.50', '1e400', '{"x": [0.10]}', '1, "A": 2', '{"x": 1, "x": 2}']) {
-    t.throws(() => changeValue('json', `{"A": ${kept}, "B": "1"}`, 'B', '2'), /as a whole/, kept)
+    t.equal(changeValue('json', `{"A": ${kept}, "B": "1"}`, 'B', '2'), `{"A": ${kept}, "B": "2"}`)
   }
-  t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'),
-    '{\n  "A": "2",\n  "B": [\n    true,\n    null,\n    -1.5\n  ]\n}\n')
+  t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'), '\ufeff{"A": "2", "B": [true, null, -1.5]}')
   t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
   t.equal(readValues('yaml', 'A: 1'), undefined)
+})
+
+t.test('the browser reads JSON as the service does', async (t) => {
+  const { readValues } = await load('values.ts')
+  for (const text of [
+    '{"A": 1234567890123456789}', '{"A": {"ids": [12345678901234567890, 1.10, -0, 1e400], "x": null}}', '{"A": 1, "A": 2.50}',
+    '{"__proto__": "a", "constructor": {"__proto__": 1}}', '{"A": "\\u00e9\\n", "\\u0041": true}', '{}', '\ufeff{"A":\r\n[ 1 , 2 ]}',
+    '[1]', '{"A": 01}', '{"A": 1', 'null'
+  ]) {
+    const expected = readDocument('json', text)
+    t.strictSame(readValues('json', text), expected && new Map(Object.entries(expected)), text)
+  }
 })
 
 t.test('the first error of a text has the place that the service names', async (t) => {
