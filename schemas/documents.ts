@@ -1,24 +1,29 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { Example, Nullable, OneOf } from './shapes.ts'
 
-/** Why a document does not parse (`details.reason` of 422 `document_unreadable`), with the sentence of the message. */
+/**
+ * Why a document does not parse: `details.reason` of 422 `document_unreadable`, with the sentence that follows the line
+ * in the message. A sentence never quotes the document, because a line of an unreadable document may be a piece of a
+ * secret.
+ */
 export const UNREADABLE_REASONS = {
-  syntax: 'The text does not parse.',
-  no_assignment: 'The line is no assignment `NAME=value`.',
-  quote_not_closed: 'The quote is not closed.',
+  syntax: 'the text does not parse.',
+  no_assignment: 'this is no assignment NAME=value.',
+  quote_not_closed: 'the quote is not closed.',
   text_after_quote:
-    'Text after a closing quote is read differently by other programs. Write a value such as it\'s as "it\'s".',
-  value_on_next_line: 'The value is on the line after the name, where other programs do not find it.',
-  not_a_mapping: 'The document is not a mapping of names to values.',
-  duplicate_name: 'The name occurs twice.',
-  no_scalar_name: 'A name must be a text, a number or a boolean.',
+    'there is text after the closing quote, which other programs read differently. Write it\'s as "it\'s".',
+  value_on_next_line: 'the value is on the line after its name, where other programs do not find it.',
+  not_a_mapping: 'the document is not a mapping of names to values.',
+  duplicate_name: 'a name occurs twice.',
+  no_scalar_name: 'a name is not a text, a number or a boolean.',
   merge_key: 'YAML merge keys (<<) are not supported.',
   tag: 'YAML tags outside of the core schema are not supported.',
-  several_documents: 'The text has several YAML documents.',
-  tab: 'YAML does not allow a tab for indentation.',
-  unknown_alias: 'The YAML alias has no anchor before it.',
-  limit: 'The document exceeds a limit.',
-  not_utf8: 'The document is not valid UTF-8.'
+  several_documents: 'a second YAML document begins.',
+  tab: 'YAML does not allow tabs as indentation.',
+  unknown_alias: 'the YAML alias refers to no anchor before it.',
+  nesting: 'the document is nested too deeply.',
+  limit: 'the document exceeds a limit.',
+  not_utf8: 'the document is not valid UTF-8.'
 } as const
 
 export type UnreadableReason = keyof typeof UNREADABLE_REASONS
@@ -29,7 +34,7 @@ export type UnreadableReason = keyof typeof UNREADABLE_REASONS
  */
 export const WARNING_REASONS = [
   'comment_without_blank', 'escape_in_double_quotes', 'quote_in_single_quotes', 'expansion', 'backticks', 'unquoted',
-  'duplicate_name', 'unreadable'
+  'text_after_quote', 'value_on_next_line', 'duplicate_name', 'unreadable'
 ] as const
 
 export type WarningReason = (typeof WARNING_REASONS)[number]

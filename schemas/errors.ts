@@ -1,4 +1,5 @@
 import { Type, type Static, type TObject, type TProperties, type TSchema } from '@sinclair/typebox'
+import { UNREADABLE_REASONS, type UnreadableReason } from './documents.ts'
 import { AbilityName } from './scopes.ts'
 import { OneOf, Timestamp, ToldApart } from './shapes.ts'
 
@@ -12,6 +13,19 @@ interface ErrorSpec {
   inWords?: (details: never) => string
   /** Responses may omit `details`. */
   mayLackDetails?: true
+}
+
+const UNREADABLE = 'A document does not parse in the format of the project.'
+const MAX_QUOTED_NAME = 100
+
+/** The message of `document_unreadable`, such as `Line 2: the quote is not closed.` */
+function unreadableInWords (
+  { line, reason, limit, name }: { line?: number, reason?: UnreadableReason, limit?: string, name?: string }
+): string {
+  if (limit !== undefined) return `A document has more than ${limit}, so its names cannot be read.`
+  if (line === undefined || reason === undefined) return UNREADABLE
+  const isQuoted = reason === 'duplicate_name' && name !== undefined && name.length <= MAX_QUOTED_NAME
+  return `Line ${line}: ${isQuoted ? `the name ${JSON.stringify(name)} occurs twice.` : UNREADABLE_REASONS[reason]}`
 }
 
 function error<S extends number> (status: S, message: string): { status: S, message: string }
@@ -158,19 +172,19 @@ export const ERRORS = {
   },
   document_unreadable: {
     ...error(
-      422, 'A document does not parse in the format of the project.',
+      422, UNREADABLE,
       {
         level: Type.String(),
         line: Type.Optional(Type.Integer({ description: 'the first line that does not parse; the first line is 1' })),
         column: Type.Optional(Type.Integer({ description: 'in characters; the first column is 1' })),
+        reason: Type.Optional(OneOf(Object.keys(UNREADABLE_REASONS) as UnreadableReason[])),
+        name: Type.Optional(Type.String({ description: 'the name that the error is about, if an earlier line has it' })),
         limit: Type.Optional(Type.String({ description: 'the limit that the document exceeds, such as `10,000 names`' })),
         side: SIDE
       },
-      { level: 'environment', line: 3, column: 1 }
+      { level: 'environment', line: 3, column: 1, reason: 'quote_not_closed' }
     ),
-    inWords: ({ limit }: { limit?: string }) => limit === undefined
-      ? 'A document does not parse in the format of the project.'
-      : `A document has more than ${limit}, so its names cannot be read.`
+    inWords: unreadableInWords
   },
   names_not_in_shell: error(
     422, 'These names or their values cannot be shell variables. Rename them, or read JSON or YAML.',

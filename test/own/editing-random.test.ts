@@ -303,13 +303,14 @@ function judge (document: Generated): string | undefined {
     if (result.refused === 'anchored') return anchored.includes(result.name) ? undefined : 'refused without an alias'
     const place = pieces.findLastIndex(({ name }) => 'name' in result && name === result.name)
     const rest = place === -1 ? '' : pieces[place]!.rest + text(document, pieces.slice(place + 1))
-    const value = 'name' in result ? set.get(result.name) ?? '' : ''
+    const refusedName = 'name' in result ? result.name ?? '' : ''
+    const value = set.get(refusedName) ?? ''
     // The quotes of other changed values can be the ends of a value that ends with a backslash, too.
     const isHeld = format !== 'env' || (result.refused === 'together'
       ? ![...set.values()].some((value) => value.endsWith('\\'))
       : result.refused !== 'unholdable' ||
         (isHeldByEnv(value, rest) && (changed.length + added.length + unset.size === 1 || !value.endsWith('\\'))))
-    return isHeld ? `refused: ${JSON.stringify([result, set.get('name' in result ? result.name : '')])}` : undefined
+    return isHeld ? `refused: ${JSON.stringify([result, set.get(refusedName)])}` : undefined
   }
   if (anchored.length > 0) return 'broke an alias'
   const lists = { added: added.sort(), changed: changed.sort(), removed: [...unset].sort() }

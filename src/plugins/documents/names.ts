@@ -24,8 +24,8 @@ import { fail } from '../../rules/errors.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { nameHistory, type Change } from '../../vault/documents/name-history.ts'
 import {
-  charactersOf, currentContents, eventOfReading, levelsByName, mergedValues, requireNames, visibleSecrets,
-  type Contents
+  charactersOf, currentContents, eventOfReading, levelsByName, mergedValues, requireNames, VALUES_EDITION,
+  visibleSecrets, type Contents
 } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
@@ -174,7 +174,7 @@ export const names: Domain = async (app) => {
     const look = (state: LevelState) => {
       requireNames(state)
       const visible = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
-      const etag = etagOf(storageKey, visible, ...shape, state.project.secret_format)
+      const etag = etagOf(storageKey, visible, VALUES_EDITION, ...shape, state.project.secret_format)
       reply.header('etag', etag)
       return { state, visible, etag }
     }

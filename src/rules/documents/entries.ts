@@ -18,15 +18,22 @@ export class UnreadableDocument extends Error {
   /** The limit that the document exceeds, such as `10,000 names`; undefined for an invalid document. */
   limit: string | undefined
   reason: UnreadableReason
-  /** A name that a readable line before the error has, if the error is about this name. */
-  knownName: string | undefined
+  /** The name that the error is about, and the position where it was read as a name before. */
+  known: { name: string, offset: number } | undefined
 
-  constructor (offset: number, limit?: string, reason?: UnreadableReason, knownName?: string) {
+  constructor (
+    offset: number, reason: UnreadableReason, more: { limit?: string | undefined, known?: UnreadableDocument['known'] } = {}
+  ) {
     super('The document cannot be parsed')
     this.offset = offset
-    this.limit = limit
-    this.reason = reason ?? (limit === undefined ? 'syntax' : 'limit')
-    this.knownName = knownName
+    this.reason = reason
+    this.limit = more.limit
+    this.known = more.known
+  }
+
+  /** An error for a document that exceeds a limit, such as `10,000 names`. */
+  static ofLimit (offset: number, limit: string) {
+    return new UnreadableDocument(offset, 'limit', { limit })
   }
 }
 

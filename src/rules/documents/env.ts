@@ -59,12 +59,15 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
   ENV_LINE_END.lastIndex = 0
   if (text.length > MAX_LINES) {
     for (let lines = 1; ENV_LINE_END.test(text); lines++) {
-      if (lines > MAX_LINES) throw new UnreadableDocument(ENV_LINE_END.lastIndex, LINES)
+      if (lines > MAX_LINES) throw UnreadableDocument.ofLimit(ENV_LINE_END.lastIndex, LINES)
     }
   }
   const source = withLineFeeds(text)
-  const unreadable = (offset: number, limit?: string) => new UnreadableDocument(originalOffsets(text)(offset), limit)
-  const count = () => { if (++names > MAX_NAMES) throw unreadable(at, `${MAX_NAMES.toLocaleString('en')} names`) }
+  const count = () => {
+    if (++names > MAX_NAMES) {
+      throw UnreadableDocument.ofLimit(originalOffsets(text)(at), `${MAX_NAMES.toLocaleString('en')} names`)
+    }
+  }
   let at = 0
   let names = 0
   while (at < source.length) {
@@ -91,11 +94,11 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
     }
     ENV_ASSIGNMENT.lastIndex = at
     const match = ENV_ASSIGNMENT.exec(source)
-    if (!match) throw unreadable(at)
+    if (!match) throw new UnreadableDocument(originalOffsets(text)(at), 'no_assignment')
     count()
     const [, name = '', rest = '', written = ''] = match
     const trimmed = written.trim()
-    if (isUnterminated(trimmed)) throw unreadable(at)
+    if (isUnterminated(trimmed)) throw new UnreadableDocument(originalOffsets(text)(at), 'quote_not_closed')
     // Parse each assignment separately under the name `X`, because dotenv's result has a prototype, and dotenv's run
     // time is quadratic in the number of blank lines.
     entries[name] = parseEnv(`X${rest}`)['X'] ?? ''

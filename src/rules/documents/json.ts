@@ -21,10 +21,10 @@ export function readJson (text: string, entries: Entries, found?: JsonObject) {
   // Check the limit before parsing.
   JSON_TOKEN.lastIndex = 0
   for (let tokens = 1, end = 0; JSON_TOKEN.test(text); tokens++, end = JSON_TOKEN.lastIndex) {
-    if (tokens > MAX_TOKENS) throw new UnreadableDocument(end, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
+    if (tokens > MAX_TOKENS) throw UnreadableDocument.ofLimit(end, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
   }
   const parsed = parse(text)
-  if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0)
+  if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0, 'not_a_mapping')
   // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
   let depth = 0
   let name: string | undefined
@@ -110,7 +110,8 @@ function parse (text: string): unknown {
   try {
     return JSON.parse(text)
   } catch {
-    throw new UnreadableDocument(jsonErrorOffset(text))
+    const { offset, reason } = jsonError(text)
+    throw new UnreadableDocument(offset, reason)
   }
 }
 
@@ -128,16 +129,19 @@ const PRIMITIVE = /(?:true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)
  * The position of the first character that is invalid JSON; the end of the text if the text is valid or incomplete. The
  * message of `JSON.parse` contains a position only in some versions of Node.js.
  */
-export function jsonErrorOffset (text: string): number {
+export const jsonErrorOffset = (text: string): number => jsonError(text).offset
+
+function jsonError (text: string): { offset: number, reason: 'syntax' | 'quote_not_closed' } {
+  const syntax = (offset: number) => ({ offset, reason: 'syntax' as const })
   const open: string[] = []
   let expected: 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing' = 'value'
   for (let at = 0; ;) {
     at = endOf(BLANKS, text, at) ?? at
     const character = text[at]
     const isName: boolean = expected === 'name' || expected === 'name or end'
-    if (expected === 'nothing' || character === undefined) return at
+    if (expected === 'nothing' || character === undefined) return syntax(at)
     if (expected === 'colon') {
-      if (character !== ':') return at
+      if (character !== ':') return syntax(at)
       expected = 'value'
       at++
     } else if (expected === 'comma or end' && character === ',') {
@@ -148,14 +152,17 @@ export function jsonErrorOffset (text: string): number {
       expected = open.length === 0 ? 'nothing' : 'comma or end'
       at++
     } else if (expected === 'comma or end' || (isName && character !== '"')) {
-      return at
+      return syntax(at)
     } else if (character === '{' || character === '[') {
       open.push(character)
       expected = character === '{' ? 'name or end' : 'value or end'
       at++
     } else {
       const end = endOf(character === '"' ? STRING : PRIMITIVE, text, at)
-      if (end === undefined || (character === '"' && text[end] !== '"')) return end ?? at
+      if (end === undefined) return syntax(at)
+      if (character === '"' && text[end] !== '"') {
+        return /[\r\n]/.test(text[end] ?? '\n') ? { offset: end, reason: 'quote_not_closed' } : syntax(end)
+      }
       at = character === '"' ? end + 1 : end
       expected = isName ? 'colon' : open.length === 0 ? 'nothing' : 'comma or end'
     }

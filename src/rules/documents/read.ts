@@ -1,3 +1,4 @@
+import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries } from './entries.ts'
 import { readEnv } from './env.ts'
 import { readJson } from './json.ts'
@@ -6,8 +7,11 @@ import { readYaml } from './yaml.ts'
 /** A position in a document. Both numbers start at 1; the column counts characters (code points). */
 export interface Position { line: number, column: number }
 
-/** The first error of a document. `limit`: the limit that the document exceeds, such as `10,000 names`. */
-export interface DocumentError extends Position { limit?: string }
+/**
+ * The first error of a document. `limit`: the limit that the document exceeds, such as `10,000 names`. `name`: the name
+ * that the error is about, if an earlier line has it as a name; all other text may be a piece of a secret.
+ */
+export interface DocumentError extends Position { reason: UnreadableReason, limit?: string, name?: string }
 
 const READERS = { env: readEnv, json: readJson, yaml: readYaml }
 
@@ -50,16 +54,24 @@ export function documentError (format: DocumentFormat, text: string): DocumentEr
 
 /** Converts an error of a reader to a line, a column and a limit. */
 export function describeError (text: string, error: unknown): DocumentError {
+  const source = withoutMark(text)
   // A stack overflow has no position.
-  const { offset, limit } = error instanceof UnreadableDocument ? error : { offset: 0 }
-  return { ...positionAfter(withoutMark(text).slice(0, offset)), ...(limit !== undefined && { limit }) }
+  if (!(error instanceof UnreadableDocument)) return { line: 1, column: 1, reason: 'nesting' }
+  const { offset, reason, limit, known } = error
+  const isEarlier = known !== undefined && /[\r\n]/.test(source.slice(known.offset, offset))
+  return {
+    ...positionAfter(source.slice(0, offset)),
+    reason,
+    ...(limit !== undefined && { limit }),
+    ...(isEarlier && { name: known.name })
+  }
 }
 
 /** The position of the first bytes that are not UTF-8; undefined without such bytes. `text` is the decoded document. */
-export function encodingError (document: Buffer, text: string): Position | undefined {
+export function encodingError (document: Buffer, text: string): DocumentError | undefined {
   return Buffer.from(text).equals(document)
     ? undefined
-    : describeError(text, new UnreadableDocument(text.indexOf('\uFFFD')))
+    : describeError(text, new UnreadableDocument(text.indexOf('\uFFFD'), 'not_utf8'))
 }
 
 /** The position after a text that begins at `from`. */

@@ -1,6 +1,8 @@
 import {
-  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type Scalar
+  Composer, isAlias, isMap, isScalar, isSeq, Lexer, Parser, visit, type Alias, type CST, type Document, type ErrorCode,
+  type Scalar
 } from 'yaml'
+import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { UnreadableDocument, type Entries } from './entries.ts'
 import { LINES, MAX_LINES } from './env.ts'
 
@@ -29,21 +31,21 @@ export interface YamlSource {
  * @param found receives the parsed document
  */
 export function readYaml (text: string, entries: Entries, found?: YamlSource) {
-  if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
+  if (text.length > YAML_LENGTH) throw UnreadableDocument.ofLimit(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
-    if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1, LINES)
+    if (++lines > MAX_LINES) throw UnreadableDocument.ofLimit(at + 1, LINES)
   }
   const document = parseYaml(text, found)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
-  if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1), `${YAML_ALIASES} aliases`)
+  if (aliases.length > YAML_ALIASES) throw beyond(aliases.at(-1), `${YAML_ALIASES} aliases`)
   const targets = targetsOf(document, aliases.length)
   if (found) Object.assign(found, { document, targets })
 
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return
-  if (!isMap(contents)) throw new UnreadableDocument(0)
+  if (!isMap(contents)) throw new UnreadableDocument(0, 'not_a_mapping')
   const { write, spend } = yamlWriter(targets, YAML_OUTPUT + 4 * text.length)
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
@@ -65,11 +67,10 @@ function targetsOf (document: Document.Parsed, aliases: number): Map<Alias, unkn
   return targets
 }
 
-/** An error at a node; at the start of the text for a pair without a written value, whose position is unknown. */
-function unreadable (node: unknown, limit?: string) {
-  const { range } = (node ?? {}) as { range?: readonly number[] | null }
-  return new UnreadableDocument(range?.[0] ?? 0, limit)
-}
+/** The position of a node; the start of the text for a pair without a written value, whose position is unknown. */
+const offsetOf = (node: unknown) => ((node ?? {}) as { range?: readonly number[] | null }).range?.[0] ?? 0
+const unreadable = (node: unknown, reason: UnreadableReason) => new UnreadableDocument(offsetOf(node), reason)
+const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offsetOf(node), limit)
 
 /**
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
@@ -91,24 +92,29 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   // Also throws on warnings: the package only warns of an unknown tag, and gives the value another type. The package
   // catches the error and calls `onError` again at each nesting level, so each call throws the first error again.
   let failure: UnreadableDocument | undefined
-  const onError = (at: ErrorSource, limit?: string) => {
-    failure ??= new UnreadableDocument(typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0], limit)
+  const onError = (at: ErrorSource, reason: UnreadableReason, limit?: string) => {
+    const offset = typeof at === 'number' ? at : 'offset' in at ? at.offset : at[0]
+    failure ??= new UnreadableDocument(offset, reason, { limit })
     throw failure
   }
-  Object.assign(composer, { onError: (at: ErrorSource) => onError(at) })
+  Object.assign(composer, {
+    onError: (at: ErrorSource, code: ErrorCode, message: string) => onError(at, reasonOf(code, message))
+  })
   const documents: Document.Parsed[] = []
   const compose = (parsed: Iterable<CST.Token>) => {
     for (const token of parsed) {
-      if (token.type === 'error') onError(token)
+      if (token.type === 'error') onError(token, 'syntax')
       if (token.type === 'doc-end' && found && found.end === undefined) found.end = token.offset
       documents.push(...composer.next(token))
-      if (documents.length > 1) onError(token)
+      if (documents.length > 1) onError(token, 'several_documents')
     }
   }
   let tokens = 0
   let offset = 0
   for (const lexeme of new Lexer().lex(text)) {
-    if (++tokens > MAX_YAML_TOKENS) onError(offset, `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
+    if (++tokens > MAX_YAML_TOKENS) {
+      onError(offset, 'limit', `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
+    }
     compose(parser.next(lexeme))
     offset = parser.offset
   }
@@ -116,7 +122,7 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   documents.push(...composer.end(true, text.length))
   const [document, second] = documents
   if (document === undefined || second !== undefined || document.errors.length > 0 || document.warnings.length > 0) {
-    throw new UnreadableDocument(second?.range[0] ?? 0)
+    throw new UnreadableDocument(second?.range[0] ?? 0, second === undefined ? 'syntax' : 'several_documents')
   }
   return document
 }
@@ -124,14 +130,24 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
 /** The forms in which the package passes the position of an error. */
 type ErrorSource = number | readonly [number, number] | { offset: number }
 
+// Of the package's messages, only the end of this one is used: others quote the document.
+function reasonOf (code: ErrorCode, message: string): UnreadableReason {
+  if (code === 'MISSING_CHAR' && message.endsWith('quote')) return 'quote_not_closed'
+  return code === 'TAB_AS_INDENT' ? 'tab' : code === 'TAG_RESOLVE_FAILED' ? 'tag' : 'syntax'
+}
+
 /** Names and values of a mapping. Throws on duplicate names and on names that are not scalars. */
 function pairs (items: { key: unknown, value: unknown }[]) {
   const found = new Map<string, unknown>()
   for (const { key, value } of items) {
-    if (!isScalar(key) || key.value === null) throw unreadable(key)
+    if (!isScalar(key) || key.value === null) throw unreadable(key, 'no_scalar_name')
     const name = scalarText(key)
     // A plain `<<` is rejected, because its meaning depends on the version: a merge in YAML 1.1, a name in 1.2.
-    if (found.has(name) || (name === '<<' && key.type === 'PLAIN')) throw unreadable(key)
+    if (name === '<<' && key.type === 'PLAIN') throw unreadable(key, 'merge_key')
+    if (found.has(name)) {
+      const first = items.find(({ key }) => isScalar(key) && scalarText(key) === name)
+      throw new UnreadableDocument(offsetOf(key), 'duplicate_name', { known: { name, offset: offsetOf(first?.key) } })
+    }
     found.set(name, value)
   }
   return found
@@ -149,10 +165,10 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   return { write, spend }
 
   function write (node: unknown, depth = 0): string {
-    if (depth > YAML_DEPTH) throw unreadable(node, `${YAML_DEPTH} nested levels`)
+    if (depth > YAML_DEPTH) throw beyond(node, `${YAML_DEPTH} nested levels`)
     if (isAlias(node)) {
       const target = targets.get(node)
-      if (target === undefined) throw unreadable(node)
+      if (target === undefined) throw unreadable(node, 'unknown_alias')
       return write(target, depth + 1)
     }
     if (isMap(node)) {
@@ -166,7 +182,7 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
 
   function spend (text: string, node: unknown) {
     left -= text.length + 2
-    if (left < 0) throw unreadable(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
+    if (left < 0) throw beyond(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
     return text
   }
 }
@@ -176,6 +192,23 @@ function jsonText (scalar: Scalar) {
   if (typeof value !== 'number') return JSON.stringify(value ?? null)
   const written = scalarText(scalar)
   if (/^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/.test(written)) return written
-  // JSON has no .inf, .nan, 0x1F or 007: write finite numbers in decimal, others as a string.
-  return Number.isFinite(value) ? String(value) : JSON.stringify(written)
+  // JSON has no .inf, .nan, 0x1F or 007: a number that a Number holds exactly is written in decimal, others as a text.
+  const decimal = String(value)
+  return Number.isFinite(value) && isSameNumber(written, decimal) ? decimal : JSON.stringify(written)
+}
+
+/** Whether two finite numbers, as YAML or `String` writes them, are the same number. */
+function isSameNumber (one: string, other: string): boolean {
+  const [a, b] = [normalized(one), normalized(other)]
+  return a.digits === b.digits && (a.digits === '' || (a.isNegative === b.isNegative && a.exponent === b.exponent))
+}
+
+/** A number as its sign, its digits without zeros at both ends (none for zero), and the exponent of ten after these. */
+function normalized (text: string): { isNegative: boolean, digits: string, exponent: bigint } {
+  const decimal = /^0[xo]/.test(text) ? BigInt(text).toString() : text
+  const [, sign, whole = '', fraction = '', power = '0'] = /^([-+]?)(\d*)\.?(\d*)(?:e([-+]?\d+))?$/i.exec(decimal)!
+  const all = (whole + fraction).replace(/^0+/, '')
+  const digits = all.replace(/0+$/, '')
+  const exponent = BigInt(power) - BigInt(fraction.length) + BigInt(all.length - digits.length)
+  return { isNegative: sign === '-', digits, exponent }
 }

@@ -10,8 +10,8 @@ import type { AuditEvent } from '../../repositories/audit/audit.ts'
 import { activeKeyOf, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import type { PastDocument } from '../../repositories/secrets/point-in-time.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
-import { emptyEntries, type Entries, type NamedFormat } from '../../rules/documents/entries.ts'
-import { readDocument } from '../../rules/documents/read.ts'
+import { emptyEntries, type DocumentFormat, type Entries, type NamedFormat } from '../../rules/documents/entries.ts'
+import { documentError, readDocument } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { isInside, type Slice } from '../../rules/slices.ts'
 import { etagOf, openCurrent, openPast, openVersion } from './documents.ts'
@@ -49,6 +49,12 @@ export function requireNames ({ project: { encryption_type, secret_format } }: L
 /** The columns of a document that a response contains besides the content. */
 type Shown = Pick<SecretRow, 'id' | 'level' | 'revision' | 'key_version' | 'version'>
 
+/**
+ * A part of the ETag of each response with names or values of documents. Raise this number with each change of the
+ * values that the same documents give, so that no client gets 304 for the earlier values. Release 0.1.0 had no number.
+ */
+export const VALUES_EDITION = '2'
+
 /** The ETag of a response, from its documents and the parameters of the request. */
 export function readingEtag (
   storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
@@ -59,7 +65,7 @@ export function readingEtag (
   return etagOf(
     storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw),
     JSON.stringify(filters ?? null), state.project.secret_format, state.project.slug, state.target?.slug ?? '',
-    state.environment?.slug ?? '', ...past
+    state.environment?.slug ?? '', ...decrypt ? [VALUES_EDITION] : [], ...past
   )
 }
 
@@ -156,7 +162,8 @@ export const mergedValues = async (state: LevelState, documents: Contents): Prom
 export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
   const found = new Map<string, Level[]>()
   for (const [level, text] of documents) {
-    const names = Object.keys(readDocument(project.secret_format, text) ?? refuseUnreadable(level))
+    const { secret_format } = project
+    const names = Object.keys(readDocument(secret_format, text) ?? refuseUnreadable(level, secret_format, text))
     for (const name of names) {
       const levels = found.get(name)
       if (levels === undefined) found.set(name, [level])
@@ -167,18 +174,21 @@ export async function levelsByName ({ project }: LevelState, documents: Contents
   return found
 }
 
-const refuseUnreadable = (level: Level) => fail('document_unreadable', { level })
+// The caller may decrypt this document, so the error says why it does not parse.
+const refuseUnreadable = (level: Level, format: DocumentFormat, text: string) =>
+  fail('document_unreadable', { level, ...documentError(format, text) })
 
 // Merges the values of levels in their order. The value of a later level replaces that of an earlier level.
 // `unreadable` handles a document that does not parse.
 async function valuesOf<Unreadable> (
-  { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable
+  { project: { secret_format } }: LevelState, documents: Contents, levels: readonly Level[],
+  unreadable: (level: Level, format: DocumentFormat, text: string) => Unreadable
 ): Promise<Entries | Unreadable> {
   const values = emptyEntries()
   for (const level of levels) {
     const text = documents.get(level)
     if (text === undefined) continue
-    if (readDocument(project.secret_format, text, values) === undefined) return unreadable(level)
+    if (readDocument(secret_format, text, values) === undefined) return unreadable(level, secret_format, text)
     await yieldToEventLoop()
   }
   return values
