@@ -6,6 +6,8 @@
 #   with-secrets nimbus/orbit/backend/live ./server
 set -eu
 : "${STRONGROOM_URL:?set STRONGROOM_URL}" "${1:?which level? organization/project/target/environment}"
+# Variables that a shell evaluates, resets or does not let a script set.
+special='BASH\w*|PS\d|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|MAILPATH|OPTIND|PIPESTATUS|PPID|PROMPT_COMMAND|RANDOM|SECONDS|SHELLOPTS|SRANDOM|UID|_'
 
 # Runs in a subshell, so its variables do not reach the environment of the command.
 exports() {
@@ -17,9 +19,12 @@ exports() {
     printf '%s' "$responses" | jq -rs 'last | .message? // empty' >&2
     return 1
   }
-  # The shell would run an invalid name as a command.
-  printf '%s' "$responses" | jq -rs 'last |
-    to_entries[] | select(.key | test("\\A[A-Za-z_][A-Za-z0-9_]*\\z")) | "export \(.key)=\(.value | @sh)"'
+  # The shell would run an invalid name as a command, and the values of some of its own variables as well.
+  valid='def valid: test("\\A[A-Za-z_][A-Za-z0-9_]*\\z") and (test("\\A(?:\($special))\\z") | not); last'
+  printf '%s' "$responses" | jq -rs --arg special "$special" "$valid"' |
+    [keys[] | select(valid | not)] | select(. != []) | "Left out, because a shell cannot set them: \(join(", "))"' >&2
+  printf '%s' "$responses" | jq -rs --arg special "$special" "$valid"' |
+    to_entries[] | select(.key | valid) | "export \(.key)=\(.value | @sh)"'
 }
 
 # A refused read ends the script here, before the command.

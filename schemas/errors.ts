@@ -190,6 +190,10 @@ export const ERRORS = {
     422, 'These names or their values cannot be shell variables. Rename them, or read JSON or YAML.',
     { names: Type.Array(Type.String()) }, { names: ['api.key'] }
   ),
+  names_not_in_docker: error(
+    422, 'An env file of Docker cannot hold these names with their values. Rename them, or read JSON or YAML.',
+    { names: Type.Array(Type.String()) }, { names: ['PRIVATE_KEY'] }
+  ),
   version_gone: error(
     422, 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
     { level: Type.String(), side: SIDE }, { level: 'orbit/backend/live' }

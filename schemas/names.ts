@@ -13,6 +13,14 @@ export const YAML_TYPE = 'application/yaml'
 export const VALUES_TYPES = [READ_TYPE, SHELL_TYPE, YAML_TYPE] as const
 export type ValuesType = (typeof VALUES_TYPES)[number]
 
+export const ValuesQuery = Type.Object({
+  format: Type.Optional(OneOf(['docker'], {
+    description: 'lines `NAME=value` without quotes, as text/plain, for `docker run --env-file` and `kubectl --from-env-file`',
+    'x-named': 'format_of_values'
+  }))
+})
+export type ValuesQuery = Static<typeof ValuesQuery>
+
 const Values = Type.Record(Type.String(), Type.String(), {
   title: 'Values', description: 'names and values, merged over the levels', examples: [{ HELLO: 'world', FOO: 'bar' }]
 })
@@ -22,7 +30,7 @@ export const ValuesAnswer = {
     [READ_TYPE]: { schema: Values },
     [SHELL_TYPE]: {
       schema: Type.String({
-        description: '`NAME=\'value\'` lines that a POSIX shell can source', examples: ["HELLO='world'\nFOO='bar'\n"]
+        description: '`NAME=\'value\'` lines that a POSIX shell can source, not for storing; or lines of `format=docker`', examples: ["HELLO='world'\nFOO='bar'\n"]
       })
     },
     // The schema describes the parsed YAML, because generated clients parse the response.

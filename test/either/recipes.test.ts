@@ -38,6 +38,7 @@ LINES="one
 DOLLAR='$HOME and $(id) and \\n'
 HASH="a # b"
 my.name=no variable
+RANDOM=evaluated by shells
 `
 const VALUES: Record<string, string> = {
   PLAIN: 'hello',
@@ -49,7 +50,8 @@ const VALUES: Record<string, string> = {
   DOLLAR: '$HOME and $(id) and \\n',
   HASH: 'a # b'
 }
-const ALL = { ...VALUES, 'my.name': 'no variable' }
+const ALL = { ...VALUES, 'my.name': 'no variable', RANDOM: 'evaluated by shells' }
+const LEFT_OUT = 'Left out, because a shell cannot set them: RANDOM, my.name\n'
 
 // What stands for the machine of the page: a program that shows its arguments and its environment, the script beside
 // it, and whatever else a recipe has in a folder.
@@ -79,8 +81,8 @@ const bash = (script: string, env?: Record<string, string>) =>
   inShell(['bash', '--noprofile', '--norc', '-ec'], script, env)
 
 /** The program in the place of the application has its arguments and every value; its environment. */
-function hasAll (t: Test, { code, stdout, stderr }: Ended, args = '--port 8000') {
-  t.same([code, stderr], [0, ''])
+function hasAll (t: Test, { code, stdout, stderr }: Ended, args = '--port 8000', said = LEFT_OUT) {
+  t.same([code, stderr], [0, said])
   const [given, ...variables] = stdout.split('\0').slice(0, -1)
   const env = Object.fromEntries(variables.map((text) => /^(.*?)=(.*)$/s.exec(text)!.slice(1) as [string, string]))
   t.equal(given, args)
@@ -209,11 +211,30 @@ t.test('a shell without jq evaluates a text with every value as it is', { skip }
   const script = `${block('Without jq', 'sh').replace('/orbit/', '/shell/')}\nserver --port 8000`
   const env = { STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token }
   await store(VALUES)
-  hasAll(t, await sh(script, env))
+  hasAll(t, await sh(script, env), '--port 8000', '')
   await store(ALL)
   const refused = await sh(script, env)
   t.not(refused.code, 0, 'a name that is not valid for a variable')
   t.match([refused.stdout, refused.stderr], ['', '422'])
+})
+
+t.test('an env file for Docker has every value as it is, or the recipe shows the names that it cannot hold', { skip }, async (t) => {
+  await makeLevel(owner, { slug: 'docker', name: 'Docker', secret_format: 'json' })
+  const store = (values: object) => owner.call('POST', `/${owner.organization}/secrets/store`, {
+    project: 'docker', target: 'backend', environment: 'live', plaintext: JSON.stringify(values)
+  })
+  writeFileSync(at('bin', 'docker'), '#!/bin/sh\nprintf "%s\\n" "$2 $4"; cat "$3"\n')
+  chmodSync(at('bin', 'docker'), 0o755)
+  const script = block('Env file for Docker', 'sh').replace('/orbit/', '/docker/')
+  const env = { STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token }
+  const { LINES, ...held } = ALL as Record<string, string>
+  await store(held)
+  const lines = Object.entries(held).map(([name, value]) => `${name}=${value}\n`).join('')
+  t.same(await sh(script, env), { code: 0, stdout: `--env-file registry.example/orbit-backend\n${lines}`, stderr: '' })
+  await store({ ...held, LINES })
+  const refused = await sh(script, env)
+  t.not(refused.code, 0)
+  t.match(refused, { stdout: '', stderr: /names_not_in_docker.*"names":\["LINES"\]/ })
 })
 
 t.test('a name that is no variable runs nothing, and sets none', { skip }, async (t) => {
@@ -226,7 +247,8 @@ t.test('a name that is no variable runs nothing, and sets none', { skip }, async
   const { stdout, stderr } = await sh(
     block('A process', 'sh').replace('/orbit/', '/odd/').replace(/ server .*/, ''), { STRONGROOM_TOKEN: owner.token }
   )
-  t.same([stdout, stderr], ["export PLAIN='odd'\n", ''])
+  t.equal(stdout, "export PLAIN='odd'\n")
+  t.match(stderr, /^Left out, because a shell cannot set them: , \$\(touch c\), A;touch a;, /)
   const { file } = await github(owner.token, (script) => script.replace('/orbit/', '/odd/'))
   t.same(variablesIn(file), { PLAIN: 'odd' })
 })
@@ -234,7 +256,7 @@ t.test('a name that is no variable runs nothing, and sets none', { skip }, async
 t.test('the GitHub Actions step sets every value for the steps after it, and masks each', { skip }, async (t) => {
   const { ended, file } = await github(token)
   t.same([ended.code, ended.stderr], [0, ''])
-  t.same(variablesIn(file), VALUES)
+  t.same(variablesIn(file), { ...VALUES, RANDOM: ALL.RANDOM })
   // As the runner reads a command.
   const masks = ended.stdout.trimEnd().split('\n').map((line) => {
     const [, text] = /^::add-mask::(.+)$/.exec(line) ?? []

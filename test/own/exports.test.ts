@@ -1,11 +1,12 @@
 import { execFileSync } from 'node:child_process'
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
 import { parse } from 'yaml'
 import { readDocument } from '../../src/rules/documents/read.ts'
-import { shellText, yamlText } from '../../src/rules/editing/export.ts'
+import { dockerText, shellText, yamlText } from '../../src/rules/editing/export.ts'
+import { SPECIAL_SHELL_NAMES } from '../../src/rules/formats/shell-names.ts'
 import { LONG } from '../helpers/long.ts'
 import { random } from '../helpers/traffic.ts'
 
@@ -47,12 +48,12 @@ t.test('a name that would be code in a shell, and a value that no variable can h
     t.strictSame(shellText({ OK: '1', [name]: 'x' }), { names: [name] }, JSON.stringify(name))
   }
   t.strictSame(shellText({ B: '\0', A: '\ud800', OK: '' }), { names: ['A', 'B'] })
-  t.strictSame(shellText({ _a: "it's", A1: '' }), { text: "_a='it'\\''s'\nA1=''\n" })
+  t.strictSame(shellText({ _a: "it's", A1: '', B: "it's $1" }), { text: "_a=\"it's\"\nA1=''\nB='it'\\''s $1'\n" })
   t.strictSame(shellText({}), { text: '' })
 })
 
 t.test('a special variable of a shell is refused, because the shell could run its value or lose it', async (t) => {
-  for (const name of ['RANDOM', 'OPTIND', 'PIPESTATUS', 'SRANDOM', 'HISTCMD', 'UID', 'PPID', 'BASH_ENV', 'PS4', '_', 'SECONDS']) {
+  for (const name of ['RANDOM', 'OPTIND', 'PIPESTATUS', 'SRANDOM', 'HISTCMD', 'UID', 'PPID', 'BASH_ENV', 'PS4', '_', 'SECONDS', 'MAILPATH']) {
     t.strictSame(shellText({ [name]: 'a[$(exit 1)]' }), { names: [name] }, name)
   }
   // Each other variable that a shell has at its start takes any value.
@@ -69,15 +70,47 @@ t.test('a special variable of a shell is refused, because the shell could run it
   }
 })
 
+t.test('a text for a shell is read alike from a stored document, unless a value needs an escape', async (t) => {
+  for (const value of ["it's", "'", "'wrapped'", "a 'b' # c", "it's\nb", 'plain', '$HOME', 'say "x"', 'a\\b']) {
+    const written = shellText({ A: value })
+    t.equal('text' in written && readDocument('env', written.text)?.['A'], value, JSON.stringify(value))
+  }
+  for (const value of ["it's $1", "it's `x`", 'it\'s "x"', "it's \\", "it's!"]) {
+    const written = shellText({ A: value })
+    t.match('text' in written && written.text, /'\\''/, JSON.stringify(value))
+  }
+})
+
+t.test('an env file of Docker has each value without quotes, or is refused with the names', async (t) => {
+  const held = { A: ' x # "y" \'z\' $X \\ ', 'B-c.d': '', C: 'a\tb\u0085\u2028\ufeff', 1: '=', é: 'x'.repeat(64 * 1024 - 4) }
+  const written = dockerText(held)
+  const lines = 'text' in written ? written.text.split('\n') : []
+  t.equal(lines.pop(), '')
+  t.strictSame(Object.fromEntries(lines.map((line) => line.split(/=(.*)/s).slice(0, 2))), held)
+  t.strictSame(dockerText({}), { text: '' })
+  for (const value of ['a\nb', 'a\rb', 'a\r\n', '\n', '\0', '\ud800', 'x'.repeat(64 * 1024 - 2), 'é'.repeat(32 * 1024)]) {
+    t.strictSame(dockerText({ OK: '1', A: value }), { names: ['A'] }, JSON.stringify(value.slice(0, 9)))
+  }
+  for (const name of ['', ' ', 'a b', 'a\tb', 'a\u0085b', 'a\u00a0', '\u3000a', 'a=b', '#a', '\ufeffa', 'a\u0007', 'a\u009f', '\0', 'a\n', '\ud800']) {
+    t.strictSame(dockerText({ OK: '1', [name]: 'x' }), { names: [name] }, JSON.stringify(name))
+  }
+})
+
+t.test('the recipes have the list of names that shells treat specially', async (t) => {
+  for (const file of ['examples/with-secrets.sh', 'docs/recipes.md']) {
+    t.ok(readFileSync(file, 'utf8').includes(`special='${SPECIAL_SHELL_NAMES}'`), file)
+  }
+})
+
 t.test(`yaml holds all names and values as strings (seed ${SEED})`, async (t) => {
   for (let round = 0; round < (LONG ? 2000 : 100); round++) {
     const entries = Object.fromEntries([
       ...Array.from({ length: 10 }, () => [value(), value()]), ['\0', '\ud800'], ['k'.repeat(2000), '12'], ['<<', 'null'], ['~', 'yes'], ['7', '007']
     ]) as Record<string, string>
-    const text = yamlText(entries)
+    const { text } = yamlText(entries)
     t.same(parse(text), entries)
     t.same({ ...readDocument('yaml', text) }, entries)
   }
-  t.equal(yamlText({}), '{}\n')
-  t.equal(yamlText({ A: 'x', B: '1', C: 'a\nb' }), 'A: x\nB: \'1\'\nC: "a\\nb"\n')
+  t.equal(yamlText({}).text, '{}\n')
+  t.equal(yamlText({ A: 'x', B: '1', C: 'a\nb' }).text, 'A: x\nB: \'1\'\nC: "a\\nb"\n')
 })

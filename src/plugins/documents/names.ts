@@ -2,8 +2,8 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import {
-  NameHistoryAnswer, NameHistoryQuery, NamesAnswer, NamesQuery, SHELL_TYPE, VALUES_TYPES, ValuesAnswer, YAML_TYPE,
-  type NameChange, type SecretName, type ValuesType
+  NameHistoryAnswer, NameHistoryQuery, NamesAnswer, NamesQuery, SHELL_TYPE, VALUES_TYPES, ValuesAnswer, ValuesQuery,
+  YAML_TYPE, type NameChange, type SecretName
 } from '../../../schemas/names.ts'
 import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { ReadHeaders } from '../../../schemas/shapes.ts'
@@ -19,7 +19,7 @@ import type { Domain } from '../../http/routes/types.ts'
 import { ownSecret, type Include, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
 import { nameFilter, type Entries } from '../../rules/documents/entries.ts'
-import { shellText, yamlText } from '../../rules/editing/export.ts'
+import { dockerText, shellText, yamlText, type ExportedText } from '../../rules/editing/export.ts'
 import { fail } from '../../rules/errors.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { nameHistory, type Change } from '../../vault/documents/name-history.ts'
@@ -47,16 +47,17 @@ export const names: Domain = async (app) => {
         at: level,
         include,
         audit: 'secret.decrypt',
-        errors: [...ERRORS, 'names_not_in_shell']
+        errors: [...ERRORS, 'names_not_in_shell', 'names_not_in_docker']
       },
       schema: {
         operationId: `read${word}Values`,
         summary: `Read the values of the ${level}, merged with the levels above: JSON, a shell text or YAML, by Accept`,
         description: 'For a process or a script: each name once, with the value of the deepest level.',
+        querystring: ValuesQuery,
         headers: ReadHeaders,
         response: { 200: ValuesAnswer, 304: UNCHANGED }
       },
-      handler: sendValues
+      handler: async (request, reply) => sendValues(request, reply, request.query)
     })
 
     app.get(`/:organization${path}/secrets/names`, {
@@ -91,19 +92,21 @@ export const names: Domain = async (app) => {
     })
   }
 
-  async function sendValues (request: FastifyRequest, reply: FastifyReply) {
-    const type = preferredType(request.headers.accept, VALUES_TYPES)
+  async function sendValues (request: FastifyRequest, reply: FastifyReply, { format }: ValuesQuery) {
+    const type = format ?? preferredType(request.headers.accept, VALUES_TYPES)
     const opened = await open(request, reply, true, ['values', type])
     if (opened === undefined) return reply.code(304).send()
     const { state, documents } = opened
-    const written = await textOf(type, await mergedValues(state, documents))
-    // The error `names_not_in_shell` contains names of the document, so this read is also recorded before the error.
+    const values = await mergedValues(state, documents)
+    const form = TEXTS[type]
+    const written = form && await textOf(form, values)
+    // An error that contains names of the document is also recorded as a read.
     await record(request, opened, 'secret.decrypt')
-    if ('names' in written) return fail('names_not_in_shell', { names: written.names })
+    if (written !== undefined && 'names' in written) return fail(form!.refusal!, { names: written.names })
     if (isAnyKnown(request)) return reply.code(304).send()
-    if ('text' in written) return reply.type(`${type}; charset=utf-8`).serializer(String).send(written.text)
+    if (written !== undefined) return reply.type(`${form!.type}; charset=utf-8`).serializer(String).send(written.text)
     reply.type(type).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge(written.values, charactersOf(documents)))
+    return reply.send(await writeIfLarge(values, charactersOf(documents)))
   }
 
   async function sendNames (request: FastifyRequest, reply: FastifyReply, query: NamesQuery) {
@@ -215,13 +218,24 @@ function toItem ({ version, change, value }: Change, withValues: boolean): NameC
   }
 }
 
+interface TextForm {
+  type: string
+  write: (values: Entries) => ExportedText
+  /** The error for names and values that the form cannot hold. */
+  refusal?: 'names_not_in_shell' | 'names_not_in_docker'
+}
+
+/** The responses with values that are texts, by the media type or the parameter `format`. */
+const TEXTS: Record<string, TextForm | undefined> = {
+  [SHELL_TYPE]: { type: SHELL_TYPE, write: shellText, refusal: 'names_not_in_shell' },
+  [YAML_TYPE]: { type: YAML_TYPE, write: yamlText },
+  docker: { type: SHELL_TYPE, write: dockerText, refusal: 'names_not_in_docker' }
+}
+
 // Names to write per step; between steps, the event loop serves other requests.
 const STEP = 500
 
-async function textOf (
-  type: ValuesType, values: Entries
-): Promise<{ text: string } | { names: string[] } | { values: Entries }> {
-  if (type !== SHELL_TYPE && type !== YAML_TYPE) return { values }
+async function textOf ({ write }: TextForm, values: Entries): Promise<ExportedText> {
   const entries = Object.entries(values)
   const names: string[] = []
   let text = ''
@@ -229,7 +243,7 @@ async function textOf (
   // The loop also runs once without entries, because YAML has a text for an empty mapping.
   do {
     const part = Object.fromEntries(entries.slice(at, at += STEP))
-    const written = type === SHELL_TYPE ? shellText(part) : { text: yamlText(part) }
+    const written = write(part)
     if ('names' in written) names.push(...written.names)
     else text += written.text
     await yieldToEventLoop()
