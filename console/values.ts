@@ -1,5 +1,6 @@
 import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import { changedNumbers } from '../src/rules/documents/json-tree.ts'
 import { envForms } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 
@@ -133,7 +134,7 @@ export function changeValue (format: Format, text: string, name: string, value: 
 
 function changeJson (text: string, name: string, value: string | undefined): string {
   const source = text.replace(/^\ufeff/, '')
-  const [set, removed] = value === undefined ? [[], [name]] : [[[name, value] as const], []]
+  const [set, removed] = value === undefined ? [[], [name]] : [[[name, { text: JSON.stringify(value) }] as const], []]
   const plan = { set: new Map(set), removed: new Set(removed) }
   return text.slice(0, text.length - source.length) +
     String(jsonEditor(source.trim() === '' ? '' : source, emptyEntries()).edit(plan, 0))
@@ -141,6 +142,17 @@ function changeJson (text: string, name: string, value: string | undefined): str
 
 /** A change of single names. */
 export interface NameChange { set?: Record<string, string>, unset?: string[] }
+
+/** The values with objects and lists for the texts that are one; undefined without such a text. */
+export function typedValues (set: Record<string, string>): Record<string, unknown> | undefined {
+  const typed = Object.entries(set).flatMap(([name, text]) => {
+    try {
+      const value: unknown = JSON.parse(text)
+      return typeof value === 'object' && value !== null && changedNumbers(text).length === 0 ? [[name, value] as const] : []
+    } catch { return [] }
+  })
+  return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }
+}
 
 /** The text after a change of single names. Throws an error with a sentence for people. */
 export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {

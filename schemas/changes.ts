@@ -3,8 +3,11 @@ import { DRY_RUN } from './dry-run.ts'
 import { LevelName } from './secrets.ts'
 import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.ts'
 
-/** Limits of one request: names to set or to remove, and characters of all names and values together. */
-export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024 } as const
+/**
+ * Limits of one request: names to set or to remove, characters of all names and values together, and nested levels of
+ * a value.
+ */
+export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024, depth: 100 } as const
 
 /** Maximum length of a name in a request that changes the name or reads its history. Encoded, it fits into a URL. */
 export const SECRET_NAME_LENGTH = 512
@@ -19,26 +22,29 @@ const Named = <T extends TSchema>(
     Type.Object({}, { additionalProperties: value, maxProperties: CHANGE_LIMITS.names, ...options })
   )
 
-const Value = Type.String({ maxLength: CHANGE_LIMITS.characters })
+/** Any JSON value. The limits of values are checked together. */
+const Value = Type.Unknown()
 const UnsetName = Type.String({ maxLength: SECRET_NAME_LENGTH })
 
 const ChangeBody = Body({
   set: Type.Optional(Named(Value, {
-    description: `the names to add or change, with their values; a name has at most ${SECRET_NAME_LENGTH} characters, and all together, with \`unset\`, 256 KiB`
+    description: `the names to add or change, with their values: texts, in JSON and YAML projects any JSON; a name has at most ${SECRET_NAME_LENGTH} characters, and all together, with \`unset\`, 256 KiB`
   })),
   unset: Type.Optional(Type.Array(UnsetName, {
     maxItems: CHANGE_LIMITS.names, description: 'the names to remove; a name that the document does not have is ignored'
+  })),
+  replace: Type.Optional(Type.Array(UnsetName, {
+    maxItems: CHANGE_LIMITS.names,
+    description: 'names of `set` whose text may replace an object, a list, or a number or boolean that reads the same'
   }))
 }, { title: 'ChangeBody', default: {}, examples: [{ set: { HELLO: 'again' }, unset: ['FOO'] }] })
 export type ChangeBody = Static<typeof ChangeBody>
 
-const MergePatch = Named(Type.Union([Value, Type.Null()]), {
+const MergePatch = Named(Value, {
   title: 'MergePatch',
-  description:
-    `RFC 7396: a string adds or changes the name (at most ${SECRET_NAME_LENGTH} characters), null removes it`,
+  description: `RFC 7396; in \`env\` projects with texts and null alone. A name has at most ${SECRET_NAME_LENGTH} characters`,
   examples: [{ HELLO: 'again', FOO: null }]
 })
-export type MergePatch = Static<typeof MergePatch>
 
 /** Fastify selects the schema of the body by the media type of the request. */
 export const ChangeBodies = {

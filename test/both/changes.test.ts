@@ -209,7 +209,7 @@ t.test('a name or value with a NUL character is changed and removed where the fo
   t.ok('set.A' in (await change(at, { set: { A: 'x\0' } })).body.errors)
 })
 
-t.test('a merge patch is an object of strings and nulls: the error names what is wrong', async (t) => {
+t.test('a merge patch is an object, of strings and nulls in an env project: the error names what is wrong', async (t) => {
   const at = await makeLevel(owner, { slug: 'patches' })
   await store(at, 'A=1')
   for (const body of ['null', ' null ', '[]', '[{"A":"2"}]', '"A"', '1', 'true']) {
@@ -225,11 +225,66 @@ t.test('a merge patch is an object of strings and nulls: the error names what is
   for (const value of [1, true, {}, { B: '1' }, ['1']]) {
     const answer = await change(at, { OK: '1', A: value }, { 'content-type': MERGE })
     is(t, answer, 422, 'validation_failed')
-    t.strictSame(answer.body.errors, { A: ['Expected string, or null'] }, JSON.stringify(value))
+    t.strictSame(answer.body.errors, { A: ['A value of an `.env` document is a text'] }, JSON.stringify(value))
+    const same = await change(at, { set: { OK: '1', A: value } })
+    is(t, same, 422, 'validation_failed')
+    t.strictSame(same.body.errors, { 'set.A': ['A value of an `.env` document is a text'] })
   }
   const long = await change(at, { A: 'x'.repeat(256 * 1024 + 1) }, { 'content-type': MERGE })
-  t.match(long.body.errors, { A: [/less or equal to 262144/] })
+  t.match(long.body.errors, { body: [/More than 262,144 characters/] })
   t.equal(await textOf(at), 'A=1')
+})
+
+t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge patch follows RFC 7396', async (t) => {
+  const before = {
+    json: '{"n": 1.10, "o": {"a": 1.0, "b": [true, null]},\t"s": "x"}',
+    yaml: '# head\nn: 1.10\no: # c\n  a: 1.0 # kept\n  b: [true, null]\ns: x\n'
+  }
+  for (const secret_format of ['json', 'yaml'] as const) {
+    const at = await makeLevel(owner, { slug: `typed-${secret_format}`, secret_format })
+    const sent = (type: string, payload: string, headers = {}) => test.inject({
+      method: 'PATCH',
+      url: `/api/v1/${org}/${pathOf(at)}/secrets`,
+      headers: { authorization: `Bearer ${owner.token}`, 'content-type': type, ...headers },
+      payload
+    })
+    const json = (payload: string, headers = {}) => sent('application/json', payload, headers)
+    const values = async () => (await owner.call('GET', `/${org}/${pathOf(at)}/secrets/values`)).body
+    await store(at, before[secret_format])
+
+    const merged = await sent(MERGE, '{"o": {"b": null, "c": {"d": 12345678901234567890, "e": null}}, "s": null, "t": [1.50, {"x": null}]}')
+    t.match(merged.body.data, { unchanged: false, added: ['t'], changed: ['o'], removed: ['s'] })
+    t.match(await textOf(at), secret_format === 'json' ? '{"n": 1.10, "o": {"a": 1.0' : /^# head\nn: 1\.10\no: # c\n {2}.*a: 1\.0 # kept\n/s)
+    t.strictSame(await values(), secret_format === 'json'
+      ? { n: '1.10', o: '{"a":1.0,"c":{"d":12345678901234567890}}', t: '[1.50,{"x":null}]' }
+      : { n: '1.10', o: '{"c":{"d":12345678901234567890},"a":1.0}', t: '[1.50,{"x":null}]' })
+
+    const replaced = await json('{"set": {"n": 1.1, "o": [1e3, 0.10], "t": true, "u": null, "w": {"k": {}}}}')
+    t.match(replaced.body.data, { added: ['u', 'w'], changed: ['n', 'o', 't'] })
+    t.strictSame(await values(), { n: '1.1', o: '[1e3,0.10]', t: 'true', u: '', w: '{"k":{}}' })
+    t.match(await json('{"set": {"n": 1.1, "w": {"k": {}}}}'), { body: { data: { unchanged: true } } })
+    t.match(await json('{"set": {"n": "1.1", "o": "[1e3,0.10]"}}'), { body: { data: { unchanged: true } } }, 'a text that reads the same')
+    t.match(await sent(MERGE, '{"n": "1.1"}'), { body: { data: { changed: ['n'] } } }, 'the type is another one')
+    t.match(await textOf(at), /"?n"?: ["']1\.1["']/)
+
+    const refused = await json('{"set": {"ok": 1, "o": "text"}}')
+    is(t, refused, 422, 'validation_failed')
+    t.match(refused.body.errors, { 'set.o': [/The present value is an object or a list/] })
+    t.notOk('ok' in await values(), 'nothing is changed')
+    t.match(await json('{"set": {"o": "text"}, "replace": ["o"]}'), { body: { data: { changed: ['o'] } } })
+    t.match((await json('{"set": {"o": "1"}, "replace": ["p"]}')).body.errors, { 'replace.p': ['Not in `set`'] })
+
+    const deep = (levels: number) => `{"set": {"deep": ${'['.repeat(levels)}${']'.repeat(levels)}}}`
+    t.equal((await json(deep(100), { 'idempotency-key': 'deep' })).status, secret_format === 'json' ? 200 : 200)
+    t.match((await json(deep(101))).body.errors, { body: ['A value has at most 100 nested levels'] })
+    t.match((await json(deep(5000))).body.errors, { body: [/nested deeper than/] })
+
+    const key = { 'idempotency-key': `digits-${secret_format}` }
+    t.equal((await json('{"set": {"id": 12345678901234567890}}', key)).status, 200)
+    is(t, await json('{"set": {"id": 12345678901234567891}}', key), 422, 'idempotency_key_reused')
+    t.equal((await json('{ "set": {"id": 12345678901234567890} }', key)).headers['idempotent-replayed'], 'true')
+    t.equal((await values()).id, '12345678901234567890')
+  }
 })
 
 t.test('PATCH is the only method that changes names: PUT and POST would look like a replacement', async (t) => {
@@ -285,7 +340,7 @@ t.test('what cannot be changed is 422 and names the name; both scopes are needed
   await store(at, 'what', { unchecked: true })
   const unreadable = await change(at, { set: { A: '1' } })
   is(t, unreadable, 422, 'document_unreadable')
-  t.same(unreadable.body.details, { level: 'environment', line: 1, column: 1 })
+  t.same(unreadable.body.details, { level: 'environment', line: 1, column: 1, reason: 'no_assignment' })
   const text = await makeLevel(owner, { slug: 'plain', secret_format: 'text' })
   const nameless = await change(text, { set: { A: '1' } })
   is(t, nameless, 422, 'invalid_parameter_combination')

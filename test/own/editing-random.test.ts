@@ -292,7 +292,9 @@ function judge (document: Generated): string | undefined {
     else if (chance(0.25)) unset.add(name)
   }
   for (const name of names(format).slice(0, 3)) if (!unset.has(name)) set.set(name, anyText())
-  const result = changeNames(format, mark + before, { set, unset: [...unset, 'missing'] })
+  const texts = new Map([...set].map(([name, value]) => [name, { text: JSON.stringify(value) }]))
+  const replace = new Set(existing.filter((name) => set.has(name) && set.get(name) !== old[name]))
+  const result = changeNames(format, mark + before, { set: texts, unset: [...unset, 'missing'], replace })
 
   const added = [...set.keys()].filter((name) => !existing.includes(name))
   const changed = existing.filter((name) => set.has(name) && set.get(name) !== old[name])

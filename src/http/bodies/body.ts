@@ -3,9 +3,21 @@ import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
 import { fail, refuse } from '../../rules/errors.ts'
 import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
+import { withoutMark } from '../../rules/documents/read.ts'
 import { boundsOf, readJson, type Bounds } from './json.ts'
 
 const JSON_TYPE = /^\s*(application\/(?:merge-patch\+)?json)\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** Values of any JSON in the body, with these limits. Sets `request.bodyText`. */
+    freeJson?: { members: number, depth: number }
+  }
+  interface FastifyRequest {
+    /** The body as text, for numbers as they are spelled; null without `config.freeJson` or without a body. */
+    bodyText: string | null
+  }
+}
 
 type Contents = Record<string, { schema: TSchema }>
 
@@ -24,15 +36,18 @@ export function installBodyParser (app: FastifyInstance) {
   app.addHook('onRoute', ({ schema, config }) => {
     if (schema?.body !== undefined && config?.responseFormat === undefined) {
       const schemas = Object.values(contentsOf(schema.body as object)).map(({ schema }) => schema)
-      known.set(schema.body as object, { ...boundsOf(...schemas), nul: config?.allowsNul })
+      known.set(schema.body as object, { ...boundsOf(...schemas), ...config?.freeJson, nul: config?.allowsNul })
     }
   })
+  app.decorateRequest('bodyText', null)
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', { parseAs: 'buffer' }, async (request: FastifyRequest, bytes: Buffer) => {
     const schema = request.routeOptions.schema?.body
     if (schema === undefined || bytes.length === 0) return undefined
     requireJson(request)
-    return bodyIn(request, readJson(bytes, known.get(schema as object)!))
+    const value = readJson(bytes, known.get(schema as object)!)
+    if (request.routeOptions.config.freeJson !== undefined) request.bodyText = withoutMark(bytes.toString('utf8'))
+    return bodyIn(request, value)
   })
 
   // With `Expect: 100-continue`, a client waits for status 100 before it sends its body. `preParsing` sends 100 only

@@ -10,6 +10,7 @@ import {
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
 import { lockUser } from '../../repositories/people/users.ts'
+import { changedNumbers } from '../../rules/documents/json-tree.ts'
 import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
@@ -266,10 +267,12 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
 // Hashes the parts of a request one after the other, each together with the previous hash, so that no step is long. The
 // parts are the request line, each field and each list element. To keep different requests apart, each kind of part is
 // an array of another length: three items for the request line and for the head of a list, two for any other field, one
-// for a list element.
-async function digestOfRequest ({ method, url, query, body }: FastifyRequest): Promise<Buffer> {
+// for a list element, four for the numbers that the parsed body does not have as they were sent.
+async function digestOfRequest ({ method, url, query, body, bodyText }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
+  const numbers = bodyText === null ? [] : changedNumbers(bodyText)
+  if (numbers.length > 0) members.push(['numbers', 'as', 'sent', numbers])
   let digest: Buffer = Buffer.alloc(0)
   let length = 0
   for (const part of [[method, url.split('?', 1)[0], query], ...members]) {

@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import {
-  CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, SECRET_NAME_LENGTH, type ChangeBody, type MergePatch
+  CHANGE_LIMITS, ChangeAnswer, ChangeBodies, MERGE_PATCH_TYPE, SECRET_NAME_LENGTH, type ChangeBody
 } from '../../../schemas/changes.ts'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import { WriteHeaders } from '../../../schemas/shapes.ts'
@@ -11,6 +11,10 @@ import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import {
+  compactJson, jsonTree, patchIn, type JsonMember, type PatchValue
+} from '../../rules/documents/json-tree.ts'
+import { jsonValue, MAX_TOKENS } from '../../rules/documents/json.ts'
 import { ApiError, refuse } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
@@ -19,6 +23,9 @@ import { dryRunAnswer, plannedLevel } from '../../vault/documents/dry-run.ts'
 import type { Change } from '../../vault/documents/plan-write.ts'
 import { writeLevel } from '../../vault/documents/write.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
+
+// The parser allows some levels more than a value may have, so that the error of the validation names the limit.
+const DEPTH_SLACK = 10
 
 // Maximum characters of a name in the path of an error.
 const MAX_MEMBER = 200
@@ -31,6 +38,7 @@ export const changes: Domain = async (app) => {
         access: ['secret:write', 'secret:decrypt'],
         repeatable: true,
         allowsNul: true,
+        freeJson: { members: MAX_TOKENS, depth: CHANGE_LIMITS.depth + 2 + DEPTH_SLACK },
         // There is no duplicate with PUT, because PUT means to replace the whole document.
         onlyMethod: true,
         validate: validateChanges,
@@ -126,32 +134,64 @@ function eventOfRead ({ level, level_id }: LevelState, { id, revision }: SecretR
   return { action: 'secret.decrypt' as const, resource_type: level, resource_id: level_id, details }
 }
 
-function changesIn ({ body, mediaType }: FastifyRequest): RequestedChanges {
-  if (mediaType === MERGE_PATCH_TYPE) {
-    const entries = Object.entries(body as MergePatch | undefined ?? {})
-    return {
-      set: new Map(entries.filter((entry): entry is [string, string] => entry[1] !== null)),
-      unset: entries.filter(([, value]) => value === null).map(([name]) => name),
-      memberOf: (name) => name.slice(0, MAX_MEMBER)
-    }
-  }
-  const { set = {}, unset = [] } = body as ChangeBody | undefined ?? {}
+/** The changes of each request, which validation and handler need. */
+const parsed = new WeakMap<FastifyRequest, RequestedChanges>()
+
+function changesIn (request: FastifyRequest): RequestedChanges {
+  const known = parsed.get(request)
+  if (known !== undefined) return known
+  const text = request.bodyText ?? '{}'
+  const { members = [], depth } = jsonTree(text)
+  const isPatch = request.mediaType === MERGE_PATCH_TYPE
+  // The values are in the patch itself, or in `set`.
+  if (depth > CHANGE_LIMITS.depth + (isPatch ? 1 : 2)) refuse('body', `A value has at most ${CHANGE_LIMITS.depth} nested levels`)
+  const changes = isPatch ? patchOf(text, members) : changeOf(text, members, request.body as ChangeBody | undefined)
+  parsed.set(request, changes)
+  return changes
+}
+
+function patchOf (text: string, members: readonly JsonMember[]): RequestedChanges {
+  const patches = members.map(({ name, value }) =>
+    [name, text.slice(value.from, value.to) === 'null' ? null : patchIn(text, value)] as const)
   return {
-    set: new Map(Object.entries(set)),
+    set: new Map(patches.filter((entry): entry is [string, PatchValue] => entry[1] !== null)),
+    unset: patches.filter(([, patch]) => patch === null).map(([name]) => name),
+    replace: null,
+    memberOf: (name) => name.slice(0, MAX_MEMBER)
+  }
+}
+
+function changeOf (
+  text: string, members: readonly JsonMember[], { set = {}, unset = [], replace = [] }: ChangeBody = {}
+): RequestedChanges {
+  const values = members.find(({ name }) => name === 'set')?.value.members ?? []
+  return {
+    set: new Map(values.map(({ name, value }) => [name, { text: compactJson(text.slice(value.from, value.to)) }])),
     unset,
+    replace: new Set(replace),
     memberOf: (name) => `${Object.hasOwn(set, name) ? 'set' : 'unset'}.${name.slice(0, MAX_MEMBER)}`
   }
 }
 
 function validateChanges (request: FastifyRequest) {
-  const { set, unset, memberOf } = changesIn(request)
+  const changes = changesIn(request)
+  const { set, unset, replace, memberOf } = changes
   const long = [...set.keys(), ...unset].find((name) => name.length > SECRET_NAME_LENGTH)
   if (long !== undefined) refuse(memberOf(long), `A name has at most ${SECRET_NAME_LENGTH} characters`)
-  const length = lengthOf({ set }) + unset.reduce((sum, name) => sum + name.length, 0)
+  const length = lengthOf(changes) + unset.reduce((sum, name) => sum + name.length, 0)
   if (length > CHANGE_LIMITS.characters) refuse('body', `More than ${CHANGE_LIMITS.characters.toLocaleString('en')} characters in names and values: store the whole document`)
   const both = unset.find((name) => set.has(name))
   if (both !== undefined) refuse(`unset.${both.slice(0, MAX_MEMBER)}`, 'Also in `set`')
+  const unused = [...replace ?? []].find((name) => !set.has(name))
+  if (unused !== undefined) refuse(`replace.${unused.slice(0, MAX_MEMBER)}`, 'Not in `set`')
 }
 
-const lengthOf = ({ set }: Pick<RequestedChanges, 'set'>) =>
-  [...set].reduce((sum, [name, value]) => sum + name.length + value.length, 0)
+const lengthOf = ({ set }: Pick<RequestedChanges, 'set'>): number =>
+  [...set].reduce((sum, [name, patch]) => sum + name.length + charactersOf(patch), 0)
+
+/** The characters of a text, or of the JSON of another value. */
+function charactersOf (patch: PatchValue): number {
+  if ('text' in patch) return jsonValue(patch.text).length
+  return [...patch.members].reduce((sum, [name, value]) =>
+    sum + name.length + (value === null ? 'null'.length : charactersOf(value)), 0)
+}

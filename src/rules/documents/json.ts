@@ -6,22 +6,12 @@ const TOKENS = 'names, values, brackets, commas and colons'
 
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
-/** A member of the top-level object, with the positions of its name and value. */
-export interface JsonMember { name: string, nameFrom: number, nameTo: number, valueFrom: number, valueTo: number }
-
-/** The positions of the top-level object and its members. */
-export interface JsonObject { open: number, close: number, members: JsonMember[] }
-
-/**
- * Reads a JSON object. The last of duplicate names wins, as in JSON.parse.
- *
- * @param found receives the positions of the object and its members
- */
-export function readJson (text: string, entries: Entries, found?: JsonObject) {
+/** Reads a JSON object. The last of duplicate names wins, as in JSON.parse. */
+export function readJson (text: string, entries: Entries) {
   // Check the limit before parsing.
-  JSON_TOKEN.lastIndex = 0
-  for (let tokens = 1, end = 0; JSON_TOKEN.test(text); tokens++, end = JSON_TOKEN.lastIndex) {
-    if (tokens > MAX_TOKENS) throw UnreadableDocument.ofLimit(end, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
+  let tokens = 1
+  for (const { from } of jsonTokens(text)) {
+    if (tokens++ > MAX_TOKENS) throw UnreadableDocument.ofLimit(from, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
   }
   const parsed = parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0, 'not_a_mapping')
@@ -29,36 +19,29 @@ export function readJson (text: string, entries: Entries, found?: JsonObject) {
   let depth = 0
   let name: string | undefined
   let value: string[] = []
-  let nameFrom = 0
-  let nameTo = 0
-  let valueFrom = 0
-  let valueTo = 0
-  JSON_TOKEN.lastIndex = 0
-  for (let match = JSON_TOKEN.exec(text); match; match = JSON_TOKEN.exec(text)) {
-    const token = match[1] ?? ''
-    const to = JSON_TOKEN.lastIndex
-    const from = to - token.length
+  for (const { token } of jsonTokens(text)) {
     if (token === '}' || token === ']') depth--
     const ends = depth === 0 || (depth === 1 && token === ',')
     if (ends && name !== undefined) {
       entries[name] = jsonValue(value.join(''))
-      found?.members.push({ name, nameFrom, nameTo, valueFrom, valueTo })
       name = undefined
       value = []
     } else if (!ends && name === undefined) {
       name = JSON.parse(token) as string
-      nameFrom = from
-      nameTo = to
-    } else if (!ends && !(depth === 1 && token === ':')) {
-      if (value.length === 0) valueFrom = from
-      valueTo = to
-      value.push(token)
-    }
-    if (found && depth === 0) {
-      if (token === '{') found.open = from
-      else found.close = from
-    }
+    } else if (!ends && !(depth === 1 && token === ':')) value.push(token)
     if (token === '{' || token === '[') depth++
+  }
+}
+
+/** The tokens of a text that is valid JSON, with their positions. */
+export function * jsonTokens (text: string): Generator<{ token: string, from: number }> {
+  let at = 0
+  while (true) {
+    JSON_TOKEN.lastIndex = at
+    const [, token] = JSON_TOKEN.exec(text) ?? []
+    if (token === undefined) return
+    at = JSON_TOKEN.lastIndex
+    yield { token, from: at - token.length }
   }
 }
 
@@ -115,7 +98,8 @@ function parse (text: string): unknown {
   }
 }
 
-function jsonValue (text: string) {
+/** The text of a value from its JSON text, as documents are read. */
+export function jsonValue (text: string): string {
   if (text === 'null') return ''
   return text.startsWith('"') ? JSON.parse(text) as string : text
 }

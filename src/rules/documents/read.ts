@@ -1,6 +1,7 @@
 import type { UnreadableReason } from '../../../schemas/documents.ts'
-import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries } from './entries.ts'
+import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries, type NamedFormat } from './entries.ts'
 import { readEnv } from './env.ts'
+import { readTypedJson } from './json-tree.ts'
 import { readJson } from './json.ts'
 import { readYaml } from './yaml.ts'
 
@@ -13,7 +14,12 @@ export interface Position { line: number, column: number }
  */
 export interface DocumentError extends Position { reason: UnreadableReason, limit?: string, name?: string }
 
-const READERS = { env: readEnv, json: readJson, yaml: readYaml }
+type Reader = (text: string, entries: Entries, typed?: Entries) => void
+const READERS: Record<NamedFormat, Reader> = {
+  env: (text, entries) => readEnv(text, entries),
+  json: (text, entries, typed) => typed === undefined ? readJson(text, entries) : readTypedJson(text, entries, typed),
+  yaml: (text, entries, typed) => readYaml(text, entries, undefined, typed)
+}
 
 /**
  * Parses a document into names and values. Undefined if the document is invalid, exceeds a limit of its reader, or is
@@ -27,9 +33,15 @@ const READERS = { env: readEnv, json: readJson, yaml: readYaml }
  *   the result is undefined.
  */
 export function readDocument (format: DocumentFormat, text: string, entries = emptyEntries()): Entries | undefined {
-  if (format === 'text') return undefined
+  return format === 'text' ? undefined : readTyped(format, text, undefined, entries)
+}
+
+/** Like `readDocument`. `typed` receives the value of each name as compact JSON, except for `env`. */
+export function readTyped (
+  format: NamedFormat, text: string, typed: Entries | undefined, entries = emptyEntries()
+): Entries | undefined {
   try {
-    READERS[format](withoutMark(text), entries)
+    READERS[format](withoutMark(text), entries, typed)
     return entries
   } catch {
     // Invalid document, or a stack overflow from deep nesting.

@@ -29,8 +29,9 @@ export interface YamlSource {
  * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge keys and duplicate keys.
  *
  * @param found receives the parsed document
+ * @param typed receives the value of each name as compact JSON; a number keeps its spelling if it is a number in JSON
  */
-export function readYaml (text: string, entries: Entries, found?: YamlSource) {
+export function readYaml (text: string, entries: Entries, found?: YamlSource, typed?: Entries) {
   if (text.length > YAML_LENGTH) throw UnreadableDocument.ofLimit(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
@@ -50,6 +51,7 @@ export function readYaml (text: string, entries: Entries, found?: YamlSource) {
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
     entries[name] = value === null ? '' : isScalar(node) ? spend(scalarText(node), node) : write(value)
+    if (typed) typed[name] = value === null ? 'null' : isScalar(node) ? jsonText(node) : entries[name]
   }
 }
 

@@ -1,14 +1,26 @@
 import { emptyEntries, type Entries, type NamedFormat } from '../documents/entries.ts'
+import { isSameJson, mergedJson, type PatchValue } from '../documents/json-tree.ts'
+import { jsonValue } from '../documents/json.ts'
 import { LINES } from '../documents/env.ts'
-import { describeError, documentError, readDocument, withoutMark, type DocumentError } from '../documents/read.ts'
+import { describeError, documentError, readTyped, withoutMark, type DocumentError } from '../documents/read.ts'
 import { compareEntries, type Comparison } from './compare.ts'
 import { envEditor } from './env.ts'
 import { jsonEditor } from './json.ts'
-import { isRefusal, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
+import { isRefusal, type Editor, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
 import { yamlEditor } from './yaml.ts'
 
 /** The names to set and to remove. A name in `set` and `unset` is set. */
-export interface NameChanges { set: ReadonlyMap<string, string>, unset: readonly string[] }
+export interface NameChanges {
+  /** A text replaces the value. Members are merged into an object (RFC 7396). */
+  set: ReadonlyMap<string, PatchValue>
+  unset: readonly string[]
+  /**
+   * The names whose value a string may replace whatever the value is; null for all names. The string of another name
+   * changes nothing if the value already reads so (such as the number 1 for "1"), and does not replace an object or a
+   * list.
+   */
+  replace: ReadonlySet<string> | null
+}
 
 /** The changed document and the names that the change added, changed and removed. */
 export interface ChangedDocument extends Comparison { text: string }
@@ -43,10 +55,10 @@ export function changeNames (
   } catch (error) {
     return { refused: 'unreadable', ...describeError(text, error) }
   }
-  const plan = planOf(before, changes, editor.ambiguous)
+  const plan = planOf(before, editor, changes)
+  if ('refused' in plan) return plan
   if (plan.set.size === 0 && plan.removed.size === 0) return { text, added: [], changed: [], removed: [] }
-  const expected: Entries = Object.assign(emptyEntries(), before, Object.fromEntries(plan.set))
-  for (const name of plan.removed) delete expected[name]
+  const { expected, expectedTypes } = outcomeOf(before, editor, plan)
 
   let wrong: string | undefined
   let limit: string | undefined
@@ -61,14 +73,16 @@ export function changeNames (
     isCut = tried.size > 1 && length > MAX_READ
     if (isCut) break
     tried.add(edited)
-    const after = readDocument(format, edited)
+    const types = editor.typed && emptyEntries()
+    const after = readTyped(format, edited, types)
     if (after === undefined) limit ??= documentError(format, edited)?.limit
     // Another attempt cannot have fewer names or tokens, but it may have fewer lines.
     if (limit !== undefined && limit !== LINES) break
-    if (after !== undefined && isSame(after, expected)) {
+    const isTyped = types === undefined || isSame(types, expectedTypes, isSameJson)
+    if (after !== undefined && isTyped && isSame(after, expected, isRead)) {
       return { text: mark + edited, ...comparisonOf(before, after, plan) }
     }
-    wrong ??= [...plan.set.keys()].find((name) => after !== undefined && after[name] !== expected[name])
+    wrong ??= [...plan.set.keys()].find((name) => after !== undefined && !isRead(after[name], expected[name] ?? null))
   }
   if (limit !== undefined) return { refused: 'limit', limit }
   if (isCut) return { refused: 'untried' }
@@ -77,11 +91,38 @@ export function changeNames (
   return wrong === undefined && others.length > 0 ? { refused: 'together' } : { refused: 'unholdable', name: wrong ?? first }
 }
 
-function planOf (before: Entries, { set, unset }: NameChanges, ambiguous?: ReadonlySet<string>): Plan {
-  return {
-    set: new Map([...set].filter(([name, value]) => before[name] !== value || ambiguous?.has(name))),
-    removed: new Set(unset.filter((name) => name in before && !set.has(name)))
+function planOf (
+  before: Entries, { typed, ambiguous }: Editor, { set, unset, replace }: NameChanges
+): Plan | Refusal {
+  const planned = new Map<string, PatchValue>()
+  for (const [name, patch] of set) {
+    const json = mergedJson(typed?.[name], patch)
+    if (typed === undefined && !json.startsWith('"')) return { refused: 'not_text', name }
+    const isText = replace?.has(name) === false && json.startsWith('"')
+    const isAsRead = name in before && before[name] === jsonValue(json)
+    if (!ambiguous?.has(name) && (typed === undefined || isText ? isAsRead : isSameJson(typed[name], json))) continue
+    if (isText && /^[[{]/.test(typed?.[name] ?? '')) return { refused: 'structured', name }
+    planned.set(name, patch)
   }
+  return { set: planned, removed: new Set(unset.filter((name) => name in before && !set.has(name))) }
+}
+
+/**
+ * The values that the document must have after the change: as compact JSON, and as they are read, where null stands for
+ * an object or a list that may be written in several ways.
+ */
+function outcomeOf (before: Entries, { typed = emptyEntries() }: Editor, { set, removed }: Plan) {
+  const expected: Record<string, string | null> = Object.assign(emptyEntries(), before)
+  const expectedTypes: Entries = Object.assign(emptyEntries(), typed)
+  for (const [name, patch] of set) {
+    const json = expectedTypes[name] = mergedJson(typed[name], patch)
+    expected[name] = /^[[{]/.test(json) ? null : jsonValue(json)
+  }
+  for (const name of removed) {
+    delete expected[name]
+    delete expectedTypes[name]
+  }
+  return { expected, expectedTypes }
 }
 
 /** The names that the change added, changed and removed. A name whose line alone changed counts as changed. */
@@ -90,7 +131,13 @@ function comparisonOf (before: Entries, after: Entries, { set }: Plan): Comparis
   return { added, removed, changed: [...set.keys()].filter((name) => name in before).sort() }
 }
 
-function isSame (a: Entries, b: Entries) {
-  const names = Object.keys(a)
-  return names.length === Object.keys(b).length && names.every((name) => a[name] === b[name])
+/** Whether a value is read as expected; null: the type decides, because the value may be written in several ways. */
+const isRead = (read: string | undefined, expected: string | null) => expected === null || read === expected
+
+function isSame<T> (
+  found: Entries, expected: Readonly<Record<string, T>>, isEqual: (found: string, expected: T) => boolean
+): boolean {
+  const names = Object.keys(found)
+  return names.length === Object.keys(expected).length &&
+    names.every((name) => name in expected && isEqual(found[name]!, expected[name]!))
 }

@@ -1,5 +1,7 @@
 import type { Entries } from '../documents/entries.ts'
 import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../documents/env.ts'
+import { mergedJson } from '../documents/json-tree.ts'
+import { jsonValue } from '../documents/json.ts'
 import { readDocument } from '../documents/read.ts'
 import { envForms, type EnvForm } from './env-forms.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
@@ -53,8 +55,9 @@ function edit (
     if (removed.has(name)) splices.push({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' })
   }
   const added: string[] = []
-  for (const [name, value] of set) {
+  for (const [name, patch] of set) {
     const assignment = inForce.get(name)
+    const value = jsonValue(mergedJson(undefined, patch))
     const old = assignment && source.slice(assignment.valueFrom, assignment.valueTo)
     const written = NAME.test(name) ? write(value, formOf(old), ATTEMPTS[attempt]!(value)) : undefined
     if (written === undefined) return { refused: 'unholdable', name }

@@ -1,6 +1,6 @@
 import type { Entries } from '../documents/entries.ts'
 import { SPECIAL_SHELL_NAMES } from '../formats/shell-names.ts'
-import { pairText } from './yaml-scalars.ts'
+import { flowScalar, pairText } from './yaml-scalars.ts'
 
 /** A text with values, or the names that the format cannot hold with their values. */
 export type ExportedText = { text: string } | { names: string[] }
@@ -43,7 +43,7 @@ export function dockerText (entries: Entries): ExportedText {
 
 /** Writes values as a YAML mapping of strings. */
 export function yamlText (entries: Entries): { text: string } {
-  const pairs = Object.entries(entries).map(([name, value]) => `${pairText(name, value, 'plain', '\n')}\n`)
+  const pairs = Object.entries(entries).map(([name, value]) => `${pairText(name, flowScalar(value, 'plain'), 'plain', '\n')}\n`)
   return { text: pairs.length === 0 ? '{}\n' : pairs.join('') }
 }
 

@@ -1,11 +1,15 @@
+import type { PatchValue } from '../documents/json-tree.ts'
+import type { Entries } from '../documents/entries.ts'
+
 /** The changes that have an effect: names with another value than before, and existing names to remove. */
-export interface Plan { set: ReadonlyMap<string, string>, removed: ReadonlySet<string> }
+export interface Plan { set: ReadonlyMap<string, PatchValue>, removed: ReadonlySet<string> }
 
 /**
  * Why a document is not changed. `unholdable`: the format cannot hold the name or its value. `anchored`: the YAML
  * document has an anchor at the name or in its value, and an alias elsewhere in the document would lose its value.
+ * `not_text`: an `.env` document holds only texts. `structured`: a text would replace an object or a list.
  */
-export interface Refusal { refused: 'unholdable' | 'anchored', name: string }
+export interface Refusal { refused: 'unholdable' | 'anchored' | 'not_text' | 'structured', name: string }
 
 /**
  * Why a document is not changed. `limit`: the result would exceed a limit, such as `10,000 names`. `together`: the
@@ -15,6 +19,8 @@ export type RefusalOfAll = { refused: 'limit', limit: string } | { refused: 'tog
 
 /** Changes a document that was parsed before. */
 export interface Editor {
+  /** The value of each name as compact JSON; undefined for `.env`, whose values are texts. */
+  typed?: Entries
   /** Number of ways to write the changes. `changeNames` tries the next way if the parsed result is not as expected. */
   attempts: number
   /** Names that other readers of the format read with another value, so that a change to the same value is made too. */

@@ -15,9 +15,16 @@ export const isPrintable = (text: string) => !NOT_PRINTABLE.test(text)
 export function flowScalar (value: string, style: ScalarStyle): string {
   if (style === 'plain' && PLAIN.test(value) && !WORDS_OF_OTHER_TYPES.test(value)) return value
   if (style !== 'double' && isPrintable(value)) return `'${value.replaceAll("'", "''")}'`
-  return JSON.stringify(value)
-    .replace(TO_ESCAPE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
+  return withEscapes(JSON.stringify(value))
 }
+
+/** Writes a JSON value in one line: a string in this style, other values as JSON, which YAML includes. */
+export function flowValue (json: string, style: ScalarStyle): string {
+  return json.startsWith('"') ? flowScalar(JSON.parse(json) as string, style) : withEscapes(json)
+}
+
+const withEscapes = (json: string) =>
+  json.replace(TO_ESCAPE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`)
 
 /** The parser's limit for a key before a colon on the same line is 1024 characters. */
 const MAX_IMPLICIT_KEY = 1000
@@ -25,10 +32,10 @@ const MAX_IMPLICIT_KEY = 1000
 /**
  * Writes a pair of a mapping.
  *
+ * @param written the value as `flowValue` writes it
  * @param between the text before the colon of an explicit key: a line ending and indentation, or a blank
  */
-export function pairText (name: string, value: string, style: ScalarStyle, between: string): string {
+export function pairText (name: string, written: string, style: ScalarStyle, between: string): string {
   const key = flowScalar(name, style)
-  const written = flowScalar(value, style)
   return key.length > MAX_IMPLICIT_KEY ? `? ${key}${between}: ${written}` : `${key}: ${written}`
 }

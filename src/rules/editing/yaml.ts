@@ -1,10 +1,11 @@
 import { isMap, isNode, visit, type CST, type Node, type Pair, type Scalar, type YAMLMap } from 'yaml'
-import type { Entries } from '../documents/entries.ts'
+import { emptyEntries, type Entries } from '../documents/entries.ts'
+import { mergedJson, type PatchValue } from '../documents/json-tree.ts'
 import { readYaml, scalarText, type YamlSource } from '../documents/yaml.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 import { changeFlow } from './yaml-flow.ts'
-import { flowScalar, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
+import { flowValue, isPrintable, pairText, type ScalarStyle } from './yaml-scalars.ts'
 import {
   blockHeader, blockIndent, blockScalarBody, isEmpty, itemEnd, itemStart, lastBlockScalar, tokenEnd, type Item
 } from './yaml-tokens.ts'
@@ -26,17 +27,21 @@ interface Source {
 
 export function yamlEditor (text: string, entries: Entries): Editor {
   const found: YamlSource = {}
-  readYaml(text, entries, found)
+  const typed = emptyEntries()
+  readYaml(text, entries, found, typed)
   const contents = found.document?.contents
   const map = isMap(contents) ? contents as YAMLMap : undefined
+  // The parser takes a carriage return alone as a part of a line.
+  const lineEnd = text.includes('\n') ? lineEndOf(text) : '\n'
+  const source = { text, lineEnd, found, map, ...partsOf(map) }
+  return { typed, attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
+}
+
+function partsOf (map: YAMLMap | undefined): Pick<Source, 'token' | 'members'> {
   const members = (map?.items ?? []).map((node) => {
     return { name: scalarText(node.key as Scalar), node, item: node.srcToken as Item }
   })
-  const token = map?.srcToken as MapToken | undefined
-  // The parser takes a carriage return alone as a part of a line.
-  const lineEnd = text.includes('\n') ? lineEndOf(text) : '\n'
-  const source = { text, lineEnd, found, map, token, members }
-  return { attempts: 4, edit: (plan, attempt) => edit(source, plan, attempt) }
+  return { token: map?.srcToken as MapToken | undefined, members }
 }
 
 /**
@@ -55,16 +60,16 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
 
   const added = new Map(set)
   const splices: Splice[] = []
-  for (const { name, item } of members) {
-    const value = added.get(name)
-    if (value === undefined) continue
-    added.delete(name)
-    splices.push(...replaceValue(source, item, value, quoted))
+  for (const member of members) {
+    const patch = added.get(member.name)
+    if (patch === undefined) continue
+    added.delete(member.name)
+    splices.push(...changeValue(source, member, patch, quoted))
   }
   const items = members.map(({ item }) => item)
   const isRemoved = members.map(({ name }) => removed.has(name))
   if (token?.type === 'flow-collection') {
-    const pairs = [...added].map(([name, value]) => pairText(name, value, flowStyle(items, quoted), ' '))
+    const pairs = pairsOf(added, flowStyle(items, quoted), ' ')
     return spliced(text, [...splices, ...changeFlow(text, token, isRemoved, pairs, lineEnd)])
   }
   const indentation = ' '.repeat(token?.indent ?? 0)
@@ -85,12 +90,17 @@ function edit (source: Source, plan: Plan, attempt: number): string | Refusal {
     const at = lines(text, items[0]!).from
     splices.push({ from: at, to: at, text: `{}${lineEnd}` })
   }
-  const pairs = [...added].map(([name, value]) =>
-    indentation + pairText(name, value, quoted ? 'double' : 'plain', lineEnd + indentation))
+  const pairs = pairsOf(added, quoted ? 'double' : 'plain', lineEnd + indentation).map((pair) => indentation + pair)
   const end = found.end ?? text.length
   const content = spliced(text.slice(0, end), splices)
   if (attempt > 0 && pairs.length === 0) return content + text.slice(end)
   return withLines(content, text.slice(0, end), pairs, lineEnd) + text.slice(end)
+}
+
+/** New pairs of a mapping. `between`: as in `pairText`. */
+function pairsOf (added: ReadonlyMap<string, PatchValue>, style: ScalarStyle, between: string): string[] {
+  return [...added].map(([name, patch]) =>
+    pairText(name, flowValue(mergedJson(undefined, patch), style), style, between))
 }
 
 /** If a mapping in braces has quoted names, as JSON has, new pairs are quoted, too. */
@@ -150,14 +160,39 @@ function restOfLine (text: string, at: number) {
   return endOfMatch(LINE_REST, text, at)
 }
 
-/** Replaces the value of a pair. The anchor and the comments around the value stay. */
-function replaceValue (source: Source, item: Item, value: string, quoted: boolean): Splice[] {
+/** Gives the value of a pair a patch. The pairs of a mapping that the patch does not name stay as they are. */
+function changeValue (source: Source, { item, node }: Member, patch: PatchValue, quoted: boolean): Splice[] {
+  const replaced = () => replaceValue(source, item, mergedJson(undefined, patch), quoted)
+  if ('text' in patch || !isMap(node.value)) return replaced()
+  const nested: Source = { ...source, map: node.value as YAMLMap, ...partsOf(node.value as YAMLMap) }
+  const { token, members } = nested
+  const isRemoved = members.map(({ name }) => patch.members.get(name) === null)
+  const firstKept = members[isRemoved.indexOf(false)]
+  // A patch of a mapping without another pair, as RFC 7396 computes it, is the new value.
+  if (firstKept === undefined || token === undefined) return replaced()
+  const added = new Map([...patch.members].filter((change): change is [string, PatchValue] => change[1] !== null))
+  const splices = members.flatMap((member) => {
+    const change = added.get(member.name)
+    return added.delete(member.name) ? changeValue(nested, member, change!, quoted) : []
+  })
+  if (token.type === 'flow-collection') {
+    const pairs = pairsOf(added, flowStyle(members.map(({ item }) => item), quoted), ' ')
+    return [...splices, ...changeFlow(source.text, token, isRemoved, pairs, source.lineEnd)]
+  }
+  const between = source.lineEnd + ' '.repeat(token.indent)
+  const at = itemStart(firstKept.item)
+  const pairs = pairsOf(added, quoted ? 'double' : 'plain', between).map((pair) => ({ from: at, to: at, text: pair + between }))
+  return [...splices, ...members.flatMap(({ item }, i) => isRemoved[i] ? [lines(source.text, item)] : []), ...pairs]
+}
+
+/** Replaces the value of a pair by a JSON value. The anchor and the comments around the value stay. */
+function replaceValue (source: Source, item: Item, json: string, quoted: boolean): Splice[] {
   const { text, lineEnd, token: map } = source
   const { key, sep = [], value: token } = item
   // In a mapping in braces, the value of a name in double quotes also gets double quotes, as in JSON.
   const isJson = map?.type === 'flow-collection' && key?.type === 'double-quoted-scalar'
   const style: ScalarStyle = quoted || isJson ? 'double' : styleOf(token)
-  const written = flowScalar(value, style)
+  const written = flowValue(json, style)
   const colon = sep.findIndex(({ type }) => type === 'map-value-ind')
   if (colon === -1) {
     const at = key ? tokenEnd(key) : itemStart(item)
@@ -177,7 +212,8 @@ function replaceValue (source: Source, item: Item, value: string, quoted: boolea
   if (!token || isEmpty(token)) return [...tags, insertion]
 
   if (token.type === 'block-scalar') {
-    const block = quoted ? undefined : blockText(token, value, map?.indent ?? 0, lineEnd)
+    const isText = !quoted && json.startsWith('"')
+    const block = isText ? blockText(token, JSON.parse(json) as string, map?.indent ?? 0, lineEnd) : undefined
     const header = token.props[0]!
     const body = blockScalarBody(token)
     return [

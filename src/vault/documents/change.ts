@@ -48,6 +48,11 @@ export function editDocument (
       return refuse('body', 'The document is too large to try all ways to write these changes: store the whole document')
     case 'anchored':
       return refuse(changes.memberOf(result.name), 'An alias in the document refers to the value of this name')
+    case 'not_text':
+      return refuse(changes.memberOf(result.name), 'A value of an `.env` document is a text')
+    case 'structured':
+      return refuse(changes.memberOf(result.name),
+        'The present value is an object or a list: send JSON, or list the name in `replace` to replace it by a text')
     case 'unholdable':
       return refuse(changes.memberOf(result.name), changes.set.has(result.name)
         ? `The document, as ${format}, cannot hold this name with this value`

@@ -1,0 +1,110 @@
+import type { Entries } from './entries.ts'
+import { jsonTokens, readJson } from './json.ts'
+
+/** A value in a JSON text, with its position. `members`: those of an object, in their order. */
+export interface JsonNode { from: number, to: number, members?: JsonMember[] }
+
+export interface JsonMember { name: string, nameFrom: number, nameTo: number, value: JsonNode }
+
+/** The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested. */
+export function jsonTree (text: string): JsonNode & { depth: number } {
+  let root: JsonNode | undefined
+  let depth = 0
+  const open: { node: JsonNode, name?: Omit<JsonMember, 'value'> | undefined }[] = []
+  const add = (node: JsonNode) => {
+    root ??= node
+    const parent = open.at(-1)
+    if (parent?.name !== undefined) parent.node.members!.push({ ...parent.name, value: node })
+    if (parent !== undefined) parent.name = undefined
+  }
+  for (const { token, from } of jsonTokens(text)) {
+    const to = from + token.length
+    const parent = open.at(-1)
+    if (token === '{' || token === '[') {
+      const node: JsonNode = { from, to, ...token === '{' && { members: [] } }
+      add(node)
+      depth = Math.max(depth, open.push({ node }))
+    } else if (token === '}' || token === ']') open.pop()!.node.to = to
+    else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
+      parent.name = { name: JSON.parse(token) as string, nameFrom: from, nameTo: to }
+    } else if (token !== ',' && token !== ':') add({ from, to })
+  }
+  return { ...root!, depth }
+}
+
+/**
+ * A JSON text without blanks. Numbers keep their spelling, and equal strings have the same spelling. So two texts of
+ * equal values with the same order of members and the same spelling of numbers are equal.
+ */
+export function compactJson (text: string): string {
+  const tokens: string[] = []
+  for (const { token } of jsonTokens(text)) {
+    tokens.push(token.startsWith('"') && token.includes('\\') ? JSON.stringify(JSON.parse(token)) : token)
+  }
+  return tokens.join('')
+}
+
+/** The compact text of a node. Of duplicate names in an object, the last one counts, as in JSON.parse. */
+function compactNode (text: string, { from, to, members }: JsonNode, isSorted = false): string {
+  if (members === undefined) return compactJson(text.slice(from, to))
+  const values = [...new Map(members.map(({ name, value }) => [name, value]))]
+  if (isSorted) values.sort(([one], [other]) => one < other ? -1 : 1)
+  return `{${values.map(([name, value]) => `${JSON.stringify(name)}:${compactNode(text, value, isSorted)}`).join(',')}}`
+}
+
+/** Whether two compact JSON texts are the same value with the same spelling of numbers, in any order of members. */
+export function isSameJson (one: string | undefined, other: string | undefined): boolean {
+  if (one === other) return true
+  if (!one?.startsWith('{') || !other?.startsWith('{') || one.length !== other.length) return false
+  return compactNode(one, jsonTree(one), true) === compactNode(other, jsonTree(other), true)
+}
+
+/** Like `readJson`. `typed` receives the value of each name as compact JSON. */
+export function readTypedJson (text: string, entries: Entries, typed: Entries) {
+  readJson(text, entries)
+  for (const { name, value } of jsonTree(text).members ?? []) typed[name] = compactNode(text, value)
+}
+
+/** The numbers of a JSON text that `JSON.parse` does not keep as they are spelled. */
+export function changedNumbers (text: string): string[] {
+  const numbers: string[] = []
+  for (const { token } of jsonTokens(text)) if (/^[-\d]/.test(token) && String(Number(token)) !== token) numbers.push(token)
+  return numbers
+}
+
+/** The value of a member of a merge patch (RFC 7396): a JSON text that replaces, or members to merge. */
+export type PatchValue = { text: string } | { members: ReadonlyMap<string, PatchValue | null> }
+
+/** The patch that a node of a JSON text is. A null in an object removes the member. */
+export function patchIn (text: string, { from, to, members }: JsonNode): PatchValue {
+  if (members === undefined) return { text: compactJson(text.slice(from, to)) }
+  return {
+    members: new Map(members.map(({ name, value }) =>
+      [name, text.slice(value.from, value.to) === 'null' ? null : patchIn(text, value)]))
+  }
+}
+
+/**
+ * The compact JSON text after a merge patch, as RFC 7396, section 2 computes it.
+ *
+ * @param before the compact text before; undefined without a value
+ */
+export function mergedJson (before: string | undefined, patch: PatchValue): string {
+  return mergedNode(before ?? '', before?.startsWith('{') ? jsonTree(before) : undefined, patch)
+}
+
+function mergedNode (text: string, node: JsonNode | undefined, patch: PatchValue): string {
+  if ('text' in patch) return patch.text
+  const members = new Map((node?.members ?? []).map(({ name, value }) => [name, value]))
+  const parts: string[] = []
+  const push = (name: string, value: string) => { parts.push(`${JSON.stringify(name)}:${value}`) }
+  for (const [name, value] of members) {
+    const change = patch.members.get(name)
+    if (change === undefined) push(name, compactNode(text, value))
+    else if (change !== null) push(name, mergedNode(text, value, change))
+  }
+  for (const [name, change] of patch.members) {
+    if (change !== null && !members.has(name)) push(name, mergedNode('', undefined, change))
+  }
+  return `{${parts.join(',')}}`
+}
