@@ -128,7 +128,9 @@ async function planImport (
   const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
   if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
   const before = keepsOthers ? [] : (await callLevel('readNames', level)).data.data.map(({ attributes }) => attributes.name)
-  const body = { set: Object.fromEntries(values), unset: before.filter((name) => !values.has(name)), replace: [...values.keys()] }
+  const unset = before.filter((name) => !values.has(name))
+  // An import also replaces objects and lists.
+  const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data
   const found = dry_run!.levels[0]!
   return { names: found.names, etag: found.etag, store: async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag }

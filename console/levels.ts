@@ -126,7 +126,8 @@ export async function changeNames (
     const { data, etag: after } = await send(change).catch((error: unknown) => {
       // The service does not replace an object or a list by a text, so a text that is one is sent as such.
       const typed = error instanceof ApiError && error.status === 422 ? typedValues(change.set ?? {}) : undefined
-      return typed === undefined ? Promise.reject(error as Error) : send({ ...change, set: typed })
+      if (typed === undefined) throw error
+      return send({ ...change, set: typed })
     })
     return data.data.unchanged ? undefined : after
   }

@@ -1,7 +1,8 @@
 import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import type { EnvAssignment } from '../src/rules/documents/env.ts'
 import { changedNumbers } from '../src/rules/documents/json-tree.ts'
-import { envForms } from '../src/rules/editing/env-forms.ts'
+import { envForms, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
@@ -70,7 +71,7 @@ function readJson (text: string): Values | undefined {
   } catch { return undefined }
 }
 
-interface Assignment { name: string, value: string, from: number, to: number }
+type Assignment = EnvAssignment & { value: string }
 
 const NOTHING = /[^\S\n]*(?:#[^\n]*)?(?:\n|$)/y
 // The pattern of the package dotenv, as in the service.
@@ -93,43 +94,59 @@ function assignments (text: string): Assignment[] | { line: number } {
     if ('"\'`'.includes(quote) && quote !== '' && written.indexOf(quote, 1) === -1) return { line: lineAt(at) }
     const inner = written.replace(/^(['"`])([\s\S]*)\1$/gm, '$2')
     const value = quote === '"' ? inner.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : inner
-    found.push({ name: match[1]!, value, from: at, to: ASSIGNMENT.lastIndex })
+    const separatorTo = at + match[0].search(/[=:]/) + 1
+    const valueFrom = separatorTo + (written === '' ? 0 : source.slice(separatorTo).search(/\S/))
+    const colon = source[separatorTo - 1] === ':'
+    const valueTo = valueFrom + written.length
+    found.push({ name: match[1]!, value, from: at, separatorTo, valueFrom, valueTo, colon })
     at = ASSIGNMENT.lastIndex
   }
   return found
 }
 
+// The rest of the line after a value, as in the service.
+const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
+
 /**
- * A document with one name set, or removed (undefined). All other lines stay. Throws an error with a sentence for
- * people if the format cannot hold the value.
+ * A document with one name set, or removed (undefined). All else stays. Throws an error with a sentence for people if
+ * the format cannot hold the value.
  */
 export function changeValue (format: Format, text: string, name: string, value: string | undefined): string {
   const before = readValues(format, text)
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   if (format === 'json') return changeJson(text, name, value)
-  const source = text.replace(/\r\n?/g, '\n')
-  const all = assignments(source.replace(/^\ufeff/, ''))
-  const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
-  const shift = source.startsWith('\ufeff') ? 1 : 0
+  const mark = text.startsWith('\ufeff') ? '\ufeff' : ''
+  const source = text.slice(mark.length).replace(/\r\n?/g, '\n')
+  const all = assignments(source)
   const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
-  // The line endings of the document are written at the end.
-  const forms = value === undefined ? [] : envForms(value, lineEnd).map(({ text }) => text.replace(/\r\n/g, '\n'))
-  for (const written of value === undefined ? [''] : forms) {
-    const line = value === undefined ? '' : `${name}=${written}\n`
-    let changed = source
-    for (const [index, { from, to }] of found.toReversed().entries()) {
-      const isKept = value !== undefined && index > 0
-      if (!isKept) changed = changed.slice(0, from + shift) + line + changed.slice(to + shift)
-    }
-    if (found.length === 0 && value !== undefined) {
-      changed += (changed === '' || changed.endsWith('\n') ? '' : '\n') + line
-    }
+  const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
+  const place = found.length === 0 ? undefined : placeOf(source, found.at(-1)!)
+  if (before.get(name) === value && !found.some((one) => placeOf(source, one).isAmbiguous)) return text
+  const ways = value === undefined ? [withoutName(source, found)] : withValue(source, place, name, value, lineEnd)
+  for (const changed of ways) {
     const after = readValues(format, changed)
     const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
     const size = new Set([...before.keys(), name]).size - Number(value === undefined)
-    if (others && after.get(name) === value && after.size === size) return changed.replace(/\n/g, lineEnd)
+    if (others && after.get(name) === value && after.size === size) return mark + changed.replace(/\n/g, lineEnd)
   }
   throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
+}
+
+const withoutName = (source: string, found: readonly Assignment[]) => found.reduceRight((text, { from, valueTo }) => {
+  LINE_REST.lastIndex = valueTo
+  return text.slice(0, from) + text.slice(LINE_REST.test(text) ? LINE_REST.lastIndex : valueTo)
+}, source)
+
+/** The text with each way to write the value, the form that most readers read alike first. */
+function withValue (
+  source: string, place: EnvPlace | undefined, name: string, value: string, lineEnd: string
+): string[] {
+  // The line endings of the document are written at the end.
+  const forms = envForms(value, lineEnd, place?.kept(value)).map(({ text }) => text.replace(/\r\n/g, '\n'))
+  const above = source === '' || source.endsWith('\n') ? source : `${source}\n`
+  return forms.map((form) => place === undefined
+    ? `${above}${name}=${form}\n`
+    : source.slice(0, place.from) + place.blank + form + source.slice(place.to))
 }
 
 function changeJson (text: string, name: string, value: string | undefined): string {
@@ -148,7 +165,8 @@ export function typedValues (set: Record<string, string>): Record<string, unknow
   const typed = Object.entries(set).flatMap(([name, text]) => {
     try {
       const value: unknown = JSON.parse(text)
-      return typeof value === 'object' && value !== null && changedNumbers(text).length === 0 ? [[name, value] as const] : []
+      const isTyped = typeof value === 'object' && value !== null && changedNumbers(text).length === 0
+      return isTyped ? [[name, value] as const] : []
     } catch { return [] }
   })
   return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }

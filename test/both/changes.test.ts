@@ -179,6 +179,13 @@ t.test('a byte order mark, CRLF, duplicate names and names of objects are kept o
   t.equal(await textOf(at), '\uFEFFconstructor=c')
 })
 
+t.test('a changed or removed .env value leaves nothing of the old one, and its comment stays', async (t) => {
+  const at = await makeLevel(owner, { slug: 'left-over' })
+  await store(at, "A=hunter#2secret\r\nexport B='x'#old # note\r\nC=x # note\r\nD=#old\r\nE=1#old\r\n")
+  await change(at, { set: { A: 'new', B: "it's", C: 'a\nb', D: '' }, unset: ['E'] })
+  t.equal(await textOf(at), 'A=new\r\nexport B="it\'s" # note\r\nC="a\\nb" # note\r\nD=\r\n')
+})
+
 t.test('a value that a shell would run is quoted; an empty stored JSON text is unreadable', async (t) => {
   const at = await makeLevel(owner, { slug: 'quoted' })
   await store(at, 'A=1\nB="2"\n')

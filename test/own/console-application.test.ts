@@ -6,8 +6,11 @@ import t from 'tap'
 import { parse } from 'yaml'
 import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { changeNames } from '../../src/rules/editing/change.ts'
 import { load } from '../helpers/console.ts'
 import { operationsIn } from '../helpers/contract.ts'
+import { texts } from '../helpers/texts.ts'
+import { VALUES } from '../readers/values.ts'
 
 // The parts of the console that need no browser, and its budgets.
 
@@ -119,7 +122,8 @@ t.test('the browser changes documents of client-managed projects without touchin
   for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', '{"k": "it\'s"}', '"it\'s"', 'a\'b"c`d', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
     t.equal(readValues('env', changeValue('env', document, 'NEW', value)).get('NEW'), value)
   }
-  t.equal(changeValue('env', 'A=1#old # old\r\nB=2\r\n', 'A', 'x\ny'), 'A="x\\ny"\r\nB=2\r\n', 'nothing of the old value is left')
+  t.equal(changeValue('env', 'A=1#old # note\r\nB=2\r\n', 'A', 'x\ny'), 'A="x\\ny" # note\r\nB=2\r\n', 'nothing of the old value is left')
+  t.equal(changeValue('env', '\ufeffA=1\n# c\nB=`2` # d\nC=3\n', 'A', undefined), '\ufeff# c\nB=`2` # d\nC=3\n', 'the comment of another name stays')
   t.throws(() => changeValue('env', '', 'a b', '1'), /cannot hold/)
   t.throws(() => changeValue('env', 'not a line', 'A', '1'), /as a whole/)
   t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{"A": "é", "B": {"x": true}}')
@@ -147,6 +151,21 @@ t.test('the browser reads JSON as the service does', async (t) => {
     const expected = readDocument('json', text)
     t.strictSame(readValues('json', text), expected && new Map(Object.entries(expected)), text)
   }
+})
+
+t.test('the browser writes values into .env documents as the service does', async (t) => {
+  const { changeValue } = await load('values.ts')
+  const olds = [
+    '', 'X=x # c\n', 'export X=x#old # c\n', 'X=x\t# c\n', 'X= # c #\n', "X='x'#old\n", 'X="x" # c\n', 'X="x\\ny"\n', 'X=`x`\n', 'X:\n  x\n',
+    'X=\n\n"x"#old\n', 'X="x" y#old\n', 'X=1\nX=2\n'
+  ]
+  const wrong = olds.flatMap((old) => VALUES.flatMap((value) => ['\n', '\r\n'].flatMap((lineEnd) => {
+    const text = `# c\n${old}${old === '' ? '' : 'B=1\n'}`.replaceAll('\n', lineEnd)
+    const byService = changeNames('env', text, { set: texts([['X', value]]), unset: [], replace: null })
+    const byBrowser = changeValue('env', text, 'X', value)
+    return 'text' in byService && byService.text === byBrowser ? [] : [{ text, value, byService, byBrowser }]
+  })))
+  t.strictSame(wrong.slice(0, 10), [], `${wrong.length} differ`)
 })
 
 t.test('the first error of a text has the place that the service names', async (t) => {

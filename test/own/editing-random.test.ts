@@ -6,6 +6,7 @@ import type { NamedFormat } from '../../src/rules/documents/entries.ts'
 import { readDocument } from '../../src/rules/documents/read.ts'
 import { changeNames } from '../../src/rules/editing/change.ts'
 import { LONG } from '../helpers/long.ts'
+import { texts } from '../helpers/texts.ts'
 import { random } from '../helpers/traffic.ts'
 
 const DOCUMENTS = LONG ? 20_000 : 3000
@@ -22,7 +23,16 @@ const some = <T>(count: number, make: (index: number) => T) => Array.from({ leng
  * A part of a document as the generator made it. A piece with a name belongs to this name: when the value changes,
  * `value` and `lines` are replaced; when the name is removed, only `above` stays. Other pieces stay.
  */
-interface Piece { name?: string, above?: string, fixed: string, value: string, rest: string, lines?: string }
+interface Piece {
+  name?: string
+  above?: string
+  fixed: string
+  value: string
+  /** The end of `value`, which only other readers than dotenv read. */
+  glued?: string
+  rest: string
+  lines?: string
+}
 
 interface Generated {
   format: NamedFormat
@@ -66,9 +76,11 @@ function envDocument (): Generated {
   if (used.length > 0 && chance(0.3)) used.splice(below(used.length), 0, one(used))
   const pieces = used.flatMap((name): Piece[] => {
     const separator = one(['=', '=', '=', ' = ', '= ', ': '])
-    const value = one(values)
-    const rest = one(['', '', ' ', ' # c', " # don't", '\t#'])
-    const own = { name, fixed: one(['', '', ' ', 'export ', '\texport\t']) + name + separator, value, rest: rest + lineEnd }
+    const glued = chance(0.3) ? `#old${below(10 ** 9)}` : ''
+    const value = one(values) + glued
+    const rest = one(['', '', glued === '' ? ' ' : '', ' # c', " # don't", '\t#'])
+    const fixed = one(['', '', ' ', 'export ', '\texport\t']) + name + separator
+    const own = { name, fixed, value, glued, rest: rest + lineEnd }
     return [...some(below(3), other), own]
   })
   const all = [...pieces, ...some(below(3), other)]
@@ -292,12 +304,13 @@ function judge (document: Generated): string | undefined {
     else if (chance(0.25)) unset.add(name)
   }
   for (const name of names(format).slice(0, 3)) if (!unset.has(name)) set.set(name, anyText())
-  const texts = new Map([...set].map(([name, value]) => [name, { text: JSON.stringify(value) }]))
   const replace = new Set(existing.filter((name) => set.has(name) && set.get(name) !== old[name]))
-  const result = changeNames(format, mark + before, { set: texts, unset: [...unset, 'missing'], replace })
+  const result = changeNames(format, mark + before, { set: texts(set), unset: [...unset, 'missing'], replace })
 
   const added = [...set.keys()].filter((name) => !existing.includes(name))
-  const changed = existing.filter((name) => set.has(name) && set.get(name) !== old[name])
+  // Text that only other readers than dotenv read is removed, also if the value stays the same for dotenv.
+  const isGlued = (wanted: string) => pieces.some(({ name, glued = '' }) => name === wanted && glued !== '')
+  const changed = existing.filter((name) => set.has(name) && (set.get(name) !== old[name] || isGlued(name)))
   const isAffected = (name: string) => unset.has(name) || changed.includes(name)
   const anchored = existing.filter((name) =>
     isAffected(name) && users.get(name)?.filter(not(name)).some((user) => !isAffected(user)))
@@ -321,6 +334,11 @@ function judge (document: Generated): string | undefined {
   }
   const pattern = `^${mark}${patternOf(document, changed, unset, added.length, endless)}$`
   if (!new RegExp(pattern).test(result.text)) return `changed other bytes: ${JSON.stringify([[...set], [...unset], result.text])}`
+
+  const isReplaced = (piece: Piece) => unset.has(piece.name ?? '') ||
+    (changed.includes(piece.name ?? '') && pieces.findLast(({ name }) => name === piece.name) === piece)
+  const left = pieces.find((piece) => piece.glued && isReplaced(piece) && result.text.includes(piece.glued))
+  if (left) return `left ${left.glued} of an old value: ${JSON.stringify([[...set], [...unset], result.text])}`
 
   // By an independent parser: the changed names have exactly the strings, the others what they had.
   const expected = parsed(format, before)

@@ -129,7 +129,7 @@ t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async 
       } else {
         const { text: written } = result
         const after: unknown = format === 'json' ? parse(written) : parseYaml(written) ?? {}
-        if (!isDeepStrictEqual(plain(after), plain(expected))) wrong.push(JSON.stringify([format, text, patch, written]))
+        if (!isDeepStrictEqual(plain(after), plain(expected))) wrong.push(JSON.stringify({ text, patch, written }))
       }
     }
   }

@@ -3,7 +3,7 @@ import { originalOffsets, readEnv, withLineFeeds, type EnvAssignment } from '../
 import { mergedJson } from '../documents/json-tree.ts'
 import { jsonValue } from '../documents/json.ts'
 import { readDocument } from '../documents/read.ts'
-import { envForms, type EnvForm } from './env-forms.ts'
+import { envForms, placeOf, type EnvForm } from './env-forms.ts'
 import type { Editor, Plan, Refusal } from './plan.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from './splices.ts'
 
@@ -11,15 +11,15 @@ type Choose = (value: string) => EnvForm | undefined
 
 /**
  * The form that each attempt tries first for a value. After a value that ends with a backslash, dotenv can pair the
- * closing quote with a quote in another line. So later attempts try one form for all values, and then one form for the
- * values that end with a backslash.
+ * closing quote with a quote in another line. So later attempts try one form for the values that end with a backslash,
+ * and then one form for all values.
  */
 const ATTEMPTS: readonly Choose[] = [
   () => undefined,
   () => undefined,
-  ...(['escaped', 'double', 'single', 'backtick', 'unquoted'] as const).map((form) => () => form),
   ...(['escaped', 'single', 'backtick'] as const).map((form) => (value: string) =>
-    value.endsWith('\\') ? form : undefined)
+    value.endsWith('\\') ? form : undefined),
+  ...(['escaped', 'double', 'single', 'backtick', 'plain'] as const).map((form) => () => form)
 ]
 
 const NAME = /^[\w.-]+$/
@@ -28,17 +28,20 @@ const NOT_IN_ENV = /\0|\p{Surrogate}/u
 // The rest of the line after a value: blanks, a comment and the line ending. Like dotenv's `$`, a comment ends at any
 // line terminator of JavaScript.
 const LINE_REST = /[^\S\n\u2028\u2029]*(?:#.*)?(?:[\n\u2028\u2029]|$)/y
-// A comment without a blank before it, up to a blank and a `#`: some readers take it as a part of the value.
-const GLUED = /#(?:(?![^\S\n\u2028\u2029]#).)*/y
 
+/**
+ * Changes names of an `.env` document. Of a changed value no character is left, also not those that only other readers
+ * than dotenv take as a part of the value. The new value is written in the quotes of the old value if most readers read
+ * the value alike in these, else in the first form of `envForms` that can hold the value.
+ */
 export function envEditor (text: string, entries: Entries): Editor {
   const assignments: EnvAssignment[] = []
   readEnv(text, entries, assignments)
-  const written = writer(lineEndOf(text))
   const source = withLineFeeds(text)
-  const ambiguous = new Set(assignments.filter(({ valueTo }) => source[valueTo] === '#').map(({ name }) => name))
+  const ambiguous = new Set(assignments.filter((one) => placeOf(source, one).isAmbiguous).map(({ name }) => name))
+  const write = writer(lineEndOf(text))
   return {
-    attempts: ATTEMPTS.length, ambiguous, edit: (plan, attempt) => edit(text, assignments, plan, attempt, written)
+    attempts: ATTEMPTS.length, ambiguous, edit: (plan, attempt) => edit(text, assignments, plan, attempt, write)
   }
 }
 
@@ -56,22 +59,13 @@ function edit (
   }
   const added: string[] = []
   for (const [name, patch] of set) {
-    const assignment = inForce.get(name)
     const value = jsonValue(mergedJson(undefined, patch))
-    const old = assignment && source.slice(assignment.valueFrom, assignment.valueTo)
-    const written = NAME.test(name) ? write(value, formOf(old), ATTEMPTS[attempt]!(value)) : undefined
+    const assignment = inForce.get(name)
+    const place = assignment && placeOf(source, assignment)
+    const written = NAME.test(name) ? write(value, place?.kept(value), ATTEMPTS[attempt]!(value)) : undefined
     if (written === undefined) return { refused: 'unholdable', name }
-    if (assignment === undefined) added.push(`${name}=${written}`)
-    else {
-      const { separatorTo, valueFrom, valueTo, colon } = assignment
-      // Most readers do not find a value in a later line than its name.
-      const isBelow = source.slice(separatorTo, valueFrom).includes('\n')
-      splices.push({
-        from: isBelow ? separatorTo : valueFrom,
-        to: endOfMatch(GLUED, source, valueTo),
-        text: colon && (isBelow || old === '') ? ` ${written}` : written
-      })
-    }
+    if (place === undefined) added.push(`${name}=${written}`)
+    else splices.push({ from: place.from, to: place.to, text: place.blank + written })
   }
   const offsetOf = originalOffsets(text)
   const inText = splices.sort((a, b) => a.from - b.from).map(({ from, to, text }) => {
@@ -84,42 +78,25 @@ function edit (
   return withLines(spliced(text, inText), text, added, lineEndOf(text))
 }
 
-/** The form of a written value. Undefined for a new value and for a value without quotes. */
-function formOf (written = ''): EnvForm | undefined {
-  const quote = written[0]
-  if (quote === '"') return written.includes('\n') || !written.includes('\\n') ? 'double' : 'escaped'
-  return quote === "'" ? 'single' : quote === '`' ? 'backtick' : undefined
-}
-
 /**
  * Writes a value. Returns undefined if no form can hold the value.
  *
- * @param old the form of the old value; kept if other readers read the new value in this form as well as in another one
+ * @param kept as in `envForms`
  * @param first a form to try before all others
  */
-type Writer = (value: string, old: EnvForm | undefined, first: EnvForm | undefined) => string | undefined
+type Writer = (value: string, kept: EnvForm | undefined, first: EnvForm | undefined) => string | undefined
 
 function writer (lineEnd: string): Writer {
   // Caches whether a form can hold a value, because each attempt tests the same forms and values again.
   const known = new Map<string, boolean>()
-  return (value, old, first) => {
+  return (value, kept, first) => {
     if (NOT_IN_ENV.test(value)) return undefined
-    const forms = envForms(value, lineEnd)
-    const preferred = [first, isKept(value, old, lineEnd) ? old : undefined]
-    const order = [...preferred.flatMap((wanted) => forms.find(({ form }) => form === wanted) ?? []), ...forms]
-    return order.find(({ form, text }) => {
+    const forms = envForms(value, lineEnd, kept)
+    return [...forms.filter(({ form }) => form === first), ...forms].find(({ form, text }) => {
       const key = `${form} ${value}`
       const isHeld = known.get(key) ?? readDocument('env', `X=${text}`)?.['X'] === value
       known.set(key, isHeld)
       return isHeld
     })?.text
   }
-}
-
-/** Whether a new value keeps the quotes of the old value. Shells and other readers expand `$` in double quotes. */
-function isKept (value: string, old: EnvForm | undefined, lineEnd: string): boolean {
-  const quote = old === 'single' ? "'" : '"'
-  if (old === undefined || old === 'backtick' || value.includes(quote)) return false
-  if (old !== 'escaped' && lineEnd !== '\n' && value.includes('\n')) return false
-  return old === 'single' || !/[$`\\]/.test(value)
 }
