@@ -1,9 +1,9 @@
 import { useState } from 'preact/hooks'
-import { ApiError } from './api.ts'
+import { ApiError, type Schemas } from './api.ts'
 import { callLevel, readDocument, requireParsed, storeDocument, titleOf, type Level } from './levels.ts'
 import { ValueField, type At, type Project } from './secrets.tsx'
 import { Act, Changes, Check, Field, Form, messageOf } from './ui.tsx'
-import { compareValues, readValues, type Comparison, type Format } from './values.ts'
+import { compareValues, differencesIn, readValues, shownName, type Comparison, type Format } from './values.ts'
 
 // Import of a text into a level, with a preview of what it adds, changes and removes.
 
@@ -50,7 +50,44 @@ export function FileField ({ label, value, change }: {
   )
 }
 
-interface ImportPlan { names: Comparison | null, etag: string | null, store: () => Promise<string | undefined> }
+type Warning = Schemas['DocumentWarning']
+
+interface ImportPlan {
+  names: Comparison | null
+  etag: string | null
+  /** Where other programs read other values in the text. `warnings_more`: how many are not listed. */
+  warnings?: Warning[]
+  warnings_more?: number
+  store: () => Promise<string | undefined>
+}
+
+const DIFFERENCES: Record<Warning['reason'], string> = {
+  comment_without_blank: 'the value ends before the #. Other programs read on: put the value in quotes.',
+  escape_in_double_quotes: 'the backslash stays. Other programs read it as an escape: put the value in single quotes.',
+  quote_in_single_quotes: 'the backslash stays. Other programs read it as an escape, or end the value at the quote.',
+  expansion: 'the $ stays. Other programs insert a variable: put the value in single quotes.',
+  backticks: 'other programs keep the backticks, and a shell runs what is in them: use other quotes.',
+  unquoted: 'other programs, such as shells, may not read the value without quotes.',
+  text_after_quote: 'there is text after the closing quote, which other programs read differently.',
+  value_on_next_line: 'the value is on the line after the name, where other programs do not find it.',
+  duplicate_name: 'the name occurs twice. The last value counts, but not in every program.',
+  unreadable: 'the text does not parse.'
+}
+
+function Warnings ({ warnings = [], warnings_more: more = 0 }: Pick<ImportPlan, 'warnings' | 'warnings_more'>) {
+  if (warnings.length === 0) return null
+  return (
+    <div class='warnings' role='status'>
+      <p>Some programs read other values from this text:</p>
+      <ul>
+        {warnings.map(({ line, name, reason }, i) => (
+          <li key={i}>{line !== null && `Line ${line}: `}{name !== null && `${shownName(name)}: `}{DIFFERENCES[reason]}</li>
+        ))}
+        {more > 0 && <li>{more} more.</li>}
+      </ul>
+    </div>
+  )
+}
 
 /** Imports a text into a level. `done` gets the ETag after the import. */
 export function Import ({ level, project, done }: At & { done: (text: string, etag: string | undefined) => void }) {
@@ -95,6 +132,7 @@ export function Import ({ level, project, done }: At & { done: (text: string, et
         <section class='preview'>
           <h3>What the import does in {titleOf(level)}</h3>
           <Changes of={plan.names} />
+          <Warnings {...plan} />
           <Act name='import.store' kind='main' run={store} />
         </section>
       )}
@@ -110,20 +148,25 @@ async function planImport (
   if (format === project.format && !keepsOthers) {
     if (isClient) {
       requireParsed(format, text)
+      const notes = warningsIn(format, text)
       const { text: old, etag } = await readDocument(level, true)
       const [before, after] = [readValues(format, old), readValues(format, text)]
       return {
         names: before && after ? compareValues(before, after) : null,
         etag,
+        ...notes,
         store: async () => (await storeDocument(level, text, etag, true)).etag
       }
     }
-    const { dry_run } = (await storeDocument(level, text, undefined, false, { dry_run: true })).data
-    const found = dry_run!.levels[0]!
-    return { ...found, store: async () => (await storeDocument(level, text, found.etag, false)).etag }
+    const { data } = await storeDocument(level, text, undefined, false, { dry_run: true })
+    const { warnings = [], warnings_more = 0 } = data
+    const found = data.dry_run!.levels[0]!
+    const store = async () => (await storeDocument(level, text, found.etag, false)).etag
+    return { ...found, warnings, warnings_more, store }
   }
   if (isClient) throw new Error('Give the whole document in the format of the project, because the browser encrypts it.')
   requireParsed(format, text)
+  const notes = warningsIn(format, text)
   const values = readValues(format, text)
   const advice = format === project.format ? 'Give the names as .env or JSON, or import the whole document without keeping other names.' : `Give it in the format of the project, ${project.format}.`
   if (values === undefined) throw new Error(`The browser cannot read names from this text. ${advice}`)
@@ -133,5 +176,13 @@ async function planImport (
   const body = { set: Object.fromEntries(values), unset, replace: [...values.keys()] }
   const { dry_run } = (await callLevel('changeSecrets', level, { body, query: { dry_run: true } })).data
   const found = dry_run!.levels[0]!
-  return { names: found.names, etag: found.etag, store: async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag }
+  const store = async () => (await callLevel('changeSecrets', level, { body, etag: found.etag })).etag
+  return { names: found.names, etag: found.etag, ...notes, store }
+}
+
+/** The warnings about a text that the browser reads. Throws an error with a sentence if the text is not imported. */
+function warningsIn (format: Format, text: string): Pick<ImportPlan, 'warnings' | 'warnings_more'> {
+  const { listed, refused, more } = differencesIn(format, text)
+  if (refused) throw new Error(`Line ${refused.line}: ${DIFFERENCES[refused.reason]}`)
+  return { warnings: listed, warnings_more: more }
 }

@@ -1,5 +1,6 @@
 import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
+import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import type { EnvAssignment } from '../src/rules/documents/env.ts'
 import { changedNumbers } from '../src/rules/documents/json-tree.ts'
 import { envForms, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
@@ -60,6 +61,23 @@ export function problemIn (format: Format, text: string): { line: number, column
   // A text without an object at its top has its error at its beginning, as in the service.
   const before = source.slice(0, source.trimStart().startsWith('{') ? jsonErrorOffset(source) : 0).split(/\r\n?|\n/)
   return { line: before.length, column: [...before.at(-1)!].length + 1 }
+}
+
+const MAX_LISTED = 20
+
+/** Where other programs read other values from an `.env` text that parses, and why such a text is not imported. */
+export function differencesIn (format: Format, text: string) {
+  const source = text.replace(/^\ufeff/, '').replace(/\r\n?/g, '\n')
+  const read = format === 'env' ? assignments(source) : []
+  const found = Array.isArray(read) ? envDifferences(source, read) : []
+  const listed = found.slice(0, MAX_LISTED).map(at)
+  const refused = found.find(({ reason }) => isRefused(reason))
+  return { listed, refused: refused && at(refused), more: found.length - listed.length }
+
+  function at ({ offset, name, reason }: Difference) {
+    const before = source.slice(0, offset).split('\n')
+    return { line: before.length, column: [...before.at(-1)!].length + 1, name, reason }
+  }
 }
 
 // The reader of the service, which keeps the digits of numbers and the members of nested values as they are written.

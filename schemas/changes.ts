@@ -1,4 +1,5 @@
 import { Type, type Static, type TSchema } from '@sinclair/typebox'
+import { WARNINGS } from './documents.ts'
 import { DRY_RUN } from './dry-run.ts'
 import { LevelName } from './secrets.ts'
 import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.ts'
@@ -67,5 +68,6 @@ export const ChangeAnswer = Answer('ChangeAnswer', {
     removed: Example(NameList('the names that were removed'), ['FOO'])
   }, { title: 'ChangedNames' }),
   message: Example(Type.String(), 'Changed 2 names as version 4.'),
+  ...WARNINGS,
   dry_run: DRY_RUN
 })

@@ -1,4 +1,5 @@
 import { Type, type Static, type TObject, type TSchema } from '@sinclair/typebox'
+import { WARNINGS } from './documents.ts'
 import { DRY_RUN } from './dry-run.ts'
 import { EncryptionKey, EncryptionKeyAnswer } from './encryption-keys.ts'
 import { LevelName } from './levels.ts'
@@ -152,7 +153,7 @@ export const StoreBody = Body({
     maxLength: BLOB_BYTES - 28, description: `the document itself; server-managed projects only; 422 \`document_unreadable\` if it does not parse in the project's \`secret_format\`; ${ONE_OF_BOTH}`
   })),
   unchecked: Type.Optional(Type.Boolean({
-    default: false, description: 'store a `plaintext` that does not parse; the response has a `warning`'
+    default: false, description: 'store a `plaintext` that does not parse, or that other programs read differently; the response has `warnings`'
   })),
   key_proof: Type.Optional(KeyProof),
   no_backup: Type.Optional(Type.Boolean({ default: false, description: 'do not record a version of this write' }))
@@ -177,6 +178,7 @@ export const StoreAnswer = Answer('StoreAnswer', {
   }),
   message: Example(Type.String(), 'Stored as version 1.'),
   warning: UnreadableWarning,
+  ...WARNINGS,
   dry_run: DRY_RUN
 })
 

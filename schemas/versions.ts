@@ -1,4 +1,5 @@
 import { Type, type Static } from '@sinclair/typebox'
+import { WARNINGS } from './documents.ts'
 import { DRY_RUN } from './dry-run.ts'
 import { KeyDescriptor } from './encryption-keys.ts'
 import { CREATED_BY } from './last-change.ts'
@@ -83,6 +84,7 @@ export const RestoreAnswer = Answer('RestoreAnswer', {
   }),
   message: Example(Type.String(), 'Restored version 1 as version 2.'),
   warning: UnreadableWarning,
+  ...WARNINGS,
   dry_run: DRY_RUN
 })
 

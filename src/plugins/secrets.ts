@@ -31,7 +31,7 @@ import { fail, refuse } from '../rules/errors.ts'
 import { requireKeptAt } from '../rules/moments.ts'
 import { isInside } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
-import { acceptContent, warningOf } from '../vault/documents/accept.ts'
+import { acceptContent, notesOf, type Notes } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openCurrent, sizeOf } from '../vault/documents/documents.ts'
 import { dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedChange } from '../vault/documents/dry-run.ts'
@@ -152,7 +152,7 @@ export const secrets: Domain = async (app) => {
       const { no_backup = false } = request.body
       const storageKey = storageKeyOf(app.keyring, organization)
       const { content = '', plaintext } = request.body
-      let warning: string | undefined
+      let notes: Notes = {}
       let planned: PlannedChange | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
@@ -164,7 +164,7 @@ export const secrets: Domain = async (app) => {
           requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
           const accepted = acceptContent(app, state, request.body)
           const { blob, revealed } = accepted
-          warning = warningOf(state, accepted)
+          notes = notesOf(state, accepted)
           const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
           const change: Change = { blob, record, event: 'secret.store', revealed }
           if (!isDryRun(request)) return change
@@ -187,7 +187,7 @@ export const secrets: Domain = async (app) => {
         },
         message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
         ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
-        ...(warning !== undefined && { warning })
+        ...notes
       }
     }
   })

@@ -31,7 +31,7 @@ import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta } from '../rules/pagination.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { counted } from '../rules/formats/words.ts'
-import { acceptRestored, warningOf } from '../vault/documents/accept.ts'
+import { acceptRestored, notesOfRestore, type Notes } from '../vault/documents/accept.ts'
 import { describeKey } from '../vault/keys/descriptors.ts'
 import { etagOf, openVersion } from '../vault/documents/documents.ts'
 import {
@@ -143,7 +143,7 @@ export const versions: Domain = async (app) => {
       const { organization } = principalOf(request)
       const storageKey = storageKeyOf(app.keyring, organization)
       const { version, secret } = versionOf(request)
-      let warning: string | undefined
+      let notes: Notes = {}
       let planned: PlannedChange | undefined
       const written = await writeLevel(app.db, organization, actorOf(request), {
         storageKey,
@@ -158,7 +158,7 @@ export const versions: Domain = async (app) => {
           requirePrecondition(request.headers, current?.is_stored ? etagOf(storageKey, [current]) : undefined)
           const accepted = acceptRestored(app, storageKey, state, restored, request.body)
           const { blob, revealed } = accepted
-          warning = warningOf(state, accepted)
+          notes = notesOfRestore(state, accepted)
           const record = { action: 'restore' as const, blob, restored_from: restored.version.id }
           const change: Change = { blob, record, event: 'secret.restore', revealed }
           if (!isDryRun(request)) return change
@@ -176,7 +176,7 @@ export const versions: Domain = async (app) => {
         ...(planned === undefined
           ? { message: `Restored version ${restored_from} as version ${written!.secret.version}.` }
           : dryRunAnswer(await plannedLevel(planned))),
-        ...(warning !== undefined && { warning })
+        ...notes
       }
     }
   })

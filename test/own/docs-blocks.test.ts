@@ -39,7 +39,7 @@ const BLOCKS: Record<string, readonly string[]> = {
   'docs/operations/keys.md': [HERE, 'needs Vault; `either/key-provider` runs such commands'],
   'docs/operations/people.md': [HERE],
   'docs/operations/upgrade.md': [DOCKER, HERE],
-  'docs/recipes.md': Array(14).fill('either/recipes'),
+  'docs/recipes.md': Array(15).fill('either/recipes'),
   'docs/releasing.md': Array(4).fill(RELEASE),
   'docs/scaling.md': [CITUS, CITUS],
   'docs/tour.md': Array(7).fill('own/tour'),

@@ -96,7 +96,7 @@ export const changes: Domain = async (app) => {
         if (refused !== undefined) throw refused
         const { state } = before!
         const secret = written?.secret ?? before!.secret
-        const { added, changed, removed } = edited!
+        const { added, changed, removed, warnings } = edited!
         const version = written === undefined ? null : String(written.secret.version)
         const etag = secret === undefined ? null : etagOf(storageKey, [secret])
         if (etag !== null && !isDryRun(request)) reply.header('etag', etag)
@@ -117,7 +117,8 @@ export const changes: Domain = async (app) => {
           message: version === null ? 'Nothing was changed.' : `Changed ${names} as version ${version}.`,
           ...(isDryRun(request) && dryRunAnswer(await plannedLevel(
             { state, change, etag, texts: undefined }, { added, changed, removed }
-          )))
+          ))),
+          ...warnings
         }
       }
     })

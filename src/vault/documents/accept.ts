@@ -6,7 +6,8 @@ import type { Keyring } from '../../crypto/keyring.ts'
 import { activeKeyOf, type LevelState } from '../../repositories/levels/levels.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
 import type { FullVersion } from '../../repositories/secrets/versions.ts'
-import { documentError, encodingError } from '../../rules/documents/read.ts'
+import { checkDocument, unreadableWarning, type DocumentCheck, type Warnings } from '../../rules/documents/check.ts'
+import { encodingError } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { planRestore } from '../../rules/restore.ts'
 import { openVersion } from './documents.ts'
@@ -17,9 +18,10 @@ interface Vault { keyring: Keyring, config: Pick<Config, 'allowRevealingKeyProof
 
 /**
  * The content to store, encrypted under the project's key (`blob`). `revealed`: the key proof reveals the client's key,
- * which the operator allows. `plain`: the decrypted document, if the server has the document and has not parsed it.
+ * which the operator allows. `plain`: the decrypted document, if the server has the document. `check`: of `plain`, if
+ * the document was checked.
  */
-export interface Accepted { blob: string, revealed: boolean, plain?: string | Buffer }
+export interface Accepted { blob: string, revealed: boolean, plain?: string | Buffer, check?: DocumentCheck }
 
 interface SentContent {
   content?: string | undefined
@@ -36,21 +38,33 @@ export function acceptContent (vault: Vault, state: LevelState, sent: SentConten
   return state.project.encryption_type === 'client' ? ofClient(vault, state, sent) : ofServer(vault, state, sent)
 }
 
-/** A warning for the response if the document to store does not parse in the project's format. */
-export function warningOf (
-  { project }: { project: Pick<KeyState, 'secret_format'> }, { plain }: Accepted
-): string | undefined {
-  if (plain === undefined || project.secret_format === 'text') return undefined
+/** The fields of a response about a document that does not parse, or that other readers read differently. */
+export interface Notes extends Warnings { warning?: string }
+
+/** The notes for the response to a store. */
+export function notesOf (
+  { project }: { project: Pick<KeyState, 'secret_format'> }, { plain, check }: Accepted
+): Notes {
+  if (plain === undefined || project.secret_format === 'text') return {}
   const text = plain.toString()
   const notUtf8 = typeof plain === 'string' ? undefined : encodingError(plain, text)
   if (notUtf8 !== undefined) {
-    return `The document is not valid UTF-8 at line ${notUtf8.line}, column ${notUtf8.column}. Its names cannot be ` +
-      'changed one by one.'
+    const { line, column } = notUtf8
+    const warning =
+      `The document is not valid UTF-8 at line ${line}, column ${column}. Its names cannot be changed one by one.`
+    return { warning, ...unreadableWarning(notUtf8) }
   }
-  const error = documentError(project.secret_format, text)
-  return error && (error.limit === undefined
+  const { error, warnings } = check ?? checkDocument(project.secret_format, text)
+  const warning = error && (error.limit === undefined
     ? `The document does not parse as ${project.secret_format} at line ${error.line}, column ${error.column}. `
     : `The document has more than ${error.limit}. `) + 'It cannot be merged with other levels.'
+  return { ...(warning !== undefined && { warning }), ...warnings }
+}
+
+/** The notes for the response to a restore: only that the document does not parse. */
+export function notesOfRestore (...restored: Parameters<typeof notesOf>): Notes {
+  const notes = notesOf(...restored)
+  return notes.warning === undefined ? {} : notes
 }
 
 /** A project with its active key, as `LevelState` contains them. */
@@ -102,11 +116,12 @@ function ofServer (
     requireBlob(content!, "This project's content has to be encrypted, or sent as `plaintext`")
     return opened(dataKey, content!)
   }
-  const accepted = { blob: sealText(dataKey, plaintext, 'plaintext'), revealed: false }
-  if (unchecked) return { ...accepted, plain: plaintext }
+  const blob = sealText(dataKey, plaintext, 'plaintext')
   const { level, project } = state
-  const error = documentError(project.secret_format, plaintext)
-  return error === undefined ? accepted : fail('document_unreadable', { level, ...error })
+  const check = checkDocument(project.secret_format, plaintext)
+  const problem = check.error ?? check.refusal
+  if (problem !== undefined && !unchecked) fail('document_unreadable', { level, ...problem })
+  return { blob, revealed: false, plain: plaintext, check }
 }
 
 /** Encrypts a document. If the document is too large, fails with 422 for the property `member` of the request. */

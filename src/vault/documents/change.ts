@@ -3,6 +3,7 @@ import { IntegrityError } from '../../crypto/at-rest.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { warningsOfChange, type Warnings } from '../../rules/documents/check.ts'
 import { documentError, encodingError, withoutMark } from '../../rules/documents/read.ts'
 import { changeNames, type ChangedDocument, type NameChanges } from '../../rules/editing/change.ts'
 import { fail, refuse } from '../../rules/errors.ts'
@@ -14,8 +15,11 @@ import { dataKeyOf } from '../keys/keys.ts'
 /** The changes of a request. `memberOf` returns the property of the request body that contains the name. */
 export interface RequestedChanges extends NameChanges { memberOf: (name: string) => string }
 
-/** The names that were changed, and the new document; `blob` is undefined if nothing was changed. */
-export interface Edited extends Omit<ChangedDocument, 'text'> { blob: string | undefined }
+/**
+ * The names that were changed, and the new document; `blob` is undefined if nothing was changed. `warnings`: about the
+ * names that the request sets.
+ */
+export interface Edited extends Omit<ChangedDocument, 'text'> { blob: string | undefined, warnings: Warnings }
 
 /** Changes single names in the document of a level that was loaded as `readable`. Throws ApiError. */
 export function editDocument (
@@ -34,7 +38,8 @@ export function editDocument (
   if (!('refused' in result)) {
     const { text, added, changed, removed } = result
     const isUnchanged = added.length + changed.length + removed.length === 0
-    return { blob: isUnchanged ? undefined : sealText(dataKey, text, 'body'), added, changed, removed }
+    const warnings = warningsOfChange(format, text, new Set(changes.set.keys()))
+    return { blob: isUnchanged ? undefined : sealText(dataKey, text, 'body'), added, changed, removed, warnings }
   }
   if (result.refused === 'unreadable') {
     const { refused, ...error } = result

@@ -10,7 +10,7 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { warningOf } from '../documents/accept.ts'
+import { notesOf } from '../documents/accept.ts'
 import { sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { planChange, plannedLevel, type PlannedChange } from '../documents/dry-run.ts'
 import { batchesOf, type ReadContext } from '../documents/open-documents.ts'
@@ -91,7 +91,7 @@ export async function previewRestore (
     if (accepted === undefined) return undefined
     const { blob, plain } = accepted
     preview.restored++
-    preview.unreadable += warningOf(state, accepted) === undefined ? 0 : 1
+    preview.unreadable += notesOf(state, accepted).warning === undefined ? 0 : 1
     growth += 2 * sizeOf(blob) - own.size_bytes
     const change = { blob, record: { action: 'restore' as const, blob, restored_from: version.version.id } }
     return planChange(vault.keyring, storageKey, state, change, plain?.toString())

@@ -14,7 +14,7 @@ import { findVersionsTogether, type FullVersion } from '../../repositories/secre
 import { fail, refuse } from '../../rules/errors.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { acceptRestored, warningOf, type Accepted } from '../documents/accept.ts'
+import { acceptRestored, notesOf, type Accepted } from '../documents/accept.ts'
 import { contextOf, openCurrent, sealCurrent, sizeOf, type StoredDocument } from '../documents/documents.ts'
 import { dataKeyOf, storageKeyOf } from '../keys/keys.ts'
 import { leaveHalf, runLongOperation } from './long-operations.ts'
@@ -108,7 +108,7 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       )
       if (accepted === undefined) return []
       const { blob } = accepted
-      if (warningOf(held, accepted) !== undefined) unreadable++
+      if (notesOf(held, accepted).warning !== undefined) unreadable++
       const size_bytes = sizeOf(blob)
       growth += 2 * size_bytes - document.size_bytes
       restored.push({ ...byId.get(document.id)!, size_bytes })
