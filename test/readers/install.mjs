@@ -1,5 +1,5 @@
 // `npm run readers`: installs readers of `.env` files that are no npm packages into dist/readers/, for
-// test/own/env-readers.test.ts. A reader whose language is not installed is left out, with a message.
+// test/own/{env-readers,exports}.test.ts. A reader whose language is not installed is left out, with a message.
 import { spawnSync } from 'node:child_process'
 import { mkdirSync } from 'node:fs'
 import { resolve } from 'node:path'
@@ -8,7 +8,8 @@ const TARGET = resolve('dist/readers')
 const INSTALLS = [
   ['python3', ['-m', 'pip', '--quiet', '--disable-pip-version-check', 'install', '--upgrade',
     '--target', resolve(TARGET, 'python'), '--requirement', 'requirements.txt'], 'test/readers'],
-  ['go', ['build', '-mod=readonly', '-o', resolve(TARGET, 'go-readers'), '.'], 'test/readers/go']
+  ['go', ['build', '-mod=readonly', '-o', resolve(TARGET, 'go-readers'), '.'], 'test/readers/go'],
+  ['go', ['build', '-mod=readonly', '-o', resolve(TARGET, 'docker-readers'), '.'], 'test/readers/docker']
 ]
 
 mkdirSync(TARGET, { recursive: true })

@@ -1,44 +1,36 @@
 import type { Entries } from '../documents/entries.ts'
-import { SPECIAL_SHELL_NAMES } from '../formats/shell-names.ts'
+import { isShellName } from '../formats/shell-names.ts'
 import { flowScalar, pairText } from './yaml-scalars.ts'
 
-/** A text with values, or the names that the format cannot hold with their values. */
+/** A text of all values, or the names for which the text has no form, in order. */
 export type ExportedText = { text: string } | { names: string[] }
 
-const SHELL_NAME = /^[A-Za-z_]\w*$/
-const SPECIAL_NAME = new RegExp(`^(?:${SPECIAL_SHELL_NAMES})$`)
 // An environment variable ends at a NUL, and UTF-8 has no lone surrogates.
-const NOT_IN_VARIABLE = /\0|\p{Surrogate}/u
-// Characters that a shell or a reader of `.env` files changes in double quotes.
-const EXPANDED_IN_QUOTES = /[$`"\\!]/
+const IN_NO_VARIABLE = /\0|\p{Surrogate}/u
+// Between double quotes, shells and readers of `.env` change these characters.
+const CHANGED_IN_DOUBLE_QUOTES = /[$`"\\!\r]/
+// The readers skip white space before a name, lines that begin with `#`, and a byte order mark in the first line.
+const NO_DOCKER_NAME = /^$|^[#\ufeff]|[=\p{White_Space}\p{Cc}\p{Surrogate}]/u
+const NO_DOCKER_VALUE = /[\n\r\0\p{Surrogate}]/u
+// The longest line that Go's `bufio.Scanner` reads by default, in bytes without the line feed.
+const MAX_DOCKER_LINE = 64 * 1024 - 1
 
 /**
  * Writes values as a text that a POSIX shell can source. Refuses names that are no shell identifiers, because a shell
  * could run them as code, special variables of shells, and values that no variable can hold. The text is not for
- * storing: readers of `.env` files do not know `'\''`, which a value with `'` and one of `` $ ` " \ ! `` needs.
+ * storing: only shells read `'\''`, which a value with `'` and one of `` $ ` " \ ! `` or a CR needs.
  */
 export function shellText (entries: Entries): ExportedText {
-  return textOf(entries, (name, value) => SHELL_NAME.test(name) && !SPECIAL_NAME.test(name) &&
-    !NOT_IN_VARIABLE.test(value), (name, value) => `${name}=${shellValue(value)}\n`)
+  return linesOf(entries, (name, value) => isShellName(name) && !IN_NO_VARIABLE.test(value), shellWord)
 }
-
-function shellValue (value: string): string {
-  if (value.includes("'") && !EXPANDED_IN_QUOTES.test(value)) return `"${value}"`
-  return `'${value.replaceAll("'", "'\\''")}'`
-}
-
-// Docker and kubectl read lines of less than 64 KiB, and skip blanks, comments and a byte order mark before a name.
-const MAX_DOCKER_LINE = 64 * 1024
-const DOCKER_NAME = /^(?![#\ufeff])[^\s\p{Cc}\p{Surrogate}=]+$/u
-const NOT_IN_DOCKER = /[\0\r\n]|\p{Surrogate}/u
 
 /**
- * Writes values as lines `NAME=value` without quotes, for `docker run --env-file` and `kubectl --from-env-file`.
- * Refuses names and values that these programs cannot read, or would read as others.
+ * Writes values as `NAME=value` lines without quotes, for `docker run --env-file` and `kubectl create secret
+ * --from-env-file`. Refuses names and values that these programs would read differently.
  */
 export function dockerText (entries: Entries): ExportedText {
-  return textOf(entries, (name, value) => DOCKER_NAME.test(name) && !NOT_IN_DOCKER.test(value) &&
-    Buffer.byteLength(`${name}=${value}`) < MAX_DOCKER_LINE, (name, value) => `${name}=${value}\n`)
+  return linesOf(entries, (name, value) => !NO_DOCKER_NAME.test(name) && !NO_DOCKER_VALUE.test(value) &&
+    Buffer.byteLength(`${name}=${value}`) <= MAX_DOCKER_LINE, (value) => value)
 }
 
 /** Writes values as a YAML mapping of strings. */
@@ -47,10 +39,18 @@ export function yamlText (entries: Entries): { text: string } {
   return { text: pairs.length === 0 ? '{}\n' : pairs.join('') }
 }
 
-function textOf (
-  entries: Entries, isHeld: (name: string, value: string) => boolean, write: (name: string, value: string) => string
+function linesOf (
+  entries: Entries, fits: (name: string, value: string) => boolean, write: (value: string) => string
 ): ExportedText {
   const values = Object.entries(entries)
-  const names = values.filter(([name, value]) => !isHeld(name, value)).map(([name]) => name)
-  return names.length > 0 ? { names: names.sort() } : { text: values.map(([name, value]) => write(name, value)).join('') }
+  const names = values.filter(([name, value]) => !fits(name, value)).map(([name]) => name)
+  if (names.length > 0) return { names: names.sort() }
+  return { text: values.map(([name, value]) => `${name}=${write(value)}\n`).join('') }
+}
+
+// With an apostrophe, readers of `.env` only read the form in double quotes as a shell does.
+function shellWord (value: string): string {
+  return value.includes("'") && !CHANGED_IN_DOUBLE_QUOTES.test(value)
+    ? `"${value}"`
+    : `'${value.replaceAll("'", "'\\''")}'`
 }
