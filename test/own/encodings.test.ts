@@ -1,5 +1,6 @@
 // duration: 20 s
 import { spawnSync } from 'node:child_process'
+import { chmodSync } from 'node:fs'
 import { join } from 'node:path'
 import postgres from 'postgres'
 import t from 'tap'
@@ -105,6 +106,9 @@ t.test('a start on UTF8 serves, with a name in any script', async (t) => {
   await makeDatabase('served')
   const env = { DATABASE_URL: urlOf('served'), MASTER_KEY: generateMasterKey().text }
   await (await startServer(t, env)).stop()
-  t.match(await command(['organization', 'add', '--name', '日本 😀'], env), { code: 0 })
+  // With DATABASE_URL, nothing is stored in DATA_DIR, so everybody may write there.
+  const DATA_DIR = scratchDirectory(t)
+  chmodSync(DATA_DIR, 0o777)
+  t.match(await command(['organization', 'add', '--name', '日本 😀'], { ...env, DATA_DIR }), { code: 0 })
   t.match(await command(['organization', 'list'], env), { code: 0, stdout: /日本 😀/ })
 })

@@ -13,7 +13,7 @@ import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backups.ts'
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
-import { directoryOf, explainFiles, makeDataDir, requireDatabase } from './data-dir.ts'
+import { directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable } from './data-dir.ts'
 import { syncWithName, writeDurably } from './durable.ts'
 import { refuse, StartEnded, StartError } from './errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
@@ -131,12 +131,13 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   // The copy is in the data directory, so that the same permissions protect the copy.
   const dir = mkdtempSync(join(config.dataDir, COPY))
   const remove = makeScratch(dir)
-  const unlock = await lockDirectory(dir)
+  let unlock = () => {}
   const clear = () => {
     unlock()
     remove()
   }
   try {
+    unlock = await lockDirectory(dir)
     const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
     if (!await requestCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
@@ -261,6 +262,7 @@ function readMasterKey (config: Config): string | undefined {
   if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
+  requireUnwritable(config.dataDir)
   const text = readKeyFile(file, 'The key file')
   // Sync the file, because an operator or an interrupted process may have written it without a sync.
   syncWithName(file)
