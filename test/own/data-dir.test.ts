@@ -13,7 +13,7 @@ const INIT = ['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.exampl
 const isRoot = process.getuid?.() === 0
 const cannotMount = spawnSync('unshare', ['-m', 'true']).status === 0 ? false : 'mounts need privileges'
 
-t.test('a DATA_DIR that every user can write, without the sticky bit, holds no database and no key', async (t) => {
+t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, holds no database and no key', async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   const env = { DATA_DIR: dir }
   const refused = (mode: string) => ({

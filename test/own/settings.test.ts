@@ -112,7 +112,7 @@ async function look (ask: ReturnType<typeof asking>, env: Record<string, string>
 
 const contentsOf = ({ contents }: Awaited<ReturnType<typeof look>>) => contents.toReversed()
 
-t.test('every setting that changes the meaning of a statement or the form of a value is set on each connection', async (t) => {
+t.test('CR-61: every setting that changes the meaning of a statement or the form of a value is set on each connection', async (t) => {
   const listed = await admin<{ name: string }[]>`
     SELECT name FROM pg_settings WHERE context = 'user' AND name NOT LIKE 'vacuum%' AND name NOT LIKE 'transaction_%'
       AND (category LIKE 'Client Connection Defaults%' OR category LIKE 'Version and Platform Compatibility%')`
