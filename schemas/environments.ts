@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { LastChangeOfList } from './last-change.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, EnvironmentInPath, Example, ListOf, Name, NewSlug, NewDescription, NullableDescription, Patterned,
+  Body, EnvironmentInPath, Example, ListOf, Name, NewName, NewSlug, NewDescription, NullableDescription, Patterned,
   ProjectInPath, Resource, SLUG_LENGTH, SLUG_PATTERN, Slug, TargetInPath, Timestamp, Ulid
 } from './shapes.ts'
 
@@ -43,7 +43,7 @@ const status = (options: { default?: string } = {}) => Patterned(SLUG_PATTERN, '
 const IsProduction = Type.Boolean({ description: 'a hint for tools that ask for confirmation before changes' })
 
 export const CreateEnvironmentBody = Body({
-  name: Name,
+  name: NewName,
   slug: Type.Optional(NewSlug),
   status: Type.Optional(status({ default: 'development' })),
   is_production: Type.Optional(Type.Boolean({

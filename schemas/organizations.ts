@@ -1,6 +1,6 @@
 import { Type, type Static } from '@sinclair/typebox'
 import {
-  Answer, Body, Described, Example, Name, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid
+  Answer, Body, Described, Example, Name, NewName, NewSlug, Nullable, OneOf, PageMeta, Slug, Timestamp, Ulid
 } from './shapes.ts'
 
 export const ORGANIZATION_STATUSES = ['active', 'suspended', 'locked', 'cancelled'] as const
@@ -48,7 +48,7 @@ export const FORMER_SLUG_DAYS = 90
 /** Maximum number of reserved former slugs of an organization. */
 export const MAX_FORMER_SLUGS = 20
 
-export const CreateOrganizationBody = Body({ name: Name, slug: Type.Optional(NewSlug) }, {
+export const CreateOrganizationBody = Body({ name: NewName, slug: Type.Optional(NewSlug) }, {
   title: 'CreateOrganizationBody', examples: [{ name: 'Nimbus' }]
 })
 export type CreateOrganizationBody = Static<typeof CreateOrganizationBody>

@@ -126,16 +126,39 @@ export const TargetInPath = slugInPath('backend')
 export const EnvironmentInPath = slugInPath('live')
 
 export const NAME_LENGTH = 255
-export const Name = Patterned('\\S', `a text of 1 to ${NAME_LENGTH} characters that are not all spaces, such as Orbit`, {
-  minLength: 1, maxLength: NAME_LENGTH, examples: ['Orbit']
+const NAMES = { minLength: 1, maxLength: NAME_LENGTH, examples: ['Orbit'] }
+const NAME_RULE = `a text of 1 to ${NAME_LENGTH} characters that are not all spaces`
+/** A name that may be stored. Names from before `NewName` can have any character. */
+export const Name = Patterned('\\S', `${NAME_RULE}, such as Orbit`, {
+  ...NAMES, description: 'a new name has no control or direction characters'
 })
+
+// Control characters (C0, DEL, C1), the separators of lines and paragraphs, and characters that change the direction of
+// text: in a terminal, a mail or a page, a name with them could look like text of the service. The invisible characters
+// U+200C and U+200D stay allowed, because Persian and emoji need them.
+const UNPRINTABLE = '\\u0000-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069'
+const NEW_NAME_RULE = `${NAME_RULE}, without control and direction characters, such as Orbit`
+
+/**
+ * The name of a new organization, project, target, environment, team, token, person or client. The document shows
+ * `Name`, whose pattern every generator of clients understands: not all regular expressions have `\u2028`.
+ */
+export const NewName = PublishedAs(
+  Patterned(`^[^${UNPRINTABLE}]*[^\\s${UNPRINTABLE}][^${UNPRINTABLE}]*$`, NEW_NAME_RULE, NAMES),
+  { ...Name, description: 'without control and direction characters' }
+)
+/** The message for a changed name that is not a `NewName`. */
+export const NEW_NAME_PROBLEM = `must be ${NEW_NAME_RULE}`
+
+/** Finds the characters that a `NewName` does not have. */
+export const unprintable = () => new RegExp(`[${UNPRINTABLE}]`, 'g')
 
 /** A description in a request. `NullableDescription` is a description in a response. */
 export const NewDescription = Type.Optional(Type.Union([Type.String({ maxLength: 2000 }), Type.Null()]))
 export const NullableDescription = Example(Nullable(Type.String()), null)
 
 /** The fields with which a project, a target or a team is created and changed. */
-export const CREATE_NAMED = { name: Name, slug: Type.Optional(NewSlug), description: NewDescription }
+export const CREATE_NAMED = { name: NewName, slug: Type.Optional(NewSlug), description: NewDescription }
 export const UPDATE_NAMED = { name: Type.Optional(Name), slug: Type.Optional(Slug), description: NewDescription }
 
 /** Maximum size of a blob: 1 MiB decoded, and the length of its base64 text. */

@@ -2,7 +2,7 @@ import { Type, type Static } from '@sinclair/typebox'
 import { OrganizationInPath } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
 import {
-  Answer, Body, Example, Moment, Name, Nullable, PageMeta, PublishedAs, Slug, Timestamp, exampleOf
+  Answer, Body, Example, Moment, Name, NewName, Nullable, PageMeta, PublishedAs, Slug, Timestamp, exampleOf
 } from './shapes.ts'
 
 /** Maximum number of unexpired API tokens: per organization, and per user in an organization. */
@@ -67,7 +67,7 @@ const Restrictions = Type.Array(Restriction, {
 const FIXED = 'cannot be changed; if sent, it must equal the current value'
 
 export const CreateTokenBody = Body({
-  name: Name,
+  name: NewName,
   abilities: Abilities,
   expires_at: expiry('the latest time that the caller may set'),
   restrictions: Type.Optional(Restrictions)

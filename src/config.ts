@@ -364,7 +364,9 @@ function readCommand (text: string) {
 function readDatabaseUrl (text: string) {
   if (!/^postgres(?:ql)?:\/\/\S+$/.test(text)) return undefined
   // The driver accepts several hosts, but `URL` accepts only one: check the URL with only its first host.
-  const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1'))
+  // A user without a host is valid for libpq if the parameters have the host, often a Unix socket (`splitUrl`).
+  const url = parseUrl(text.replace(/^([^:]+:\/\/(?:[^/@]*@)?[^/,?#]*),[^/?#]*/, '$1')
+    .replace(/^([^:]+:\/\/[^/@?]*@)(?=\/[^?]*\?(?:.*&)?host=)/, '$1localhost'))
   // If user, password or path cannot be percent-decoded, the driver throws a URIError without context.
   const isDecodable = url && decode(url.username + url.password + url.pathname) !== undefined
   return isDecodable && url.hash === '' ? text : undefined

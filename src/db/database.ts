@@ -30,7 +30,8 @@ export {
 } from './rows/authority.ts'
 export { isKeyOf, isOneOf, isOneOfOrganization, lookUp, rowsOf } from './rows/lists.ts'
 export { prepared, preparedSql, withMoments, type Raw, type Value } from './postgres/prepared.ts'
-export { TlsError, tlsOf } from './postgres/tls.ts'
+export { tlsOf } from './postgres/tls.ts'
+export { UrlError } from './postgres/url.ts'
 export { savepoint, transaction, type Answering, type Asking } from './changes/transaction.ts'
 
 export interface Database {
@@ -100,7 +101,6 @@ const CHANGING = 3600
 // is retried.
 const SESSION = {
   ...BY_INDEX,
-  default_transaction_isolation: 'read committed',
   statement_timeout: 3000,
   lock_timeout: 1200,
   idle_in_transaction_session_timeout: 5000

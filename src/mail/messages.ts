@@ -1,4 +1,4 @@
-import { inviterOf, type NamedInviter } from '../rules/inviters.ts'
+import type { NamedInviter } from '../rules/inviters.ts'
 
 export interface Message { subject: string, text: string }
 
@@ -11,10 +11,10 @@ export function invitation (
 ): Message {
   const place = organization === undefined
     ? ''
-    : ` You are ${spoken(organization.role)} in the organization ${organization.name}.`
+    : ` You are ${spoken(organization.role)} in ${theOrganization(organization.name)}.`
   return {
     subject: 'Your Strongroom account',
-    text: `Hello ${name},
+    text: `${hello(name)}
 
 you have an account for ${email} at ${service}.${place}
 Set your password with this link:
@@ -30,7 +30,7 @@ It works once, within three days. If you did not expect this message, ignore it.
 export function newLink ({ name, email, service, link }: PasswordLink): Message {
   return {
     subject: 'Set a new Strongroom password',
-    text: `Hello ${name},
+    text: `${hello(name)}
 
 you can set a new password for your account ${email} at ${service} with this link:
 
@@ -46,7 +46,7 @@ everywhere. If you did not expect this message, tell the operator of ${service}.
 export function passwordReset ({ name, email, service, link, minutes }: PasswordLink & { minutes: number }): Message {
   return {
     subject: 'Reset your Strongroom password',
-    text: `Hello ${inLine(name)},
+    text: `${hello(name)}
 
 we got a request to reset the password of your account ${email} at ${service}.
 To set a new password, open this link:
@@ -66,7 +66,7 @@ export function passwordChanged (
 ): Message {
   return {
     subject: 'Your Strongroom password was changed',
-    text: `Hello ${inLine(name)},
+    text: `${hello(name)}
 
 the password of your account ${email} at ${service} was changed with a link from an e-mail,
 on ${at.toISOString().slice(0, 16).replace('T', ' at ')} UTC, from: ${from}.
@@ -84,12 +84,11 @@ interface Membership { service: string, organization: string, role: string }
 export function membershipInvitation (
   { service, organization, role, inviter, link }: Membership & { inviter: NamedInviter, link: string }
 ): Message {
-  const by = inviterOf({ ...inviter, name: inLine(inviter.name) })
   return {
-    subject: `An invitation to ${inLine(organization)} on Strongroom`,
+    subject: `An invitation to ${named('an organization', organization, '')} on Strongroom`,
     text: `Hello,
 
-${by} invites you to the organization ${inLine(organization)} at ${service}, as ${spoken(role)}.
+${by(inviter)} invites you to ${theOrganization(organization)} at ${service}, as ${spoken(role)}.
 To accept or decline, open this link within seven days:
 
 ${link}
@@ -104,17 +103,40 @@ export function membershipChanged (
   { name, service, organization, role }: Omit<Membership, 'role'> & { name: string, role: string | null }
 ): Message {
   const change = role === null
-    ? `you are no longer a member of the organization ${inLine(organization)} at ${service}.\nThe API tokens that you created there no longer work.`
-    : `your role in the organization ${inLine(organization)} at ${service} is now: ${spoken(role)}.`
+    ? `you are no longer a member of ${theOrganization(organization)} at ${service}.\nThe API tokens that you created there no longer work.`
+    : `your role in ${theOrganization(organization)} at ${service} is now: ${spoken(role)}.`
   return {
     subject: role === null
-      ? `You are no longer a member of ${inLine(organization)} on Strongroom`
-      : `Your role in ${inLine(organization)} on Strongroom`,
-    text: `Hello ${inLine(name)},\n\n${change}\n`
+      ? `You are no longer a member of ${named('an organization', organization, '')} on Strongroom`
+      : `Your role in ${named('an organization', organization, '')} on Strongroom`,
+    text: `${hello(name)}\n\n${change}\n`
   }
 }
 
 const spoken = (role: string) => role.replace('_', ' ')
 
-// Other users choose the names, so shorten each name to one line of 100 characters.
-const inLine = (text: string) => text.replace(/[\p{C}\p{Zl}\p{Zp}]+/gu, ' ').slice(0, 100)
+const hello = (name: string) => `Hello${named('', name, ' ')},`
+const theOrganization = (name: string) => named('an organization', name, 'the organization ')
+const by = ({ type, name }: NamedInviter) => type === 'user'
+  ? named('a member', name, '')
+  : named('an API token', name, 'the API token ')
+
+// Maximum characters of a name in a mail.
+const MAX_CHARACTERS = 60
+// Programs that show mails make a link of such a text, also with the dots of other scripts.
+const LINK = /:\/\/|www[.．。｡]|\S[.．。｡]\p{L}/iu
+// U+200C and U+200D are part of Persian words and emoji.
+const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
+
+/**
+ * A name in a mail, quoted after `before`. Members of organizations choose names, so a name must not look like text of
+ * the service or become a link: it is one line of at most 60 characters, and is replaced by `without` if it could be a
+ * link.
+ */
+function named (without: string, name: string, before: string): string {
+  const line = name.replace(UNPRINTABLE, ' ').trim()
+  if (line === '' || LINK.test(line)) return without
+  const characters = [...line]
+  const shown = characters.length > MAX_CHARACTERS ? `${characters.slice(0, MAX_CHARACTERS - 1).join('')}…` : line
+  return `${before}"${shown.replaceAll('"', "'")}"`
+}

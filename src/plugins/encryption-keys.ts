@@ -217,12 +217,18 @@ function validateVersions ({ versions }: Static<typeof ReEncryptBody>) {
   }
 }
 
+// The limit of a body with all documents is this multiple of the normal body limit, but at most `MAX_BYTES`.
+const BODY_LIMIT_FACTOR = 16
+const MAX_BYTES = 64 * 1024 * 1024
+
 // A separate plugin, because the large body (all documents of the project) needs another content type parser.
 const clientRotation: Domain = async (app) => {
   app.post('/:organization/:project/secrets/rotate-client-keys', {
     ...takeLargeBodies(app, {
       schema: RotateClientKeysBody,
       list: 'secrets',
+      factor: BODY_LIMIT_FACTOR,
+      maxBytes: MAX_BYTES,
       validatePlace: (request) => locate(app, request)
     }),
     config: {

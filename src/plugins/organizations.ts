@@ -19,6 +19,7 @@ import {
 } from '../repositories/levels/organizations.ts'
 import { lockPlan } from '../repositories/billing/plans.ts'
 import { fail } from '../rules/errors.ts'
+import { requireNewName } from '../rules/formats/names.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { foundOrganization } from '../vault/organizations.ts'
 
@@ -115,6 +116,7 @@ export const organizations: Domain = async (app) => {
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {
         const { name, slug, require_second_factor } = body
         await requireCurrent(db, request, id)
+        await requireNewName(name, async () => (await readOrganization(db, id))?.name)
         await updateOrganization(db, id, { name, slug, require_second_factor })
         const members = Object.keys(body).join(' ')
         await recordEvent(db, actorOf(request), eventOf('organization.update', id, { members }))

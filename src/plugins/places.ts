@@ -16,6 +16,7 @@ import {
   type PlaceKind
 } from '../repositories/levels/places.ts'
 import { fail } from '../rules/errors.ts'
+import { requireNewName } from '../rules/formats/names.ts'
 import { answerPage, isDefault } from '../rules/pagination.ts'
 import type { Place as LevelPlace } from '../rules/slices.ts'
 import { deleteLevel, deletionRunner } from '../vault/jobs/cleanup.ts'
@@ -153,6 +154,7 @@ const placesOf = (
           requireInside(request, { project_id: project.id })
         }
         requireSiblings(request, level, body.slug)
+        await requireNewName(body.name, async () => (await findPlace(db, kind, organization_id, id))?.name)
         await updatePlace(db, kind, organization_id, id, body as Partial<NewPlace>)
         await recordEvent(db, actorOf(request), {
           ...event('update', id), details: { members: Object.keys(body).join(' ') }

@@ -20,6 +20,7 @@ import {
   createProject, deleteProject, findProject, listProjects, updateProject
 } from '../repositories/levels/projects.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { requireNewName } from '../rules/formats/names.ts'
 import { isDefault, pageMeta, pageOf } from '../rules/pagination.ts'
 import { projectsInside } from '../rules/slices.ts'
 import { differenceOf, handToClient, handToServer } from '../vault/operations/custody.ts'
@@ -167,6 +168,7 @@ export const projects: Domain = async (app) => {
       const change = async (db: Db, project: KeyState) => {
         const { name, slug, description, secret_format, history_policy } = body
         await handover?.make(db, project)
+        await requireNewName(name, async () => (await findProject(db, organization.id, project.id))?.name)
         await updateProject(db, organization.id, project.id, { name, slug, description, secret_format, history_policy })
         await recordEvent(db, actorOf(request), {
           action: handover === undefined ? 'project.update' : 'key.change_custody',

@@ -6,7 +6,8 @@ import {
   DeleteBody, RAW_TYPE, READ_TYPE, ReadAnswer, ReadSecretsQuery, RetrieveAnswer, RetrieveBody, StoreAnswer, StoreBody,
   type Merge
 } from '../../schemas/secrets.ts'
-import { NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { BLOB_BYTES, NoContent, ReadHeaders, WriteHeaders } from '../../schemas/shapes.ts'
+import { takeLargeBodies } from '../http/bodies/large-bodies.ts'
 import { booleanIn } from '../http/bodies/validation.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
@@ -126,71 +127,7 @@ export const secrets: Domain = async (app) => {
     }
   })
 
-  app.post('/:organization/secrets/store', {
-    config: {
-      access: 'secret:write',
-      validate: ({ body }) => validateContent(body as StoreBody),
-      at: ({ body }) => namesOf(body as StoreBody),
-      isFoundByWrite: true,
-      dryRun: true,
-      audit: ['secret.store', 'secret.decrypt'],
-      errors: [
-        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'document_unreadable',
-        'key_proof_required', 'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
-      ]
-    },
-    schema: {
-      operationId: 'storeSecrets',
-      summary: 'Store the document of a level and record a version',
-      description: 'Replaces the whole document: send `plaintext`, which the server encrypts, or encrypted `content`.',
-      headers: WriteHeaders,
-      body: StoreBody,
-      response: { 200: StoreAnswer }
-    },
-    handler: async (request, reply) => {
-      const { organization } = principalOf(request)
-      const { no_backup = false } = request.body
-      const storageKey = storageKeyOf(app.keyring, organization)
-      const { content = '', plaintext } = request.body
-      let notes: Notes = {}
-      let planned: PlannedChange | undefined
-      const written = await writeLevel(app.db, organization, actorOf(request), {
-        storageKey,
-        target: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
-        bytes: content.length + (plaintext ?? '').length,
-        decide (found) {
-          const state = requireLevel(request, found)
-          const secret = ownSecret(state)
-          requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
-          const accepted = acceptContent(app, state, request.body)
-          const { blob, revealed } = accepted
-          notes = notesOf(state, accepted)
-          const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
-          const change: Change = { blob, record, event: 'secret.store', revealed }
-          if (!isDryRun(request)) return change
-          planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
-          // The response tells whether the document has the sent values, so the event is a read of values.
-          return outcomeOfDryRun(change, planned, 'secret.decrypt')
-        }
-      })
-      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
-      const state = written?.state ?? planned!.state
-      const version = written?.secret.version ?? null
-      return {
-        data: {
-          type: 'secrets' as const,
-          level: state.level,
-          source: state.slug,
-          bytes: written?.secret.size_bytes ?? sizeOf(planned!.change!.blob!),
-          secret_id: written?.secret.id ?? ownSecret(state)?.id ?? null,
-          version: version === null ? null : String(version)
-        },
-        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
-        ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
-        ...notes
-      }
-    }
-  })
+  await app.register(storing)
 
   app.post('/:organization/secrets/delete', {
     config: {
@@ -338,6 +275,80 @@ export const secrets: Domain = async (app) => {
     await app.recordRead(actorOf(request), retrievalOf(key))
     return reply.type(READ_TYPE).serializer(JSON.stringify).send(answer)
   }
+}
+
+// JSON can escape each byte of a document, as `\u001b`, in six bytes. The rest of the body has 64 KiB.
+const ESCAPED_FACTOR = 6
+const MAX_ESCAPED_BYTES = ESCAPED_FACTOR * BLOB_BYTES + 64 * 1024
+
+// A separate plugin, because a body with an escaped document needs another content type parser.
+const storing: Domain = async (app) => {
+  app.post('/:organization/secrets/store', {
+    ...takeLargeBodies(app, { schema: StoreBody, maxBytes: MAX_ESCAPED_BYTES, factor: ESCAPED_FACTOR }),
+    config: {
+      access: 'secret:write',
+      validate: ({ body }) => validateContent(body as StoreBody),
+      at: ({ body }) => namesOf(body as StoreBody),
+      isFoundByWrite: true,
+      dryRun: true,
+      audit: ['secret.store', 'secret.decrypt'],
+      errors: [
+        'precondition_failed', 'client_managed_encryption', 'content_not_decryptable', 'document_unreadable',
+        'key_proof_required', 'key_proof_mismatch', 'key_proof_reveals_key', 'plan_limit_reached'
+      ]
+    },
+    schema: {
+      operationId: 'storeSecrets',
+      summary: 'Store the document of a level and record a version',
+      description: 'Replaces the whole document: send `plaintext`, which the server encrypts, or encrypted `content`.',
+      headers: WriteHeaders,
+      body: StoreBody,
+      response: { 200: StoreAnswer }
+    },
+    handler: async (request, reply) => {
+      const { organization } = principalOf(request)
+      const { no_backup = false } = request.body
+      const storageKey = storageKeyOf(app.keyring, organization)
+      const { content = '', plaintext } = request.body
+      let notes: Notes = {}
+      let planned: PlannedChange | undefined
+      const written = await writeLevel(app.db, organization, actorOf(request), {
+        storageKey,
+        target: { names: namesIn(request), include: isDryRun(request) ? 'readable' : 'storable' },
+        bytes: content.length + (plaintext ?? '').length,
+        decide (found) {
+          const state = requireLevel(request, found)
+          const secret = ownSecret(state)
+          requirePrecondition(request.headers, secret?.is_stored ? etagOf(storageKey, [secret]) : undefined)
+          const accepted = acceptContent(app, state, request.body)
+          const { blob, revealed } = accepted
+          notes = notesOf(state, accepted)
+          const record = no_backup ? null : { action: secret?.is_stored ? 'update' as const : 'create' as const, blob }
+          const change: Change = { blob, record, event: 'secret.store', revealed }
+          if (!isDryRun(request)) return change
+          planned = planChange(app.keyring, storageKey, state, change, plaintext ?? accepted.plain?.toString())
+          // The response tells whether the document has the sent values, so the event is a read of values.
+          return outcomeOfDryRun(change, planned, 'secret.decrypt')
+        }
+      })
+      if (written !== undefined) reply.header('etag', etagOf(storageKey, [written.secret]))
+      const state = written?.state ?? planned!.state
+      const version = written?.secret.version ?? null
+      return {
+        data: {
+          type: 'secrets' as const,
+          level: state.level,
+          source: state.slug,
+          bytes: written?.secret.size_bytes ?? sizeOf(planned!.change!.blob!),
+          secret_id: written?.secret.id ?? ownSecret(state)?.id ?? null,
+          version: version === null ? null : String(version)
+        },
+        message: version === null ? 'Stored without a version.' : `Stored as version ${version}.`,
+        ...(planned !== undefined && dryRunAnswer(await plannedLevel(planned))),
+        ...notes
+      }
+    }
+  })
 }
 
 // Only GET and HEAD can get 304 (RFC 9110, 13.1.2).

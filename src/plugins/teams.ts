@@ -25,6 +25,7 @@ import {
 } from '../repositories/people/teams.ts'
 import { findSlice } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { requireNewName } from '../rules/formats/names.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
@@ -103,6 +104,7 @@ export const teams: Domain = async (app) => {
       const { body } = request
       const updated = await orSlugTaken(() => changeTeam(request, async (db, team, organizationId) => {
         const { name, slug, description } = body
+        await requireNewName(name, async () => (await findTeam(db, organizationId, team.id))?.name)
         await updateTeam(db, organizationId, team.id, { name, slug, description })
         await record(db, request, 'team.update', team.id, { members: Object.keys(body).join(' ') })
         return findTeam(db, organizationId, team.id)

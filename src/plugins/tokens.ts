@@ -18,6 +18,7 @@ import {
   findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
+import { requireNewName } from '../rules/formats/names.ts'
 import { mustBeOneOf } from '../rules/formats/choices.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
@@ -139,6 +140,7 @@ export const tokens: Domain = async (app) => {
           // An expired token does not count towards the limit until its expiry is extended.
           if (!token.is_live) await requireQuota(db, organization.id, token.user_id, token)
         }
+        await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
         const members = Object.keys(body).join(' ')
         await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members }))

@@ -330,7 +330,7 @@ t.test('the page and the mail name the inviter in the same words, in lower case 
   const joining = (await visitor(address).open(await linkTo(email))).text
   t.match((await browser.open('/account')).text, /Nimbus, as developer, invited by the API token Test token, until /)
   t.match(joining, /<strong>Nimbus<\/strong>, as developer, by the API token Test token\./)
-  t.match((await mailsTo(email)).at(-1)!.text, /^the API token Test token invites you to the organization Nimbus at /m)
+  t.match((await mailsTo(email)).at(-1)!.text, /^the API token "Test token" invites you to the organization "Nimbus" at /m)
   // Rows without an inviter come from the operator.
   await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
     WHERE organization_id = '${organization}'`)

@@ -69,8 +69,8 @@ t.test('OA-93: an invitation arrives, and its link sets a password through HTTP,
   t.match(mail, { from: 'secrets@example.com', to: [email] })
   t.match(mail!.headers, /^Content-Type: text\/plain; charset=utf-8/m)
   t.match(mail!.headers, /^Auto-Submitted: auto-generated\r?$/m)
-  t.match(mail!.text, /^Hello Rosa Quill,$/m)
-  t.match(mail!.text, /billing manager in the organization Nimbus\./)
+  t.match(mail!.text, /^Hello "Rosa Quill",$/m)
+  t.match(mail!.text, /billing manager in the organization "Nimbus"\./)
   t.equal(linkIn(mail!.text), made.link)
   t.ok(made.link.startsWith(`${address}/account/set-password/`), 'the configured address, not one of a request')
 

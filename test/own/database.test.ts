@@ -582,6 +582,18 @@ t.test('a copy of the embedded database is whole, or not there', async t => {
   t.strictSame(files(), ['copy', 'copy/a', 'copy/a/b', 'copy/a/b/three', 'copy/a/two', 'copy/one'])
   t.equal(fs.readFileSync(path.join(to, 'a', 'b', 'three'), 'utf8'), 'a/b/three')
   t.throws(() => copy(), { code: 'EEXIST' })
+  t.strictSame(files(), ['copy', 'copy/a', 'copy/a/b', 'copy/a/b/three', 'copy/a/two', 'copy/one'], 'what was there stays')
+  const others = { 'copy-empty': () => fs.mkdirSync(`${to}-empty`), 'copy-file': () => fs.writeFileSync(`${to}-file`, 'x'), 'copy-link': () => fs.symlinkSync(from, `${to}-link`) }
+  for (const [name, make] of Object.entries(others)) {
+    make()
+    const at = path.join(scratch, name)
+    t.throws(() => copyCluster(from, at, { onProgress: () => {}, isCancelled: () => false }), { code: 'EEXIST' })
+    t.ok(fs.lstatSync(at), name)
+  }
+  t.equal(fs.readFileSync(path.join(from, 'one'), 'utf8'), 'one')
+  t.throws(() => copyCluster(from, path.join(scratch, 'nowhere', 'copy'), {
+    onProgress: () => {}, isCancelled: () => false, freeBytesBeside: () => Infinity
+  }), { code: 'ENOENT' })
 })
 
 t.test('a copy that nobody waits for any more is ended, and the next one is made', async t => {

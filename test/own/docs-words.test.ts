@@ -126,6 +126,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
   const idle = /interval '(\d+ hours)'/.exec(sessions)![1]!
   const life = /LIFETIME = (\d+) \* DAY/.exec(sessions)![1]!
   const large = (name: string) => constant('src/http/bodies/large-bodies.ts', name)
+  const rotation = (name: string) => constant('src/plugins/encryption-keys.ts', name)
   const attempts = /FROM = \{ place: (\d+), account: (\d+), reset: (\d+) \}/.exec(
     readFileSync('src/repositories/people/attempts.ts', 'utf8'))!.slice(1).map(Number) as [number, number, number]
   const [place, account, reset] = attempts
@@ -147,7 +148,7 @@ t.test('the limits and defaults that pages name are those of the code', async (t
     ],
     'docs/encryption.md': [
       `${rateLimits.keyRotation} rotations an hour`,
-      `${large('BODY_LIMIT_FACTOR')} times as large as \`BODY_LIMIT\` (at most ${large('MAX_BYTES') / MIB} MiB), and must arrive within ${seconds('requestTimeout')} seconds`,
+      `${rotation('BODY_LIMIT_FACTOR')} times as large as \`BODY_LIMIT\` (at most ${rotation('MAX_BYTES') / MIB} MiB), and must arrive within ${seconds('requestTimeout')} seconds`,
       `handles ${inWords(large('MAX_SLOTS'))} bodies above \`BODY_LIMIT\` at a time, ${inWords(large('MAX_SLOTS_OF_ORGANIZATION'))} for each organization`,
       `${constant('src/crypto/bounded.ts', 'QUEUE_TIMEOUT_MS') / 1000} seconds at most (503)`,
       `${inWords(constant('src/crypto/keyring.ts', 'CACHE_MILLISECONDS') / 60_000)} minutes at most`,

@@ -26,7 +26,7 @@ RULES = {
     "a moment, an address or an encoding is narrower than its pattern": re.compile(
         r"^NUL characters are not allowed|^Expected an e-mail address|^Expected base64 of |^This word is reserved"
         r"|^Expected a time (?:in the future|before )|^At most \d+ days before |^Lies in the future|^Expected an RFC 3339 time"
-        r"|^Larger than 1 MiB when sealed|content has to be encrypted"
+        r"|^Larger than 1 MiB when sealed|^must be a text of .* without control and direction characters|content has to be encrypted"
     ),
     "a format does not hold each name and value, and a change names each once": re.compile(
         r"cannot hold this name with this value|^An alias in the document refers|^Also in `set`|^A name has at most "

@@ -19,7 +19,7 @@ import { Interrupted, lineOf, refuse } from '../common/errors.ts'
 import { open, openKeyring, type Opened } from '../common/open.ts'
 import { NO_PROGRESS, withProgress } from '../common/progress.ts'
 import { retryDatabase } from '../common/retry.ts'
-import { readChunks, warn, write } from '../common/stdio.ts'
+import { readChunks, rowOf, warn, write } from '../common/stdio.ts'
 import { fail, FLAG, TEXT, timeOf } from '../common/words.ts'
 
 // An export is JSON Lines. The first line contains the wrapped first chain key. For each organization, lines with its
@@ -150,7 +150,12 @@ async function * organizationsOnce (db: Db, organization: string | undefined): A
   for (const id of await organizationsOf(db, {})) if (!known.has(id)) yield id
 }
 
-export function describeVerified ({ organization, after, events, last, broken }: Verified): string {
+/** One line for the operator. An export comes from a file, so its texts are escaped. */
+export function describeVerified (verified: Verified): string {
+  return rowOf(describe(verified))
+}
+
+function describe ({ organization, after, events, last, broken }: Verified): string {
   if (broken === null) {
     const range = after === null ? `up to ${last}` : `after ${after} up to ${last}; earlier events were not checked`
     return `${organization}: ${events} events verified, ${range}`

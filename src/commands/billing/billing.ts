@@ -11,6 +11,7 @@ import { ApiError } from '../../rules/errors.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse, StartError } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
+import { rowOf } from '../common/stdio.ts'
 import { currencyOf, fail, numberOf, TEXT, timeOf } from '../common/words.ts'
 
 export const coupon: Noun = {
@@ -127,10 +128,10 @@ async function addCoupon ({ db }: Database, coupon: NewCoupon): Promise<void> {
 async function * describeCoupons ({ db }: Database): AsyncGenerator<string> {
   for await (const coupon of allRows((after) => listCoupons(db, after), '', ({ code }) => code)) {
     const { code, percent_off, amount_off, currency, redemptions, max_redemptions, valid_until } = coupon
-    yield [
+    yield rowOf(
       code, percent_off === null ? formatMoney(amount_off!, currency!) : `${percent_off} %`,
       `${redemptions}/${max_redemptions ?? 'any'}`, valid_until?.toISOString() ?? 'no end'
-    ].join('\t')
+    )
   }
 }
 
@@ -152,9 +153,9 @@ export async function * describeRefunds ({ db }: Database): AsyncGenerator<strin
     const { id, organization_id, amount, created_at, provider, status } = refund
     const state = status === 'pending' ? status : concernOf(refund)
     if (state === undefined) continue
-    yield [
+    yield rowOf(
       id, organization_id, formatMoney(amount, charge.currency), charge.id, created_at.toISOString(), provider, state
-    ].join('\t')
+    )
   }
 }
 

@@ -1,4 +1,4 @@
-import { accessSync, chmodSync, constants, existsSync, statSync } from 'node:fs'
+import { accessSync, chmodSync, constants, lstatSync, readdirSync, statSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import type { Config } from '../../config.ts'
 import { hasCluster } from '../../db/database.ts'
@@ -10,19 +10,48 @@ export const directoryOf = ({ dataDir }: Config) => join(dataDir, 'postgres')
 
 const CHOOSE = 'set DATA_DIR to a directory that this user can write'
 
-/** Creates the data directory if it is missing. Throws a StartError if it cannot be created or used. */
+/**
+ * Creates the data directory if it is missing. Throws a StartError if it cannot be created or used, or if other users
+ * can write it (`requireUnwritable`).
+ */
 export function makeDataDir ({ dataDir }: Config): void {
   try {
-    if (!existsSync(dataDir)) {
-      makeDirectoryDurably(dataDir, 0o700)
-      chmodSync(dataDir, 0o700)
-    }
+    if (makeDirectoryDurably(dataDir, 0o700)) chmodSync(dataDir, 0o700)
     // With the dot at the end, the path of a file fails with ENOTDIR.
     accessSync(`${resolve(dataDir)}/.`, constants.R_OK | constants.W_OK | constants.X_OK)
+    requireUnwritable(dataDir)
   } catch (error) {
     explainFiles(dataDir, error)
   }
 }
+
+const WRITABLE_BY_OTHERS = 0o002
+const STICKY = 0o1000
+
+/**
+ * Throws a StartError if every user can replace the files of the data directory: it is writable for others, without the
+ * sticky bit. Orchestrators mount empty volumes of mode 0777, so a mount point is accepted if everything in it belongs
+ * to this user or to root, and is closed to other users.
+ */
+export function requireUnwritable (dataDir: string): void {
+  const dir = resolve(dataDir)
+  const { mode } = statSync(dir)
+  const me = process.getuid?.()
+  if (me === undefined || (mode & WRITABLE_BY_OTHERS) === 0 || (mode & STICKY) !== 0) return
+  const open = isMountPoint(dir)
+    ? readdirSync(dir).find((name) => {
+      const { mode, uid } = lstatSync(join(dir, name))
+      return (mode & 0o077) !== 0 || (uid !== me && uid !== 0)
+    })
+    : ''
+  if (open === undefined) return
+  const bits = (mode & 0o7777).toString(8).padStart(4, '0')
+  refuse(`DATA_DIR: every user can replace files in ${dir} (mode ${bits}): chmod 700 it` +
+    (open === '' ? '' : `, or make ${JSON.stringify(open)} belong to this user only`))
+}
+
+// `..` of a symbolic link is the parent of the link's target. A bind mount within one file system is not recognized.
+const isMountPoint = (dir: string) => statSync(dir).dev !== statSync(`${dir}/..`).dev
 
 /** The data directory does not exist. The exit status is 1, also of commands that exit with 2 for other errors. */
 export class FolderMissing extends StartError {}

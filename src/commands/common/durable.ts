@@ -34,9 +34,10 @@ export async function writeStreamDurably (
   file: string, chunks: AsyncIterable<Uint8Array>, mode: number
 ): Promise<void> {
   const draft = draftOf(file)
+  closeSync(openSync(draft, WRITING, mode))
   const remove = makeScratch(draft)
   try {
-    const handle = await open(draft, WRITING, mode)
+    const handle = await open(draft, constants.O_WRONLY | constants.O_NOFOLLOW)
     try {
       await handle.chmod(mode)
       for await (const chunk of chunks) await handle.writeFile(chunk)
@@ -62,15 +63,16 @@ export function syncWithName (path: string): void {
   sync(dirname(resolve(path)))
 }
 
-/** Creates a directory with its missing parents and syncs their directory entries. */
-export function makeDirectoryDurably (directory: string, mode: number): void {
+/** Creates a directory with its missing parents and syncs their directory entries. Returns false if it existed. */
+export function makeDirectoryDurably (directory: string, mode: number): boolean {
   const first = makeDirectory(directory, mode)
-  if (first === undefined) return
+  if (first === undefined) return false
   const top = dirname(resolve(first))
   for (let made = dirname(resolve(directory)); made.length >= top.length; made = dirname(made)) {
     sync(made)
-    if (made === dirname(made)) return
+    if (made === dirname(made)) break
   }
+  return true
 }
 
 function sync (path: string): void {

@@ -8,11 +8,12 @@ import {
   codeOf, requestCopy, connect, databaseError, DatabaseError, DatabaseUnavailable, DirectoryLocked, lockDirectory,
   removeUnlocked, sendRequest, type Client, type Database
 } from '../../db/database.ts'
+import { findOtherEncoding } from '../../db/encoding.ts'
 import { refuseUnreleased } from '../../db/migrate.ts'
 import { noteBackup, type Backup } from '../../repositories/operations/backups.ts'
 import { listCanaries, wrapsNothing } from '../../repositories/keys/master-keys.ts'
 import { openRows } from '../../vault/audit/row-authentication.ts'
-import { directoryOf, explainFiles, makeDataDir, requireDatabase } from './data-dir.ts'
+import { directoryOf, explainFiles, makeDataDir, requireDatabase, requireUnwritable } from './data-dir.ts'
 import { syncWithName, writeDurably } from './durable.ts'
 import { refuse, StartEnded, StartError } from './errors.ts'
 import { execProvider, isWrapped, masterKeyOf, type KeyProvider } from './key-provider.ts'
@@ -87,7 +88,7 @@ async function orClose<T> (database: Database, act: () => Promise<T>): Promise<T
 async function untilThere (database: Database, seconds: number, waits: AbortSignal): Promise<void> {
   const until = performance.now() + seconds * 1_000
   await retry(() => waits.aborted ? Promise.reject(new StartEnded()) : database.ping(), (error, attempt) => {
-    const isAway = error instanceof DatabaseUnavailable && !/^ERR_(SSL|TLS)/.test(error.code ?? '')
+    const isAway = error instanceof DatabaseUnavailable && !/^(ERR_(SSL|TLS)|08P01$)/.test(error.code ?? '')
     if (!isAway || performance.now() >= until) throw error
     if (attempt === 1) warn(`Waiting up to ${seconds} s for the database at ${database.where}: ${error.message}`)
     return Math.min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
@@ -109,7 +110,7 @@ export async function openToRead (config: Config): Promise<OpenedToRead> {
   requireDatabase(config)
   const keyring = await openKeyring(config)
   let note: OpenedToRead['note'] = (backup) => noteBackup(database.db, backup)
-  const database = await openDatabase(config).catch((error: unknown) => {
+  const database = await openDatabase(config, { isForBackup: true }).catch((error: unknown) => {
     if (!(error instanceof DirectoryLocked)) throw error
     // The copy will be deleted, so the process that has the database open records the backup.
     note = async (backup) => {
@@ -130,12 +131,13 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
   // The copy is in the data directory, so that the same permissions protect the copy.
   const dir = mkdtempSync(join(config.dataDir, COPY))
   const remove = makeScratch(dir)
-  const unlock = await lockDirectory(dir)
+  let unlock = () => {}
   const clear = () => {
     unlock()
     remove()
   }
   try {
+    unlock = await lockDirectory(dir)
     const copy = join(dir, COPIED)
     mkdirSync(copy, { mode: 0o700 })
     if (!await requestCopy(directoryOf(config), join(copy, 'cluster'))) throw locked
@@ -149,17 +151,23 @@ async function openCopy (config: Config, locked: DirectoryLocked): Promise<Datab
 
 /**
  * Opens the database without master keys. Creates a missing data directory and embedded database. If they must exist,
- * call `requireDatabase` first. Throws UnreleasedDatabase for a database of an unreleased build.
+ * call `requireDatabase` first. Throws UnreleasedDatabase for a database of an unreleased build, and a StartError for a
+ * database that is not UTF8.
  *
+ * @param options.isForBackup accepts a database that is not UTF8
  * @throws StartEnded when `waits` is aborted
  */
 export async function openDatabase (
-  config: Config, { onFatal, waits, onRequest }: Pick<Opening, 'onFatal' | 'waits' | 'onRequest'> = {}
+  config: Config,
+  { onFatal, waits, onRequest, isForBackup = false }: Pick<Opening, 'onFatal' | 'waits' | 'onRequest'> & {
+    isForBackup?: boolean
+  } = {}
 ): Promise<Database> {
   const database = await connectTo(config, { onFatal, onRequest })
   return orClose(database, async () => {
     try {
       if (waits !== undefined && database.kind === 'postgres') await untilThere(database, config.databaseWait, waits)
+      if (!isForBackup) await requireUtf8(database)
       await refuseUnreleased(database.db)
     } catch (error) {
       throw database.kind === 'postgres' ? explainConnection(database.where, error) : error
@@ -168,13 +176,24 @@ export async function openDatabase (
   })
 }
 
+// A database keeps its encoding for ever, so the way is a backup, and a restore into another database.
+async function requireUtf8 (database: Database): Promise<void> {
+  const other = await findOtherEncoding(database)
+  if (other === undefined) return
+  const where = other.node === undefined ? `The database at ${database.where}` : `The database on the node ${other.node}`
+  refuse(`${where} has the encoding ${other.encoding}, but has to have UTF8: ` +
+    "make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0. To keep the data, run `backup` first, and `restore` into the new one")
+}
+
 /** Advice for the operator, by the SQLSTATE or the error code of the driver. */
 const ADVICE: [codes: RegExp, advice: string][] = [
   [/^ECONNREFUSED$/, 'start PostgreSQL there, or correct the host and port in DATABASE_URL'],
   [/^E(NOTFOUND|AI_AGAIN)$/, 'correct the host in DATABASE_URL, or wait until the name resolves'],
   [/^(CONNECT_TIMEOUT|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH)$/, 'check the host and port in DATABASE_URL, and the firewall'],
   [/^28/, 'correct the user and password in DATABASE_URL'],
-  [/^3D000$/, 'create this database, or correct its name in DATABASE_URL']
+  [/^3D000$/, 'create this database, or correct its name in DATABASE_URL'],
+  [/^42704$/, 'remove the parameter from DATABASE_URL'],
+  [/^08P01$/, 'with PgBouncer, add the parameter to ignore_startup_parameters']
 ]
 
 // Adds the address of the server and advice to an error of the driver.
@@ -243,6 +262,7 @@ function readMasterKey (config: Config): string | undefined {
   if (config.masterKeyFile !== undefined) return readKeyFile(config.masterKeyFile)
   const file = keyFileOf(config)
   if (!existsSync(file)) return undefined
+  requireUnwritable(config.dataDir)
   const text = readKeyFile(file, 'The key file')
   // Sync the file, because an operator or an interrupted process may have written it without a sync.
   syncWithName(file)

@@ -9,8 +9,9 @@ let interception: { act: (signal: Signal) => void, isFirst: boolean } | undefine
 let isListening = false
 
 /**
- * Registers the path of a temporary file or directory before it is created. SIGINT and SIGTERM remove the path and end
- * the process. Returns a function that removes and unregisters the path.
+ * Registers a temporary file or directory that this process has just created. Call it right after the synchronous call
+ * that creates the path, so that no signal comes between, and a path of another process is never removed. SIGINT and
+ * SIGTERM remove the path and end the process. Returns a function that removes and unregisters the path.
  */
 export function makeScratch (path: string): () => void {
   registered.add(path)

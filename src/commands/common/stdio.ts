@@ -1,5 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createReadStream } from 'node:fs'
+import { escapeUnprintable } from '../../rules/formats/names.ts'
 import { refuse } from './errors.ts'
 
 const CHUNK_BYTES = 256 * 1024
@@ -37,11 +38,20 @@ export function setDisplay (clear: () => void): void {
 
 let hasListener = false
 
+/** The line of a table: the cells, separated by tabs. The text of a cell cannot make another cell or line. */
+export const rowOf = (...cells: (string | number)[]): string =>
+  cells.map((cell) => escapeUnprintable(String(cell))).join('\t')
+
+// Members of organizations choose names, which must not control the terminal of the operator.
+const printable = (text: string) => escapeUnprintable(text, '\n\t')
+
 /**
  * Writes to standard output and waits until the chunk is written, so that memory stays bounded and no output is lost at
- * exit. Throws a StartError on a write error, such as a closed pipe or a full disk.
+ * exit. Text has no control characters except line feeds and tabs; others are escaped, in JSON without another meaning.
+ * Throws a StartError on a write error, such as a closed pipe or a full disk.
  */
-export async function write (chunk: string | Uint8Array): Promise<void> {
+export async function write (output: string | Uint8Array): Promise<void> {
+  const chunk = typeof output === 'string' ? printable(output) : output
   const own = terminal.getStore()
   if (own !== undefined) return own.write(chunk)
   clearDisplay()
@@ -55,8 +65,9 @@ export async function write (chunk: string | Uint8Array): Promise<void> {
   if (failed) refuse(`Standard output cannot be written (${failed.code})`)
 }
 
-/** Writes a line to standard error. */
-export function warn (line: string): void {
+/** Writes a line to standard error, escaped as `write` does. */
+export function warn (text: string): void {
+  const line = printable(text)
   const own = terminal.getStore()
   if (own !== undefined) return own.warn(line)
   clearDisplay()

@@ -2,6 +2,7 @@ import { CURRENCY_CODES } from '../../../schemas/billing.ts'
 import { NAME_LENGTH } from '../../../schemas/shapes.ts'
 import { mustBeOneOf } from '../../rules/formats/choices.ts'
 import { isEmail } from '../../rules/formats/emails.ts'
+import { isNewName } from '../../rules/formats/names.ts'
 import { parseTimestamp, TIMESTAMP_RULE } from '../../rules/formats/timestamps.ts'
 import { UsageError } from './errors.ts'
 
@@ -14,13 +15,10 @@ export const TEXT = { type: 'string' } as const
 export const TEXTS = { type: 'string', multiple: true } as const
 export const FLAG = { type: 'boolean' } as const
 
-/** Whether the text is a valid name of an organization, a user, a token or a client. */
-export const isName = (text: string | undefined): text is string =>
-  text !== undefined && text.trim() !== '' && text.length <= NAME_LENGTH && !/\p{C}/u.test(text)
-
 /** Returns the trimmed name; throws a UsageError if the name is missing or invalid. */
-export const nameOf = (option: string, text: string | undefined): string =>
-  isName(text) ? text.trim() : fail(`${option} NAME (at most ${NAME_LENGTH} characters)`)
+export const nameOf = (option: string, text: string | undefined): string => isNewName(text)
+  ? text.trim()
+  : fail(`${option} NAME (at most ${NAME_LENGTH} characters, without control and direction characters)`)
 
 /** Returns the e-mail address; throws a UsageError if the address is missing or invalid. */
 export function emailOf (option: string, text: string | undefined): string {

@@ -6,6 +6,7 @@ import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } fr
 import { isRegistrable } from '../../rules/redirects.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
+import { rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
 const CLIENT_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/
@@ -87,6 +88,6 @@ async function revokeSome (db: Db, id: string): Promise<number> {
 
 async function * describeClients ({ db }: Database): AsyncGenerator<string> {
   for (const { id, name, redirect_uris, disabled_at } of await listClients(db)) {
-    yield [id, disabled_at === null ? 'active' : 'disabled', name, redirect_uris.join(' ')].join('\t')
+    yield rowOf(id, disabled_at === null ? 'active' : 'disabled', name, redirect_uris.join(' '))
   }
 }

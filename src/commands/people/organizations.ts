@@ -11,7 +11,7 @@ import { foundOrganization } from '../../vault/organizations.ts'
 import { change, command, listing, verbs, withOpened, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import type { Opened } from '../common/open.ts'
-import { write } from '../common/stdio.ts'
+import { rowOf, write } from '../common/stdio.ts'
 import { choiceOf, emailOf, fail, nameOf, TEXT } from '../common/words.ts'
 import { everyOrganization } from './tokens.ts'
 
@@ -113,6 +113,6 @@ export async function releaseFormerSlug ({ db: handle }: Database, slug: string)
 
 async function * describeOrganizations ({ db }: Database): AsyncGenerator<string> {
   for await (const { id, slug, status, plan, name } of everyOrganization(db)) {
-    yield [id, slug, status, plan.name, name].join('\t')
+    yield rowOf(id, slug, status, plan.name, name)
   }
 }

@@ -13,6 +13,7 @@ import { parseId } from '../../rules/formats/ids.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
+import { rowOf } from '../common/stdio.ts'
 import { fail, nameOf, TEXT, TEXTS } from '../common/words.ts'
 
 export const noun: Noun = {
@@ -95,7 +96,7 @@ export function lineOfToken (
 ): string {
   const days = [token.created_at, token.last_used_at, token.expires_at].map((moment) =>
     moment?.toISOString().slice(0, 10) ?? 'never')
-  return [token.id, slug, `${token.token_prefix}…${token.token_suffix}`, token.name, token.abilities.join(','), ...days].join('\t')
+  return rowOf(token.id, slug, `${token.token_prefix}…${token.token_suffix}`, token.name, token.abilities.join(','), ...days)
 }
 
 /** Revokes all values of an API token. Throws a StartError when the token does not exist. */

@@ -23,8 +23,8 @@ import { canonicalRole } from '../../rules/roles.ts'
 import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
-import { warn, write } from '../common/stdio.ts'
-import { choiceOf, emailOf, fail, FLAG, isName, TEXT } from '../common/words.ts'
+import { rowOf, warn, write } from '../common/stdio.ts'
+import { choiceOf, emailOf, fail, FLAG, nameOf, TEXT } from '../common/words.ts'
 import { lineOfToken } from './tokens.ts'
 
 export const noun: Noun = {
@@ -42,10 +42,9 @@ export const noun: Noun = {
   run: verbs('user', {
     add: command({ email: TEXT, name: TEXT, organization: TEXT, role: TEXT, json: FLAG }, async (given, env) => {
       const email = emailOf('user add needs --email', given.email)
-      if (given.name !== undefined && !isName(given.name)) {
-        fail(`--name must have 1 to ${NAME_LENGTH} characters, without control characters`)
-      }
-      const name = given.name?.trim() ?? email.split('@')[0]!.slice(0, NAME_LENGTH)
+      const name = given.name === undefined
+        ? email.split('@')[0]!.slice(0, NAME_LENGTH)
+        : nameOf('user add: --name needs', given.name)
       const { organization, role: text } = given
       const role = text === undefined
         ? undefined
@@ -214,7 +213,7 @@ export async function * describeUsers ({ db }: Database): AsyncGenerator<string>
   for await (const user of allRows((after) => listUsers(db, after), 0, ({ id }) => id)) {
     const roles = (await listMemberships(db, user.id)).map(({ slug, role }) => `${slug}:${role}`)
     const state = user.disabled_at !== null ? 'disabled' : user.has_password ? 'active' : 'invited'
-    yield [user.id, user.email, state, roles.join(' ') || '-'].join('\t')
+    yield rowOf(user.id, user.email, state, roles.join(' ') || '-')
   }
 }
 

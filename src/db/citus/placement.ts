@@ -137,8 +137,6 @@ const NEEDED = [
 const DEFAULTS: Record<string, string> = {
   ...MEANING,
   ...BY_INDEX,
-  // In the form in which the view pg_settings shows the value.
-  DateStyle: 'ISO, MDY',
   // The same as on connections of the service to the coordinator (database.ts).
   lock_timeout: '1200',
   // Ends a transaction on a node if the connection to the coordinator is lost without being closed. Long enough for the
@@ -151,10 +149,13 @@ const DEFAULTS: Record<string, string> = {
   'citus.propagate_set_commands': 'local'
 }
 
-interface NodeResult { node: string, success: boolean, result: string }
+export interface NodeResult { node: string, success: boolean, result: string }
 
-// Runs a statement on a new connection to each node, outside of the caller's transaction.
-async function onNodes (db: Db, statement: string): Promise<NodeResult[]> {
+/**
+ * Runs a statement on a new connection to each node, outside of the caller's transaction. `success` is false for a node
+ * that does not respond, and `result` is then the reason.
+ */
+export async function onNodes (db: Db, statement: string): Promise<NodeResult[]> {
   return queryRows<NodeResult & Record<string, unknown>>(db, sql`
     SELECT node.nodename || ':' || node.nodeport AS node, its.success, its.result
     FROM run_command_on_all_nodes(${statement}, parallel => false) AS its JOIN pg_dist_node AS node USING (nodeid)

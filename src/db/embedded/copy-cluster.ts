@@ -12,29 +12,35 @@ export interface Copying {
   freeBytesBeside?: (place: string) => number
 }
 
-/** Copies an idle cluster to a new directory. Throws without enough disk space: a full disk would stop the service. */
+/**
+ * Copies an idle cluster to a new directory. Throws without enough disk space, because a full disk would stop the
+ * service, and if `to` exists. Removes an incomplete copy, and nothing else.
+ */
 export function copyCluster (
   from: string, to: string, { onProgress, isCancelled, freeBytesBeside = freeBytes }: Copying
 ): void {
   const needed = sizeOf(from) + SPARE
   const free = freeBytesBeside(path.dirname(to))
   if (free < needed) throw new Error(`a copy needs ${inMiB(needed)} of free disk space, but only ${inMiB(free)} are free`)
+  // Throws if there is anything at `to`. Then nothing was made, so nothing may be removed.
+  fs.mkdirSync(to, { mode: 0o700 })
   try {
-    copy(from, to)
+    fill(from, to)
   } catch (error) {
     fs.rmSync(to, { recursive: true, force: true })
     throw error
   }
 
-  function copy (source: string, target: string) {
-    fs.mkdirSync(target, { mode: 0o700 })
+  function fill (source: string, target: string) {
     for (const entry of fs.readdirSync(source, { withFileTypes: true })) {
       if (isCancelled()) throw new Error('the client has disconnected')
       onProgress()
       const [sourcePath, targetPath] = [path.join(source, entry.name), path.join(target, entry.name)]
-      if (entry.isDirectory()) copy(sourcePath, targetPath)
+      if (entry.isDirectory()) {
+        fs.mkdirSync(targetPath, { mode: 0o700 })
+        fill(sourcePath, targetPath)
       // With FICLONE, a copy-on-write file system shares the blocks instead of copying.
-      else fs.copyFileSync(sourcePath, targetPath, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
+      } else fs.copyFileSync(sourcePath, targetPath, fs.constants.COPYFILE_EXCL | fs.constants.COPYFILE_FICLONE)
     }
   }
 }

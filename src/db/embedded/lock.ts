@@ -33,8 +33,8 @@ export async function lockDirectory (dir: string): Promise<() => void> {
   try {
     await refuseLiving(base, dir)
     const number = 1 + Math.max(0, ...locks(base).map(name => Number(name.slice(5))))
-    const starting = `${base}/starting.${process.pid}`
-    fs.rmSync(starting, { force: true })
+    // Not the process id: containers that share a volume have equal ids, and one would link the socket of the other.
+    const starting = `${base}/starting.${Math.floor(Math.random() * Number.MAX_SAFE_INTEGER)}`
     await listen(server, starting)
     // The link is created after listening, so that other processes never see a lock that does not listen yet.
     const mine = `lock.${number}`

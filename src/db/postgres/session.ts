@@ -1,5 +1,40 @@
-/** Each connection sets these settings, to override settings of the role or the database. */
-export const MEANING = { search_path: 'public', DateStyle: 'ISO', TimeZone: 'UTC' }
+/**
+ * Each connection sets these settings, to override settings of the server, the database and the role. They decide what
+ * a name or a literal of a statement means, which snapshot a statement reads, and the text form of a value: with
+ * `bytea_output = escape`, the driver would decode other bytes, and with `extra_float_digits = -5`, other numbers. The
+ * driver sets `client_encoding`. The names and values have the form of the view pg_settings.
+ */
+export const MEANING = {
+  search_path: 'public',
+  default_transaction_isolation: 'read committed' as const,
+  bytea_output: 'hex',
+  extra_float_digits: '1',
+  DateStyle: 'ISO, MDY',
+  IntervalStyle: 'postgres',
+  TimeZone: 'UTC',
+  timezone_abbreviations: 'Default',
+  lc_monetary: 'C',
+  lc_numeric: 'C',
+  lc_time: 'C',
+  xmlbinary: 'base64',
+  xmloption: 'content',
+  quote_all_identifiers: 'off',
+  array_nulls: 'on',
+  backslash_quote: 'safe_encoding',
+  standard_conforming_strings: 'on',
+  transform_null_equals: 'off'
+}
+
+// An installation may use another schema.
+const CHOSEN = ['search_path']
+const FIXED = [...Object.keys(MEANING), 'client_encoding'].filter((name) => !CHOSEN.includes(name))
+  .map((name) => name.toLowerCase())
+
+/**
+ * Whether a parameter of DATABASE_URL sets a setting that the connection sets itself. The driver would send the
+ * parameter after the settings of the connection, so that the parameter takes effect.
+ */
+export const isFixed = (parameter: string): boolean => FIXED.includes(parameter.toLowerCase())
 
 /**
  * The embedded database also sets this: 0 turns off the timeout of idle transactions (changes/chain.ts). There is only

@@ -1,17 +1,13 @@
 import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { checkServerIdentity, type ConnectionOptions } from 'node:tls'
+import { hostsOf, refuse, splitUrl } from './url.ts'
 
 const TLS_MODES = ['disable', 'allow', 'prefer', 'require', 'verify-ca', 'verify-full'] as const
 type Mode = (typeof TLS_MODES)[number]
 
-/** The TLS settings of a DATABASE_URL cannot be fulfilled. The message is one line for the operator. */
-export class TlsError extends Error {
-  override name = 'TlsError'
-}
-
 interface Tls {
-  /** The URL without its TLS parameters. */
+  /** The URL for the driver: without TLS parameters and without settings that the service sets. */
   url: string
   /** The `ssl` option of the driver: a string for encryption without verification, options with verification. */
   ssl: false | 'prefer' | 'require' | ConnectionOptions
@@ -21,15 +17,10 @@ interface Tls {
 
 /**
  * Reads `sslmode` and `sslrootcert` of a URL as libpq does. The driver alone would send `sslrootcert` to the server,
- * and verify the certificate of an IP address against `localhost`.
+ * and verify the certificate of an IP address against `localhost`. Throws a UrlError for a URL that cannot be used.
  */
 export function tlsOf (databaseUrl: string): Tls {
-  // The query begins at the first question mark; later question marks belong to values.
-  const [, address = '', query = ''] = /^([^?]*)\??([^]*)$/.exec(databaseUrl) ?? []
-  const parameters = new URLSearchParams(query)
-  const names = [...parameters.keys()]
-  const twice = names.find((name, i) => names.indexOf(name) < i)
-  if (twice !== undefined) refuse(`${JSON.stringify(twice)} is there twice`)
+  const { address, parameters } = splitUrl(databaseUrl)
   const root = parameters.get('sslrootcert')
   const mode = modeOf(parameters.get('sslmode') ?? parameters.get('ssl') ??
     (root === 'system' ? 'verify-full' : 'disable'))
@@ -89,13 +80,4 @@ function readAuthority (file: string): string {
     return refuse(`sslrootcert cannot be read (${(error as NodeJS.ErrnoException).code})`)
   }
   return text.includes('-----BEGIN CERTIFICATE-----') ? text : refuse('sslrootcert contains no PEM certificate')
-}
-
-function hostsOf (address: string): string[] {
-  const [, hosts = ''] = /^[^:]+:\/\/(?:[^/@]*@)?([^/]*)/.exec(address) ?? []
-  return hosts.split(',').map((host) => host.replace(/:\d+$/, '').replace(/^\[(.*)\]$/, '$1').toLowerCase())
-}
-
-function refuse (sentence: string): never {
-  throw new TlsError(`DATABASE_URL: ${sentence}`)
 }

@@ -4,8 +4,11 @@ import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 
-/** Limits of a body: number of fields and array elements, nesting depth. `nul`: strings may contain NUL characters. */
-export interface Bounds { members: number, depth: number, nul?: boolean | undefined }
+/**
+ * Limits of a body: number of fields and array elements, nesting depth. `nul`: strings may contain NUL characters.
+ * `piece`: maximum characters of a part of a large body that is parsed in one call.
+ */
+export interface Bounds { members: number, depth: number, nul?: boolean | undefined, piece?: number }
 
 const MAX_DEPTH = 20
 // A body may have this many members more than its schema allows, so that a body with a few unknown fields reaches the
@@ -15,7 +18,7 @@ const MAX_PATH = 200
 
 // Bytes of a large body that are read per step; between steps, the event loop serves other requests.
 const STEP = 256 * 1024
-// Maximum characters of one list element, and of the body without its list elements. Each is parsed in one call.
+// The default maximum of characters of one list element, and of the body without its list elements.
 const MAX_PIECE = 3 * 1024 * 1024
 
 /** The limits of a body with one of these schemas. Throws for an unbounded schema. */
@@ -59,7 +62,7 @@ export async function readLargeJson (
   source: AsyncIterable<Buffer>, bounds: Bounds, limit: number, pause: () => Promise<unknown> = yieldToEventLoop
 ): Promise<unknown> {
   const decoder = new TextDecoder('utf-8', { fatal: true })
-  const pieces = new Pieces()
+  const pieces = new Pieces(bounds.piece)
   const scanner = new Scanner(bounds, pieces)
   let bytes = 0
   let step = 0
@@ -272,6 +275,11 @@ class Pieces {
   #elementAt = this.#at
   /** For each part of the remaining text: its offset in that text and its position in the body. */
   readonly #parts: { offset: number, position: Position }[] = []
+  readonly #most: number
+
+  constructor (most = MAX_PIECE) {
+    this.#most = most
+  }
 
   begin (text: string) {
     this.#text = text
@@ -287,9 +295,9 @@ class Pieces {
       this.#rest += part
     } else this.#element += part
     this.#at = positionAfter(part, this.#at)
-    if ((this.#element ?? this.#rest).length <= MAX_PIECE) return
+    if ((this.#element ?? this.#rest).length <= this.#most) return
     const member = this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`
-    refuse(member, `longer than ${MAX_PIECE} characters`)
+    refuse(member, `longer than ${this.#most} characters`)
   }
 
   within (name: string) { this.#member = name.slice(0, MAX_PATH) }

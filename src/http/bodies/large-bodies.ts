@@ -1,16 +1,14 @@
+import type { Readable } from 'node:stream'
 import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompiler } from 'fastify'
 import { principalOf } from '../routes/actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { ApiError, fail } from '../../rules/errors.ts'
 import { bodyIn, requireJson } from './body.ts'
-import { boundsOf, readLargeJson } from './json.ts'
+import { boundsOf, readJson, readLargeJson } from './json.ts'
 import { errorsByMember, validatorOf } from './validation.ts'
 
-// The limit of a large body is this multiple of the normal body limit, but at most `MAX_BYTES`.
-const BODY_LIMIT_FACTOR = 16
-const MAX_BYTES = 64 * 1024 * 1024
-// Maximum number of large bodies in memory at once.
+// Maximum number of large bodies in memory at once, of all routes.
 const MAX_SLOTS = 4
 const MAX_SLOTS_OF_ORGANIZATION = 2
 
@@ -18,23 +16,54 @@ const STEP = 1024 * 1024
 
 interface LargeBody {
   schema: TObject
-  /** The field with the large list, which is validated element by element. */
-  list: string
+  /** The limit of the body is this multiple of the normal body limit, but at most `maxBytes`. */
+  factor: number
+  maxBytes: number
+  /** The field with the large list, which is validated by elements. Without `list`, the body is parsed at once. */
+  list?: string
   /** Looks up the level of the path and ends the request if the caller has no access, before the body is read. */
-  validatePlace: (request: FastifyRequest) => Promise<unknown>
+  validatePlace?: (request: FastifyRequest) => Promise<unknown>
 }
 
+const slots = new WeakMap<object, ReturnType<typeof createSlots>>()
+
 /**
- * Route options for a large body, which is read and validated in steps. Changes the parser and validator of `app`, so
- * call this in a separate plugin. A body above the normal limit, or without Content-Length, occupies a slot from the
- * access checks until the response. The request ends with 503 if no slot is free. If the client disconnects before the
- * body is complete, the slot is released at once.
+ * Route options for a large body, which is read in steps. Changes the parser and, with `list`, the validator of `app`,
+ * so call this in a separate plugin. A body above the normal limit occupies a slot from the access checks until the
+ * response. So does a body without Content-Length: with `list` from the access checks, otherwise when it becomes larger
+ * than the normal limit. The request ends with 503 if no slot is free. If the client disconnects before the body is
+ * complete, the slot is released at once.
  */
-export function takeLargeBodies (app: FastifyInstance, { schema, list, validatePlace }: LargeBody) {
-  const bodyLimit = Math.max(app.config.bodyLimit, Math.min(app.config.bodyLimit * BODY_LIMIT_FACTOR, MAX_BYTES))
-  const bounds = boundsOf(schema)
-  const takeSlot = createSlots(MAX_SLOTS, MAX_SLOTS_OF_ORGANIZATION)
+export function takeLargeBodies (app: FastifyInstance, { schema, list, factor, maxBytes, validatePlace }: LargeBody) {
+  const { bodyLimit: normalLimit } = app.config
+  const bodyLimit = Math.max(normalLimit, Math.min(normalLimit * factor, maxBytes))
+  const bounds = { ...boundsOf(schema), ...(list === undefined && { piece: bodyLimit }) }
+  const takeSlot = slots.get(app.server) ?? createSlots(MAX_SLOTS, MAX_SLOTS_OF_ORGANIZATION)
+  slots.set(app.server, takeSlot)
   const held = new WeakMap<FastifyRequest, { giveBack: () => void, isWhole: boolean }>()
+
+  // For bodies without Content-Length.
+  const replies = new WeakMap<FastifyRequest, FastifyReply>()
+
+  function occupy (request: FastifyRequest, reply: FastifyReply) {
+    const giveBack = takeSlot(principalOf(request).organization.id) ?? fail('service_unavailable')
+    const slot = { giveBack, isWhole: false }
+    held.set(request, slot)
+    const onClose = () => { if (!slot.isWhole) giveBack() }
+    reply.raw.once('close', onClose)
+    // The client may have disconnected before `onClose` was registered.
+    if (request.raw.destroyed) onClose()
+  }
+
+  async function * occupying (request: FastifyRequest, source: AsyncIterable<Buffer>) {
+    let bytes = 0
+    for await (const chunk of source) {
+      bytes += chunk.length
+      if (bytes > normalLimit && !held.has(request)) occupy(request, replies.get(request)!)
+      yield chunk
+    }
+  }
+
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', async (
     request: FastifyRequest, payload: AsyncIterable<Buffer> & { iterator?: (options: object) => AsyncIterable<Buffer> }
@@ -43,9 +72,13 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, validateP
     if (request.headers['content-length'] === '0') return undefined
     requireJson(request)
     try {
+      if (list === undefined && Number(request.headers['content-length']) <= normalLimit) {
+        return bodyIn(request, readJson(await collect(payload), bounds))
+      }
       // Without `destroyOnReturn: false`, an error in `readLargeJson` destroys the connection before the error response
       // is sent.
-      const body = await readLargeJson(payload.iterator?.({ destroyOnReturn: false }) ?? payload, bounds, bodyLimit)
+      const source = occupying(request, payload.iterator?.({ destroyOnReturn: false }) ?? payload)
+      const body = await readLargeJson(source, bounds, bodyLimit)
       // The body now stays in memory until the response, even if the client disconnects. So the slot stays occupied.
       const slot = held.get(request)
       if (slot !== undefined) slot.isWhole = true
@@ -57,23 +90,27 @@ export function takeLargeBodies (app: FastifyInstance, { schema, list, validateP
     }
   })
 
-  app.setValidatorCompiler(inSteps(schema, list))
+  if (list !== undefined) app.setValidatorCompiler(inSteps(schema, list))
   return {
     bodyLimit,
     onRequest: async (request: FastifyRequest, reply: FastifyReply) => {
-      await validatePlace(request)
-      if (Number(request.headers['content-length']) <= app.config.bodyLimit) return
-      const giveBack = takeSlot(principalOf(request).organization.id) ?? fail('service_unavailable')
-      const slot = { giveBack, isWhole: false }
-      held.set(request, slot)
-      const onClose = () => { if (!slot.isWhole) giveBack() }
-      reply.raw.once('close', onClose)
-      // The client may have disconnected during `validatePlace`, before `onClose` was registered.
-      if (request.raw.destroyed) onClose()
+      await validatePlace?.(request)
+      const length = request.headers['content-length']
+      if (length === undefined && list === undefined) replies.set(request, reply)
+      else if (length === undefined || Number(length) > normalLimit) occupy(request, reply)
     },
     onSend: async (request: FastifyRequest) => held.get(request)?.giveBack()
   }
 }
+
+// As events, which cost less than an iterator: most bodies are one chunk.
+const collect = (payload: AsyncIterable<Buffer> & Partial<Pick<Readable, 'on'>>): Promise<Buffer> =>
+  new Promise((resolve, reject) => {
+    const chunks: Buffer[] = []
+    ;(payload as Readable).on('data', (chunk: Buffer) => { chunks.push(chunk) })
+      .on('end', () => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks)))
+      .on('error', reject)
+  })
 
 /** Slots, limited in total and per owner. `take` returns a function that frees the slot; undefined if none is free. */
 export function createSlots (most: number, mostOfOne: number) {

@@ -30,7 +30,7 @@ import {
 } from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
-  nameIn, problemWith, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
+  nameIn, problemWith, problemWithName, refusal, setPasswordByLink, signedIn, stepHash, withSecondFactor,
   WRONG_CODE
 } from './pages/browser.ts'
 import { endSession } from './console.ts'
@@ -210,11 +210,11 @@ export const accounts: Domain = async (app) => {
     const user = await findPasswordLink(app.db, hashToken(link))
     if (user === undefined) return EXPIRED
     const password = form.get('password') ?? ''
-    const problem = problemWith(password)
-    if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
-    const password_hash = await hashPassword(password, app.costs.password)
     // An operator chose the name of an unverified account, so the user can change the name here.
     const name = user.is_verified ? undefined : nameIn(form)
+    const problem = problemWithName(name, user.name) ?? problemWith(password)
+    if (problem !== undefined) return setPasswordPage(cookie, link, user, problem)
+    const password_hash = await hashPassword(password, app.costs.password)
     const isDone = await setPasswordByLink(app, request, user, {
       take: (db) => takePasswordLink(db, hashToken(link)), password_hash, name
     })
@@ -243,7 +243,7 @@ export const accounts: Domain = async (app) => {
     const { invitation, user } = found
     if (hasPassword(user)) return '/account'
     const password = form.get('password') ?? ''
-    const problem = problemWith(password)
+    const problem = problemWithName(nameIn(form)) ?? problemWith(password)
     if (problem !== undefined) return joinPage(cookie, linkOf(request), invitation, problem)
     const password_hash = await hashPassword(password, app.costs.password)
     const name = nameIn(form) ?? invitation.email.split('@')[0]!.slice(0, NAME_LENGTH)

@@ -80,8 +80,7 @@ export async function describeTables (db: Db): Promise<Table[]> {
 // Settings that replace those for requests. Without sequential and bitmap scans, the planner reads each page by the
 // primary key.
 const SETTINGS = [
-  'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'bytea_output = hex', 'enable_seqscan = off',
-  'enable_bitmapscan = off'
+  'statement_timeout = 0', 'idle_in_transaction_session_timeout = 0', 'enable_seqscan = off', 'enable_bitmapscan = off'
 ]
 
 /** Disables the timeouts of a transaction that handles the whole database. SET does not take its snapshot. */

@@ -105,8 +105,9 @@ export function jsonValue (text: string): string {
 }
 
 const BLANKS = /[ \t\r\n]*/y
-// A string without its closing quote, so that the match ends at the first invalid character of an invalid string.
-const STRING = /"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[\da-fA-F]{4})[^"\\\x00-\x1f]*)*/y // eslint-disable-line no-control-regex
+// A part of a string, which ends before the closing quote or the first invalid character. The number of escapes is
+// limited, because each one takes memory of the stack until the match ends.
+const IN_STRING = /[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[\da-fA-F]{4})[^"\\\x00-\x1f]*){0,1000}/y // eslint-disable-line no-control-regex
 const PRIMITIVE = /(?:true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\w.+-])/y
 
 /**
@@ -142,7 +143,7 @@ function jsonError (text: string): { offset: number, reason: 'syntax' | 'quote_n
       expected = character === '{' ? 'name or end' : 'value or end'
       at++
     } else {
-      const end = endOf(character === '"' ? STRING : PRIMITIVE, text, at)
+      const end = character === '"' ? endOfString(text, at) : endOf(PRIMITIVE, text, at)
       if (end === undefined) return syntax(at)
       if (character === '"' && text[end] !== '"') {
         return /[\r\n]/.test(text[end] ?? '\n') ? { offset: end, reason: 'quote_not_closed' } : syntax(end)
@@ -150,6 +151,15 @@ function jsonError (text: string): { offset: number, reason: 'syntax' | 'quote_n
       at = character === '"' ? end + 1 : end
       expected = isName ? 'colon' : open.length === 0 ? 'nothing' : 'comma or end'
     }
+  }
+}
+
+// The offset after the last valid character of a string that begins at the offset, without its closing quote.
+function endOfString (text: string, at: number): number {
+  for (let from = at + 1; ;) {
+    const end = endOf(IN_STRING, text, from)!
+    if (end === from) return end
+    from = end
   }
 }
 

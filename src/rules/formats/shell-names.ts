@@ -1,8 +1,8 @@
 /**
  * Variables that a POSIX shell does not simply set when it sources `NAME='value'`: the shell evaluates the value as
  * arithmetic, which can run code (`RANDOM`), runs the value at a prompt (`PROMPT_COMMAND`) or at new mail (`MAILPATH`),
- * ends the script (`UID`), or changes the value (`SECONDS`). Measured in bash, dash and BusyBox. Special variables that only zsh has,
- * such as `path` and `USERNAME`, are not listed.
+ * ends the script (`UID`), or changes the value (`SECONDS`). Measured in bash, dash and BusyBox. Special variables that
+ * only zsh has, such as `path` and `USERNAME`, are not listed.
  *
  * A regular expression without anchors, in the common syntax of JavaScript and jq: the recipes contain it too.
  */

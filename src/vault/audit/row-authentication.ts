@@ -17,6 +17,7 @@ import {
   createCanary, createServiceKey, findServiceKey, listCanaries, lockCanaries
 } from '../../repositories/keys/master-keys.ts'
 import { listOrganizationsOf } from '../../repositories/people/members.ts'
+import { escapeUnprintable } from '../../rules/formats/names.ts'
 import { createChain, FIRST_CHAIN_KEY, openChainKey } from './chain.ts'
 import { serviceKeyContext } from '../keys/contexts.ts'
 import { makeKey, unlessTampered } from '../keys/keys.ts'
@@ -115,7 +116,7 @@ const MAX_PER_MINUTE = 600
 const MAX_BATCH = 100
 
 const toStandardError: ViolationLog = {
-  warn: (details, message) => { process.stderr.write(`${message}: ${JSON.stringify(details)}\n`) }
+  warn: (details, message) => { process.stderr.write(`${message}: ${escapeUnprintable(JSON.stringify(details))}\n`) }
 }
 
 /** Computes and verifies MACs under the keys. Records rows with a wrong MAC as audit events through `db`. */

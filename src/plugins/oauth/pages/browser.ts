@@ -16,6 +16,7 @@ import {
 } from '../../../repositories/people/users.ts'
 import { createSignInStep } from '../../../repositories/people/second-factors.ts'
 import { canonicalEmail } from '../../../rules/formats/emails.ts'
+import { isNewName } from '../../../rules/formats/names.ts'
 import { describeUserAgent } from '../../../rules/formats/user-agents.ts'
 import { useCode } from '../../../vault/keys/second-factor.ts'
 import { NAME_LENGTH } from '../../../../schemas/shapes.ts'
@@ -167,6 +168,12 @@ export interface CodeGiven { user: Holder, code: string, counts: readonly Count[
 // Maximum characters of a code in a form; valid codes are shorter.
 const MAX_CODE = 100
 export const codeIn = (form: Form) => (form.get('code') ?? '').slice(0, MAX_CODE)
+
+/** Why a person cannot have this name, for the page; undefined if there is no problem. The stored name is none. */
+export const problemWithName = (name: string | undefined, stored?: string): string | undefined =>
+  name === undefined || name === stored || isNewName(name)
+    ? undefined
+    : 'Your name must not have control characters or characters that change the direction of text.'
 
 /** The name of a new account; undefined if the field is empty. */
 export const nameIn = (form: Form): string | undefined => form.get('name')?.trim().slice(0, NAME_LENGTH) || undefined
