@@ -1,3 +1,5 @@
+import type { FastifyReply } from 'fastify'
+import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 
 /** In characters. Responses of at least this size are serialized in steps, with turns of the event loop in between. */
@@ -6,6 +8,12 @@ const LARGE = 256 * 1024
 /** Returns the response, or its JSON text if the response is large. */
 export const writeIfLarge = async (answer: object, characters: number): Promise<object> =>
   characters < LARGE ? answer : writeInSteps(answer)
+
+/** Sends the JSON response of a read, in steps if it is large. */
+export async function sendRead (reply: FastifyReply, answer: object, characters: number): Promise<FastifyReply> {
+  reply.type(READ_TYPE).serializer(JSON.stringify)
+  return reply.send(await writeIfLarge(answer, characters))
+}
 
 /** Characters of JSON text per step; between steps, the event loop serves other requests. */
 const STEP = 256 * 1024

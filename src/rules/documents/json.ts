@@ -1,4 +1,5 @@
 import { UnreadableDocument, type Entries } from './entries.ts'
+import { WORK, type Work } from './work.ts'
 
 /** Limit: tokens (names, values, brackets, commas, colons). */
 export const MAX_TOKENS = 20_000
@@ -16,11 +17,13 @@ export interface JsonObject { open: number, close: number, members: JsonMember[]
  * Reads a JSON object. The last of duplicate names wins, as in JSON.parse.
  *
  * @param found receives the positions of the object and its members
+ * @param work counts the tokens
  */
-export function readJson (text: string, entries: Entries, found?: JsonObject) {
+export function readJson (text: string, entries: Entries, found?: JsonObject, work: Work = { done: 0 }) {
   // Check the limit before parsing.
   JSON_TOKEN.lastIndex = 0
   for (let tokens = 1, end = 0; JSON_TOKEN.test(text); tokens++, end = JSON_TOKEN.lastIndex) {
+    work.done += WORK.jsonToken
     if (tokens > MAX_TOKENS) throw new UnreadableDocument(end, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
   }
   const parsed = parse(text)

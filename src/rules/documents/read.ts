@@ -1,6 +1,7 @@
 import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries } from './entries.ts'
 import { readEnv } from './env.ts'
 import { readJson } from './json.ts'
+import type { Work } from './work.ts'
 import { readYaml } from './yaml.ts'
 
 /** A position in a document. Both numbers start at 1; the column counts characters (code points). */
@@ -21,11 +22,14 @@ const READERS = { env: readEnv, json: readJson, yaml: readYaml }
  *
  * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
  *   the result is undefined.
+ * @param work counts the work of the reader, also for an invalid document
  */
-export function readDocument (format: DocumentFormat, text: string, entries = emptyEntries()): Entries | undefined {
+export function readDocument (
+  format: DocumentFormat, text: string, entries = emptyEntries(), work?: Work
+): Entries | undefined {
   if (format === 'text') return undefined
   try {
-    READERS[format](withoutMark(text), entries)
+    READERS[format](withoutMark(text), entries, undefined, work)
     return entries
   } catch {
     // Invalid document, or a stack overflow from deep nesting.

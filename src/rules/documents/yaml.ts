@@ -3,6 +3,7 @@ import {
 } from 'yaml'
 import { UnreadableDocument, type Entries } from './entries.ts'
 import { LINES, MAX_LINES } from './env.ts'
+import { WORK, type Work } from './work.ts'
 
 /** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
 export const YAML_LENGTH = 256 * 1024
@@ -27,14 +28,15 @@ export interface YamlSource {
  * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge keys and duplicate keys.
  *
  * @param found receives the parsed document
+ * @param work counts the tokens
  */
-export function readYaml (text: string, entries: Entries, found?: YamlSource) {
+export function readYaml (text: string, entries: Entries, found?: YamlSource, work: Work = { done: 0 }) {
   if (text.length > YAML_LENGTH) throw new UnreadableDocument(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
     if (++lines > MAX_LINES) throw new UnreadableDocument(at + 1, LINES)
   }
-  const document = parseYaml(text, found)
+  const document = parseYaml(text, work, found)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
   if (aliases.length > YAML_ALIASES) throw unreadable(aliases.at(-1), `${YAML_ALIASES} aliases`)
@@ -75,7 +77,7 @@ function unreadable (node: unknown, limit?: string) {
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
  * an object for each error, possibly tens of thousands.
  */
-function parseYaml (text: string, found?: YamlSource): Document.Parsed {
+function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
   const composer = new Composer({
     schema: 'core',
@@ -108,6 +110,7 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   let tokens = 0
   let offset = 0
   for (const lexeme of new Lexer().lex(text)) {
+    work.done += WORK.yamlToken
     if (++tokens > MAX_YAML_TOKENS) onError(offset, `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
     compose(parser.next(lexeme))
     offset = parser.offset

@@ -148,9 +148,11 @@ export function contentOf (blob: string, dataKey: KeyObject | undefined): string
   return plain.toString('utf8')
 }
 
-/** The merged values of a level and its ancestors. 422 for an invalid document. */
-export const mergedValues = async (state: LevelState, documents: Contents): Promise<Entries> =>
-  valuesOf(state, documents, LEVELS, refuseUnreadable)
+/** The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document. */
+export const mergedValues = async (state: LevelState, documents: Contents, pace?: Pace): Promise<Entries> =>
+  valuesOf(state, documents, LEVELS, refuseUnreadable, pace)
+
+type Pace = (began: number) => Promise<void>
 
 /** For each name in the documents, the levels that have the name, project first. 422 for an invalid document. */
 export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
@@ -172,14 +174,16 @@ const refuseUnreadable = (level: Level) => fail('document_unreadable', { level }
 // Merges the values of levels in their order. The value of a later level replaces that of an earlier level.
 // `unreadable` handles a document that does not parse.
 async function valuesOf<Unreadable> (
-  { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable
+  { project }: LevelState, documents: Contents, levels: readonly Level[], unreadable: (level: Level) => Unreadable,
+  pace: Pace = yieldToEventLoop
 ): Promise<Entries | Unreadable> {
   const values = emptyEntries()
   for (const level of levels) {
     const text = documents.get(level)
     if (text === undefined) continue
+    const began = performance.now()
     if (readDocument(project.secret_format, text, values) === undefined) return unreadable(level)
-    await yieldToEventLoop()
+    await pace(began)
   }
   return values
 }
