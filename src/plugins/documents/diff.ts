@@ -236,11 +236,11 @@ function textOf (side: Side): string {
 function valuesOf (
   { added, removed, changed }: ReturnType<typeof compareEntries>, from: Entries, to: Entries
 ): DifferentValue[] {
-  return [...added, ...removed, ...changed].sort().map((name) => ({
-    name,
-    ...(name in from && { from: from[name]! }),
-    ...(name in to && { to: to[name]! })
-  }))
+  return [...added, ...removed, ...changed].sort().map((name) => {
+    const [before, after] = [from[name], to[name]]
+    if (before === undefined) return { name, to: after! }
+    return after === undefined ? { name, from: before } : { name, from: before, to: after }
+  })
 }
 
 // For a restricted caller, a missing and a hidden resource must have the same response after the same time.

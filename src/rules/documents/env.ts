@@ -109,7 +109,7 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
 // document is quadratic in the number of blank lines.
 function valueOf (written: string): string {
   const value = written.replace(QUOTED, '$2')
-  return written.startsWith('"') ? value.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : value
+  return written.startsWith('"') && value.includes('\\') ? value.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : value
 }
 
 function valueRange (rest: string, restFrom: number, trimmed: string) {

@@ -30,6 +30,8 @@ export interface LongOperation<T> {
   projectId: string
   actor: Pick<Actor, 'answering'>
   inUse?: InUse
+  /** Expensive work before the project is locked. Runs only if the request has no stored response. */
+  prepare?: () => Promise<void>
   run: (db: Db, project: KeyState) => Promise<T>
 }
 
@@ -37,18 +39,23 @@ export interface LongOperation<T> {
  * Runs a long operation in one transaction of up to a minute. Fails with 409 (`inUse`) if another request uses the
  * project, or if a long operation of the organization on another instance does not end within the lock timeout. Fails
  * with 503 (LongOperationOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
+ *
+ * With an `Idempotency-Key`, looks for the stored response after the lock, because the operation that had the lock may
+ * be the first request with this key. If that operation does not end in time, the 409 is `conflict`.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
-  { organization: { id }, projectId, actor: { answering }, inUse = 'rotation_in_progress', run }:
+  { organization: { id }, projectId, actor: { answering }, inUse = 'rotation_in_progress', prepare, run }:
   LongOperation<T>
 ): Promise<T> {
   const inTransaction = () => transaction(longTransactions, async (db) => {
     await lockLongOperations(db, id)
+    await answering?.begin(db)
+    await prepare?.()
     return run(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
   }, { answering })
   return oncePerProject(projectId, answering, inUse, () =>
-    gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
+    gateOf(id)(() => conflictOnLockTimeout(inTransaction, answering == null ? inUse : 'conflict')))
 }
 
 // Maximum pause. The pause is limited because the transaction stays open.
