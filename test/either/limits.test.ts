@@ -523,6 +523,23 @@ t.test('a rotation that takes effect counts in its own group only', async (t) =>
   t.strictSame(replacing, ['key_rotation'], 'S-14.4 names no other group that counts so')
 })
 
+t.test('a dry run of restore-to has a limit of its own, ten times that of the restores', async (t) => {
+  const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_LONG_OPERATIONS: '1' })
+  const caller = await service.organization()
+  const { project } = await makeLevel(caller, { name: 'Previewed' })
+  const restore = (query = '') => caller.call(
+    'POST', `/${caller.organization}/${project}/restore-to${query}`, { at: new Date().toISOString(), confirmed: true }
+  )
+  for (let n = 9; n >= 0; n--) {
+    const answer = await restore('?dry_run=true')
+    t.equal(answer.status, 200, answer.text)
+    t.strictSame([limitOf(answer), remainingOf(answer)], [10, n])
+  }
+  t.match(await restore('?dry_run=true'), { status: 429, body: { error: 'rate_limit_exceeded' } })
+  t.equal((await restore()).status, 200, 'a restore counts apart')
+  t.equal((await restore()).status, 429)
+})
+
 t.test('a rotation that is refused before it takes effect counts in the general group only', async (t) => {
   const { service, caller, path, project, clients, rotate, left } = await rotating(t, 'tight')
   const weak = await service.token(caller.organization, ['project:read'])

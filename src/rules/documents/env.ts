@@ -31,6 +31,10 @@ const QUOTED = /^(['"`])([\s\S]*)\1$/mg
 // Fast path for nearly all lines: a value without quotes, escapes or comments.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
+// Fast path for a value in quotes in one line. A value with a quote inside or a backslash before its end is not matched,
+// because dotenv may continue it.
+const ENV_QUOTED = /[ \t]*(?:export[ \t]+)?([\w.-]+)(?:[ \t]*=|:[ \t])[ \t]*(?:"((?:[^"\n\u2028\u2029]*[^"\\\n\u2028\u2029])?)"|'((?:[^'\n\u2028\u2029]*[^'\\\n\u2028\u2029])?)')[ \t]*(?:#[^\n\u2028\u2029]*)?(?:\n|$)/y
+
 /** Replaces all line ends by line feeds, as dotenv does. */
 export const withLineFeeds = (text: string) => text.includes('\r') ? text.replace(ENV_LINE_END, '\n') : text
 
@@ -87,6 +91,16 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
       at = ENV_PLAIN.lastIndex
       continue
     }
+    ENV_QUOTED.lastIndex = at
+    // The caller of `found` needs positions, which the fast path does not have.
+    const quoted = found === undefined ? ENV_QUOTED.exec(source) : null
+    if (quoted) {
+      count(WORK.otherName)
+      const [, name = '', double, single = ''] = quoted
+      entries[name] = double === undefined ? single : withEscapes(double)
+      at = ENV_QUOTED.lastIndex
+      continue
+    }
     ENV_NOTHING.lastIndex = at
     if (ENV_NOTHING.test(source)) {
       at = ENV_NOTHING.lastIndex
@@ -109,8 +123,11 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
 // document is quadratic in the number of blank lines.
 function valueOf (written: string): string {
   const value = written.replace(QUOTED, '$2')
-  return written.startsWith('"') && value.includes('\\') ? value.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : value
+  return written.startsWith('"') ? withEscapes(value) : value
 }
+
+const withEscapes = (value: string) =>
+  value.includes('\\') ? value.replace(/\\n/g, '\n').replace(/\\r/g, '\r') : value
 
 function valueRange (rest: string, restFrom: number, trimmed: string) {
   const separator = rest.search(/[=:]/)

@@ -7,12 +7,12 @@ export interface Work { done: number }
 /** Units of work. The slowest documents of each format take about as long as they count, the usual ones less. */
 export const WORK = {
   /** To load and decrypt a document, without its content. */
-  document: 400,
+  document: 150,
   /** For each KiB of content: to decrypt and read it. */
-  kilobyte: 30,
+  kilobyte: 25,
   /** For each name of an `.env` document: in the plain form `NAME=value`, and in any other form. */
-  plainName: 1.5,
-  otherName: 4,
+  plainName: 1.2,
+  otherName: 3,
   jsonToken: 1,
   yamlToken: 4,
   /** For each name of a document in a matrix. */
