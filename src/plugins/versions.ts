@@ -16,7 +16,7 @@ import {
 } from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { inTurn, type Turn } from '../http/limits/turns.ts'
+import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'

@@ -69,6 +69,7 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
   for (const [group, limit, window] of [
     ['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600],
     ['key_custody', 60, 3600], ['client_key_rotation', 60, 3600], ['project_restore', 60, 3600],
+    ['project_restore_dry_run', 600, 3600],
     ['level_deletion', 60, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60],
     ['memberships', 100, 3600]
   ] as const) {

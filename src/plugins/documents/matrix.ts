@@ -3,7 +3,7 @@ import { MatrixAnswer, MatrixQuery, type Matrix, type MatrixLevel } from '../../
 import type { Level } from '../../../schemas/secrets.ts'
 import { booleanIn } from '../../http/bodies/validation.ts'
 import { levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
-import { inTurn, type Turn } from '../../http/limits/turns.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
 import { sendRead } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'

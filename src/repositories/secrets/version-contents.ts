@@ -23,8 +23,9 @@ export const NEWEST = Number.MAX_SAFE_INTEGER
 export interface PageLimit { versions: number, bytes: number }
 
 /**
- * A page of versions, newest first. `isEnd`: the caller can read no older version. `lostAfter`, `lostBefore`: the number
- * of writes without a version: of the first page, after the newest version; of the last page, before the oldest version.
+ * A page of versions, newest first. `isEnd`: the caller can read no older version. `lostAfter`, `lostBefore`: the
+ * number of writes without a version: of the first page, after the newest version; of the last page, before the oldest
+ * version.
  */
 export interface VersionContents { rows: VersionContent[], isEnd: boolean, lostAfter: number, lostBefore: number }
 

@@ -31,7 +31,7 @@ const QUOTED = /^(['"`])([\s\S]*)\1$/mg
 // Fast path for nearly all lines: a value without quotes, escapes or comments.
 const ENV_PLAIN = /([\w.-]+)=([^\s'"`#][^\n'"`#]*)(?:\n|$)/y
 
-// Fast path for a value in quotes in one line. A value with a quote inside or a backslash before its end is not matched,
+// Fast path for a value in quotes in one line. Does not match a value with a quote inside or a backslash at its end,
 // because dotenv may continue it.
 const ENV_QUOTED = /[ \t]*(?:export[ \t]+)?([\w.-]+)(?:[ \t]*=|:[ \t])[ \t]*(?:"((?:[^"\n\u2028\u2029]*[^"\\\n\u2028\u2029])?)"|'((?:[^'\n\u2028\u2029]*[^'\\\n\u2028\u2029])?)')[ \t]*(?:#[^\n\u2028\u2029]*)?(?:\n|$)/y
 

@@ -153,7 +153,8 @@ export async function changeKey<T> (
     await lockCurrentCanary(db, keyring)
     return change(db, project)
   }
-  return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run, ...(prepare && { prepare }) })
+  const operation = { organization, projectId: seen.id, actor, run, ...(prepare && { prepare }) }
+  return runLongOperation({ longTransactions }, operation)
 }
 
 /** Calls `work` with the ids of each batch of documents. */
