@@ -3,8 +3,12 @@ export class WorkOverloaded extends Error {
   override readonly name: string = this.constructor.name
 }
 
-/** Runs `work`, possibly after a wait in a queue. Rejects with the error of `work`, or with WorkOverloaded. */
-export type Gate = <T>(work: () => Promise<T>) => Promise<T>
+/**
+ * Runs `work`, possibly after a wait in a queue. Rejects with the error of `work`, or with WorkOverloaded.
+ *
+ * @param patience the maximum wait in milliseconds; default: that of the gate
+ */
+export type Gate = <T>(work: () => Promise<T>, patience?: number) => Promise<T>
 
 /** Calls `late` after these milliseconds. The returned function cancels the timer. */
 export type After = (milliseconds: number, late: () => void) => () => void
@@ -16,14 +20,14 @@ const inRealTime: After = (milliseconds, late) => {
 
 const QUEUE_TIMEOUT_MS = 8_000
 
-/** Runs at most `running` jobs at once and queues at most `waiting` jobs, each for at most `patience` milliseconds. */
+/** Runs at most `running` jobs at once and queues at most `waiting` jobs, each for at most `timeout` milliseconds. */
 export function createGate (
-  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = QUEUE_TIMEOUT_MS, after = inRealTime
+  running: number, waiting: number, overloaded: () => WorkOverloaded, timeout = QUEUE_TIMEOUT_MS, after = inRealTime
 ): Gate {
   const queue: (() => void)[] = []
   let free = running
 
-  return async function run (work) {
+  return async function run (work, patience = timeout) {
     if (free > 0) {
       free--
     } else {
@@ -53,16 +57,16 @@ export function createGate (
 
 /** A separate gate for each key. A gate is discarded after its last job. */
 export function createGates (
-  running: number, waiting: number, overloaded: () => WorkOverloaded, patience = QUEUE_TIMEOUT_MS, after = inRealTime
+  running: number, waiting: number, overloaded: () => WorkOverloaded, timeout = QUEUE_TIMEOUT_MS, after = inRealTime
 ): (key: string) => Gate {
   const gates = new Map<string, { gate: Gate, users: number }>()
 
-  return (key) => async function run (work) {
-    const entry = gates.get(key) ?? { gate: createGate(running, waiting, overloaded, patience, after), users: 0 }
+  return (key) => async function run (work, patience) {
+    const entry = gates.get(key) ?? { gate: createGate(running, waiting, overloaded, timeout, after), users: 0 }
     gates.set(key, entry)
     entry.users++
     try {
-      return await entry.gate(work)
+      return await entry.gate(work, patience)
     } finally {
       if (--entry.users === 0) gates.delete(key)
     }

@@ -87,6 +87,17 @@ export interface ConnectOptions extends Partial<EmbeddedOptions> {
 }
 
 const PING_DEADLINE = 2_000
+
+const alone = new WeakSet<Db>()
+
+function markAlone (db: Db, isAlone: boolean): Db {
+  if (isAlone) alone.add(db)
+  return db
+}
+
+/** Whether all other requests wait for the only connection while a transaction of this handle lasts. */
+export const isOnlyConnection = (longTransactions: Db): boolean => alone.has(longTransactions)
+
 // Limits of a long transaction in milliseconds: its duration, and its wait for a connection.
 const LONG = { deadline: 60_000, patience: 60_000, prepare: false }
 // Maximum queue length if there is only one connection, which a long transaction may occupy for a minute.
@@ -182,7 +193,7 @@ function connectPostgres (databaseUrl: string, { pool, onWait }: ConnectOptions)
     lists: bounded('lists', lists),
     pages: bounded('pages', pages),
     background: bounded('background', writes, { prepare: false }),
-    longTransactions: bounded('longTransactions', writes, { ...LONG, isAlone })
+    longTransactions: markAlone(bounded('longTransactions', writes, { ...LONG, isAlone }), isAlone)
   }
   return {
     ...handles,
@@ -248,7 +259,7 @@ async function connectEmbedded (
   }
   opened = true
   const background = bounded('background', { prepare: false })
-  const longTransactions = bounded('longTransactions', { ...LONG, isAlone: true })
+  const longTransactions = markAlone(bounded('longTransactions', { ...LONG, isAlone: true }), true)
   const handles = { db, reads: db, lists: db, pages: db, background, longTransactions }
   return {
     ...handles,

@@ -23,7 +23,7 @@ import { counted } from '../rules/formats/words.ts'
 import { describeKey, retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
 import { etagOf, sizeOf } from '../vault/documents/documents.ts'
 import { listPending, submitVersions } from '../vault/operations/re-encryption.ts'
-import { dataKeyOf, keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
+import { keyStringOf, makeServerKey, registerClientKey, storageKeyOf } from '../vault/keys/keys.ts'
 import { validateProof, provesAnyKey, refuseRevealing, revealsKey } from '../vault/keys/proofs.ts'
 import { reencrypt, rotate } from '../vault/operations/rotate.ts'
 
@@ -110,17 +110,14 @@ export const encryptionKeys: Domain = async (app) => {
       const { organization } = principalOf(request)
       const seen = activeKeyOf(levelOf(request))
       if (seen.managed === 'client') fail('client_managed_key')
-      // The key derivation takes 200 ms, so it runs before the transaction.
-      const key = await makeServerKey(
-        app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
-      )
-      const dataKey = dataKeyOf(app.keyring, { ...seen, ...key })
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen),
-        key,
+        makeKey: () => makeServerKey(
+          app.keyring, { ...seen, version: seen.version + 1 }, undefined, app.costs.keyIterations
+        ),
         policy: request.body.history_policy,
         beforeEffect: () => app.countEffect(request, reply),
-        convert: reencrypt(app.keyring, dataKey)
+        convert: reencrypt(app.keyring)
       })
       if (rotated.waiting > 0) afterCommit(request, () => app.histories.wake())
       const {
@@ -271,7 +268,7 @@ const clientRotation: Domain = async (app) => {
       refuseRevealing(app.config, revealed)
       const rotated = await rotate(app, organization, actorOf(request), {
         seen: seenOf(seen),
-        key,
+        makeKey: async () => key,
         policy: history_policy,
         validate: async (db, project, ids) => {
           if (await provesAnyKey(db, storageKey, project, key_check)) {

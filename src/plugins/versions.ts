@@ -1,7 +1,7 @@
 import type { Static } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import type { ErrorCode } from '../../schemas/errors.ts'
-import { LEVELS, READ_TYPE } from '../../schemas/secrets.ts'
+import { LEVELS } from '../../schemas/secrets.ts'
 import { NoContent, PAGE_SIZE, WriteHeaders } from '../../schemas/shapes.ts'
 import {
   DeleteVersionBody, DeleteVersionQuery, ListVersionsBody, PurgeAnswer, PurgeBody, RestoreAnswer, RestoreBody,
@@ -16,7 +16,8 @@ import {
 } from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import type { Domain } from '../http/routes/types.ts'
-import { writeIfLarge } from '../http/responses/large-responses.ts'
+import { inTurn, type Turn } from '../http/guard/turns.ts'
+import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import type { Db } from '../db/database.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
@@ -268,6 +269,7 @@ export const versions: Domain = async (app) => {
       access: ['secret:restore', 'secret:write'],
       at: 'project',
       limitOfEffect: 'project_restore',
+      limitOfDryRun: 'project_restore_dry_run',
       dryRun: true,
       audit: ['project.restore', 'secret.names'],
       errors: [
@@ -287,7 +289,11 @@ export const versions: Domain = async (app) => {
       const { project } = levelOf(request)
       const at = requireTimestamp('at', request.body.at)
       const { organization } = principalOf(request)
-      if (isDryRun(request)) return sendRestorePlan(request, reply, at)
+      if (isDryRun(request)) {
+        await app.countEffect(request, reply)
+        const { answer, bytes } = await inTurn(request, async (turn) => planOfRestore(request, at, turn))
+        return sendRead(reply, answer, bytes)
+      }
       const { restored, emptied, unreadable } = await restoreTo(
         app, organization, actorOf(request), project.id, at, () => app.countEffect(request, reply)
       )
@@ -301,16 +307,12 @@ export const versions: Domain = async (app) => {
     }
   })
 
-  async function sendRestorePlan (request: FastifyRequest, reply: FastifyReply, at: Date) {
+  async function planOfRestore (request: FastifyRequest, at: Date, turn: Turn) {
     const { organization } = principalOf(request)
     const { project } = levelOf(request)
-    const { opened, levels, more, restored, emptied, unreadable } = await previewRestore({
-      vault: app,
-      db: app.lists,
-      storageKey: storageKeyOf(app.keyring, organization),
-      waitFor: (work) => waitFor(request, work),
-      isDisconnected: () => request.raw.socket.destroyed
-    }, organization, project, at)
+    const context = { ...turn, vault: app, db: app.lists, storageKey: storageKeyOf(app.keyring, organization) }
+    const { opened, levels, more, restored, emptied, unreadable } =
+      await previewRestore(context, organization, project, at)
     if (hasNames(project)) {
       const { event, bytes } = eventOfReading(
         { level: 'project', level_id: project.id }, opened, 'secret.names',
@@ -326,8 +328,7 @@ export const versions: Domain = async (app) => {
       ...warningOfProject(project, unreadable),
       dry_run: { levels, more }
     }
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge(answer, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0)))
+    return { answer, bytes: opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0) }
   }
 
   // Loads the version that the path names.

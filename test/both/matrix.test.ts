@@ -342,7 +342,7 @@ t.test('levels are paged: at most 100, and fewer after much content', async (t) 
 t.test('a page of levels ends after many names', async (t) => {
   const owner = await makeProject('wordy')
   await fill(owner, 'wordy', 8)
-  const names = Array.from({ length: 9_900 }, (_, i) => `N${i}=\n`).join('')
+  const names = Array.from({ length: 9_900 }, (_, i) => `N${i}=1\n`).join('')
   for (let i = 0; i < 8; i++) await store(owner, at('wordy', `e-00${i}`), names)
   const answer = await matrix(owner, 'wordy', '?level=environment')
   t.equal(answer.status, 200, answer.text)
@@ -351,6 +351,65 @@ t.test('a page of levels ends after many names', async (t) => {
   t.equal(answer.body.data.attributes.names.length, 1000)
   const rest = await matrix(owner, 'wordy', '?level=environment&levels_after=environment:backend/e-005')
   t.strictSame(columnsIn(rest).length, 5)
+})
+
+t.test('a page of levels ends after much work, never before its first level, and depends only on the documents', async (t) => {
+  const owner = await makeProject('slow', { secret_format: 'yaml' })
+  await fill(owner, 'slow', 8)
+  const text = Array.from({ length: 1_400 }, (_, i) => `N${i}: v`).join('\n')
+  await store(owner, { project: 'slow' }, text)
+  await store(owner, { project: 'slow', target: 'backend' }, text)
+  for (let i = 0; i < 8; i++) await store(owner, at('slow', `e-00${i}`), text)
+  const pages = async (query: string) => {
+    const columns: number[] = []
+    for (let after = ''; ;) {
+      const answer = await matrix(owner, 'slow', `?level=environment${query}${after}`)
+      t.equal(answer.status, 200, answer.text)
+      columns.push(columnsIn(answer).length)
+      if (answer.body.meta.next_levels === null) return columns
+      after = `&levels_after=${answer.body.meta.next_levels}`
+    }
+  }
+  const columns = await pages('')
+  t.ok(columns.length > 2 && columns.every((count) => count > 0), columns.join())
+  t.equal(columns.reduce((sum, count) => sum + count), 11)
+  for (const query of ['&only=missing', '&only=different', '&prefix=N1', '&page=3']) t.strictSame(await pages(query), columns, query)
+})
+
+t.test('only=missing and only=different find in 100 levels what a comparison of each cell finds', async (t) => {
+  const owner = await makeProject('cells')
+  await fill(owner, 'cells', 8)
+  await store(owner, { project: 'cells' }, 'TOP=1\nSHADOW=1\n')
+  for (let i = 0; i < 8; i++) {
+    const own = Array.from({ length: 20 }, (_, j) => (i + j) % 4 === 0 ? '' : `N${j}=${(i * j) % 3}\n`).join('')
+    await store(owner, at('cells', `e-00${i}`), `${own}SHADOW=${i < 4 ? 1 : 2}\n`)
+  }
+  const all = (await matrix(owner, 'cells', '')).body.data.attributes.names
+  const namesOf = async (only: string) =>
+    (await matrix(owner, 'cells', `?only=${only}`)).body.data.attributes.names.map(({ name }: any) => name)
+  const wanted = (isWanted: (cells: any[]) => boolean) =>
+    all.filter(({ cells }: any) => isWanted(cells)).map(({ name }: any) => name)
+  t.strictSame(await namesOf('missing'), wanted((cells) => cells.some(({ state }) => state === 'missing')))
+  t.strictSame(await namesOf('different'), wanted((cells) =>
+    new Set(cells.flatMap(({ value_group }) => value_group ?? [])).size > 1))
+  t.ok((await namesOf('different')).includes('SHADOW') && !(await namesOf('different')).includes('TOP'))
+})
+
+t.test('one such read of an organization runs at a time: callers take turns, and beyond a full queue it is 503', async (t) => {
+  const owner = await makeProject('queued')
+  await store(owner, { project: 'queued' }, `A=${'x'.repeat(500_000)}\n`)
+  const second = await test.token(owner.organization, ['*'])
+  const other = await makeProject('apart')
+  const path = `/${owner.organization}/queued/secrets/matrix`
+  const many = Array.from({ length: 60 }, () => owner.call('GET', path))
+  const beside = [second.call('GET', path), other.call('GET', `/${other.organization}/apart/secrets/matrix`)]
+  for (const answer of await Promise.all(beside)) t.equal(answer.status, 200, 'another caller, another organization')
+  const answers = await Promise.all(many)
+  t.ok(answers.filter(({ status }) => status === 200).length >= 17)
+  const refused = answers.filter(({ status }) => status !== 200)
+  t.ok(refused.length > 0)
+  for (const answer of refused) t.match(answer, { status: 503, body: { error: 'service_unavailable' } })
+  t.equal((await owner.call('GET', path)).status, 200, 'and the queue is open again')
 })
 
 t.test('a manipulated row or document refuses the matrix', async (t) => {

@@ -69,6 +69,7 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
   for (const [group, limit, window] of [
     ['api', 100, 60], ['oauth_token', 10, 60], ['oauth_revoke', 10, 60], ['key_rotation', 10, 3600],
     ['key_custody', 60, 3600], ['client_key_rotation', 60, 3600], ['project_restore', 60, 3600],
+    ['project_restore_dry_run', 600, 3600],
     ['level_deletion', 60, 3600], ['billing', 10, 60], ['invoice_files', 30, 60], ['sign_in', 20, 60], ['docs', 100, 60],
     ['memberships', 100, 3600]
   ] as const) {
@@ -82,7 +83,7 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
     isExceeded(t, await call(group), limit, window)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
-  t.same(Object.keys(LIMITS).length, 13)
+  t.same(Object.keys(LIMITS).length, 14)
 })
 
 t.test('the 101st call of a minute is 429, with Retry-After there and nowhere else', async (t) => {
@@ -521,6 +522,23 @@ t.test('a rotation that takes effect counts in its own group only', async (t) =>
   }
   const replacing = Object.entries(LIMITS).filter(([, limit]) => 'insteadOf' in limit).map(([group]) => group)
   t.strictSame(replacing, ['key_rotation'], 'S-14.4 names no other group that counts so')
+})
+
+t.test('a dry run of restore-to has a limit of its own, ten times that of the restores', async (t) => {
+  const service = await startApp(t, { RATE_LIMIT_API: '1000', RATE_LIMIT_LONG_OPERATIONS: '1' })
+  const caller = await service.organization()
+  const { project } = await makeLevel(caller, { name: 'Previewed' })
+  const restore = (query = '') => caller.call(
+    'POST', `/${caller.organization}/${project}/restore-to${query}`, { at: new Date().toISOString(), confirmed: true }
+  )
+  for (let n = 9; n >= 0; n--) {
+    const answer = await restore('?dry_run=true')
+    t.equal(answer.status, 200, answer.text)
+    t.strictSame([limitOf(answer), remainingOf(answer)], [10, n])
+  }
+  t.match(await restore('?dry_run=true'), { status: 429, body: { error: 'rate_limit_exceeded' } })
+  t.equal((await restore()).status, 200, 'a restore counts apart')
+  t.equal((await restore()).status, 429)
 })
 
 t.test('a rotation that is refused before it takes effect counts in the general group only', async (t) => {

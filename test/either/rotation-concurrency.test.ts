@@ -6,8 +6,10 @@ import { COSTS } from '../../src/crypto/costs.ts'
 import { makeProof } from '../../src/crypto/key-proof.ts'
 import { secretKey } from '../../src/crypto/primitives.ts'
 import { clientKey, type ClientKey } from '../helpers/client.ts'
+import { startApp } from '../helpers/app.ts'
 import { SLOW } from '../helpers/costs.ts'
 import { LONG } from '../helpers/long.ts'
+import { startServer } from '../helpers/process.ts'
 import {
   dataKeyOf, failedInside, makeLevels, operate, openWith, random, replay, rotate, scale, startInstances, statuses,
   store, times,
@@ -509,4 +511,45 @@ t.test('CR-16: of 100 requests at once that each derive a key two do so at a tim
   )
   t.equal((await send('POST', '/projects', { name: 'Warm' })).status, 201, 'and the queue is open again')
   t.equal(documentsOf(await send('GET', `${pathOf(level!)}/secrets?decrypt=true`)).environment!.content, 'A=2')
+})
+
+t.test('a rotation that is repeated 30 times, at two processes at once, is done once, and derives one key', async (t) => {
+  const service = await startApp(t, {}, SLOW)
+  const caller = await service.organization()
+  t.equal((await caller.call('POST', `/${caller.organization}/projects`, { name: 'Orbit' })).status, 201)
+  await caller.call('POST', `/${caller.organization}/secrets/store`, { project: 'orbit', plaintext: 'A=1' })
+  const path = `/${caller.organization}/orbit/encryption-key/rotate`
+  const headers = { 'idempotency-key': 'rotation-1' }
+  // The other process, on PostgreSQL: with the embedded database, one process serves all requests.
+  const other = service.env['DATABASE_URL'] === undefined ? undefined : await startServer(t, service.env)
+  const elsewhere = async () => {
+    const answer = await fetch(`${other!.address}/api/v1${path}`, {
+      method: 'POST',
+      headers: { ...headers, authorization: `Bearer ${caller.token}`, 'content-type': 'application/json' },
+      body: '{}'
+    })
+    const text = await answer.text()
+    return { status: answer.status, text, body: JSON.parse(text) }
+  }
+  const derived = { count: 0 }
+  const hook = createHook({ init: (_, type) => { if (type === 'PBKDF2REQUEST') derived.count++ } }).enable()
+  const rotation = (other === undefined ? caller.call('POST', path, {}, headers) : elsewhere())
+  if (other !== undefined) {
+    // The first request is in its transaction in the other process, and derives the key.
+    const locked = () => service.sql(`SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+      WHERE c.relname = 'long_operations' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+    while ((await locked()).length === 0) await new Promise(setImmediate)
+  }
+  const repeats = await Promise.all(times(29, (index) =>
+    other === undefined || index % 2 === 0 ? caller.call('POST', path, {}, headers) : elsewhere()))
+  const answers = [await rotation, ...repeats]
+  hook.disable()
+  const done = answers.filter(({ status }) => status === 200)
+  t.equal(new Set(done.map(({ text }) => text)).size, 1, `${done.length} have the first answer`)
+  const others = answers.filter(({ status }) => status !== 200).map(({ status, body }) => `${status} ${body.error}`)
+  t.same([...new Set(others)].filter((error) => error !== '409 conflict'), [])
+  t.equal(derived.count, other === undefined ? 1 : 0, 'no repeat derives a key in this process')
+  t.same(await service.sql('SELECT count(*)::int AS keys, max(version) AS newest FROM encryption_keys'), [
+    { keys: 2, newest: 2 }
+  ])
 })

@@ -21,6 +21,7 @@ import { principalOf } from '../routes/actor.ts'
 import { addressKey } from '../routes/addresses.ts'
 import { expectNothing, prefetchLevel, namesLevel, requireInside } from './level-lookup.ts'
 import type { Counters } from '../limits/counters.ts'
+import { isDryRun } from '../repeats/dry-run.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
 import { headerValues, requestFormatError } from '../bodies/request-format.ts'
@@ -59,8 +60,9 @@ export async function installAccess (app: FastifyInstance, recheckAfter = RECHEC
 
   app.decorateRequest('isEffectCounted', false)
   app.decorate('countEffect', async (request: FastifyRequest, reply: FastifyReply) => {
-    const { limitOfEffect, audit } = request.routeOptions.config
-    if (limitOfEffect === undefined) throw new Error('the route does not declare config.limitOfEffect')
+    const { limitOfDryRun, audit, ...config } = request.routeOptions.config
+    const limitOfEffect = (isDryRun(request) ? limitOfDryRun : undefined) ?? config.limitOfEffect
+    if (limitOfEffect === undefined) throw new Error('the route does not declare the limit of its effect')
     if (request.answering?.hasBegun === false) throw new Error('the effect is counted before its key is checked')
     // A retried transaction counts only once.
     if (request.isEffectCounted) return

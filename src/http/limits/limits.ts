@@ -27,6 +27,8 @@ export const LIMITS = {
   client_key_rotation: { setting: 'longOperations', window: 60 * MINUTE },
   /** `restore-to`. */
   project_restore: { setting: 'longOperations', window: 60 * MINUTE },
+  /** Dry runs of `restore-to`, which read as much as a restore, but change nothing. */
+  project_restore_dry_run: { setting: 'longOperations', times: 10, window: 60 * MINUTE },
   /** Deletions of more than 1,000 levels. */
   level_deletion: { setting: 'longOperations', window: 60 * MINUTE },
   /** Changes of billing. Each action has its own count. */

@@ -53,6 +53,8 @@ declare module 'fastify' {
      * that rejected requests do not use up the limit. The request also counts in `limit`, except with `insteadOf`.
      */
     limitOfEffect?: LimitGroup
+    /** The rate-limit group of a dry run that is as expensive as the effect, instead of `limitOfEffect`. */
+    limitOfDryRun?: LimitGroup
     /** The body may have NUL characters. For routes that store these only in documents, never in a text column. */
     allowsNul?: true
     /** Error codes of the handler, in addition to the codes of every route. */

@@ -1,15 +1,15 @@
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { DiffAnswer, DiffQuery, type DifferentValue, type Differences } from '../../../schemas/diff.ts'
 import { canNameSide } from '../../../schemas/errors.ts'
-import { READ_TYPE, type LevelNames } from '../../../schemas/secrets.ts'
+import type { LevelNames } from '../../../schemas/secrets.ts'
 import { SLUG_PATTERN } from '../../../schemas/shapes.ts'
 import { requireScope } from '../../http/guard/access.ts'
 import { HiddenResource, levelOf, requireLevel, slicesOf } from '../../http/guard/level-lookup.ts'
 import { missingLevel } from '../../http/guard/missing-part.ts'
-import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
+import { sendRead } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
-import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { findLevel, placeOf, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { findDocumentsAt } from '../../repositories/secrets/point-in-time.ts'
@@ -68,30 +68,34 @@ export const diff: Domain = async (app) => {
         const { from, to } = request.query as Record<Member, unknown>
         if (isOfHistory(from) || isOfHistory(to)) requireScope(request, 'secret:history')
       },
-      handler: sendDifferences
+      handler: async (request, reply) => {
+        const { answer, characters } = await inTurn(request, async (turn) => compare(request, turn))
+        return sendRead(reply, answer, characters)
+      }
     })
   }
 
-  async function sendDifferences (request: FastifyRequest, reply: FastifyReply) {
+  async function compare (request: FastifyRequest, { waitFor, pace }: Turn) {
     requireNames(levelOf(request))
     const comparison = comparisonOf(request)
     const { values } = comparison
-    const found = await waitFor(request, Promise.all([
+    const found = await waitFor(Promise.all([
       ofSide('from', find(request, comparison, 'from')), ofSide('to', find(request, comparison, 'to'))
     ]))
     let characters = 0
     const [from, to] = [await ofSide('from', read(found[0])), await ofSide('to', read(found[1]))]
+    const began = performance.now()
     const names = compareEntries(from, to)
     const attributes = { ...names, ...(values && { values: valuesOf(names, from, to) }) }
+    await pace(began)
     await record(request, found, comparison)
     const answer: { data: Differences } = { data: { type: 'secret-differences', attributes } }
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge(answer, characters))
+    return { answer, characters }
 
     async function read ({ state, open }: Found): Promise<Entries> {
       const contents = await open()
       characters += charactersOf(contents)
-      return mergedValues(state, contents)
+      return mergedValues(state, contents, pace)
     }
   }
 
@@ -232,11 +236,11 @@ function textOf (side: Side): string {
 function valuesOf (
   { added, removed, changed }: ReturnType<typeof compareEntries>, from: Entries, to: Entries
 ): DifferentValue[] {
-  return [...added, ...removed, ...changed].sort().map((name) => ({
-    name,
-    ...(name in from && { from: from[name]! }),
-    ...(name in to && { to: to[name]! })
-  }))
+  return [...added, ...removed, ...changed].sort().map((name) => {
+    const [before, after] = [from[name], to[name]]
+    if (before === undefined) return { name, to: after! }
+    return after === undefined ? { name, from: before } : { name, from: before, to: after }
+  })
 }
 
 // For a restricted caller, a missing and a hidden resource must have the same response after the same time.

@@ -1,9 +1,10 @@
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { MatrixAnswer, MatrixQuery, type Matrix, type MatrixLevel } from '../../../schemas/matrix.ts'
-import { READ_TYPE, type Level } from '../../../schemas/secrets.ts'
+import type { Level } from '../../../schemas/secrets.ts'
 import { booleanIn } from '../../http/bodies/validation.ts'
 import { levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
-import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
+import { sendRead } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -14,7 +15,7 @@ import { nameFilter } from '../../rules/documents/entries.ts'
 import { refuse } from '../../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../../rules/pagination.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
-import { nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.ts'
+import { isUnreadable, nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.ts'
 import { eventOfReading, requireNames } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
@@ -43,26 +44,27 @@ export const matrix: Domain = async (app) => {
       querystring: MatrixQuery,
       response: { 200: MatrixAnswer }
     },
-    handler: async (request, reply) => request.query.decrypt === false
-      ? sendLevels(request, reply, request.query)
-      : sendMatrix(request, reply, request.query)
+    handler: async (request, reply) => {
+      const { query } = request
+      const { attributes, meta } = query.decrypt === false
+        ? await listColumns(request, query)
+        : await inTurn(request, async (turn) => compareLevels(request, query, turn))
+      const { levels, names } = attributes
+      const characters = (names ?? []).reduce((sum, { name }) => sum + name.length + levels.length * CELL_LENGTH, 0)
+      const data: Matrix = { type: 'secret-matrix', attributes }
+      return sendRead(reply, { data, meta }, characters)
+    }
   })
 
-  async function sendMatrix (request: FastifyRequest, reply: FastifyReply, query: MatrixQuery) {
+  async function compareLevels (request: FastifyRequest, query: MatrixQuery, turn: Turn) {
     requireNames(levelOf(request))
     const { prefix = '', search = '', only } = query
     const { organization, storageKey, slices, levels, isCut } = await findLevels(request, query)
-    const context = {
-      db: app.lists,
-      keyring: app.keyring,
-      storageKey,
-      waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isDisconnected: () => request.raw.socket.destroyed
-    }
+    const context = { ...turn, db: app.lists, keyring: app.keyring, storageKey }
     const opened = await openLevels(context, organization.id, levels, slices)
     const page = pageOf(query)
     const { rows, total } = await nameRows(
-      opened, nameFilter(prefix, search), only, { offset: offsetOf(page), limit: page.per_page }
+      opened, context, nameFilter(prefix, search), only, { offset: offsetOf(page), limit: page.per_page }
     )
     const { event, bytes } = eventOfReading(
       levelOf(request), opened.documents.map(({ secret }) => secret), 'secret.names'
@@ -70,23 +72,22 @@ export const matrix: Domain = async (app) => {
     await app.recordRead(actorOf(request), event, bytes)
     const columns = opened.columns.map((column) => {
       const document = ownDocument(opened, column)
-      const isUnreadable = document !== undefined && document.entries === undefined
-      return toColumn(storageKey, column.state, document?.secret, isUnreadable)
+      return toColumn(storageKey, column.state, document?.secret, isUnreadable(document))
     })
     const last = opened.columns.at(-1)?.state
     const next_levels = (isCut || opened.isCut) && last !== undefined ? cursorOf(last) : null
     const meta = { ...pageMeta(page, total, rows.length), next_levels }
-    return send(reply, { levels: columns, names: rows }, meta)
+    return { attributes: { levels: columns, names: rows }, meta }
   }
 
-  async function sendLevels (request: FastifyRequest, reply: FastifyReply, query: MatrixQuery) {
+  async function listColumns (request: FastifyRequest, query: MatrixQuery) {
     const { storageKey, levels, isCut } = await findLevels(request, query)
     const columns = levels.map((state) => {
       const own = ownSecret(state)
       return toColumn(storageKey, state, own?.is_stored ? own : undefined, false)
     })
     const meta = { ...pageMeta(pageOf(query), 0, 0), next_levels: isCut ? cursorOf(levels.at(-1)!) : null }
-    return send(reply, { levels: columns, names: null }, meta)
+    return { attributes: { levels: columns, names: null }, meta }
   }
 
   async function findLevels (request: FastifyRequest, { level, levels_after }: MatrixQuery) {
@@ -97,14 +98,6 @@ export const matrix: Domain = async (app) => {
       { after: levels_after === undefined ? undefined : positionIn(levels_after), level, slices }
     ))
     return { organization, storageKey: storageKeyOf(app.keyring, organization), slices, levels, isCut }
-  }
-
-  async function send (reply: FastifyReply, attributes: Matrix['attributes'], meta: object) {
-    const { levels, names } = attributes
-    const characters = (names ?? []).reduce((sum, { name }) => sum + name.length + levels.length * CELL_LENGTH, 0)
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    const data: Matrix = { type: 'secret-matrix', attributes }
-    return reply.send(await writeIfLarge({ data, meta }, characters))
   }
 }
 

@@ -1,9 +1,9 @@
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { SEARCH_LIMITS, SearchNamesAnswer, SearchNamesQuery } from '../../../schemas/names.ts'
-import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { findTeamRoles } from '../../db/callers/memberships.ts'
 import { withinToken } from '../../http/guard/level-lookup.ts'
-import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
+import { sendRead } from '../../http/responses/large-responses.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
@@ -33,28 +33,25 @@ export const nameSearch: Domain = async (app) => {
       querystring: SearchNamesQuery,
       response: { 200: SearchNamesAnswer }
     },
-    handler: async (request, reply) => sendFound(request, reply, request.query)
+    handler: async (request, reply) => {
+      const answer = await inTurn(request, async (turn) => search(request, request.query, turn))
+      const characters = answer.data.reduce((sum, { attributes }) => sum + attributes.name.length, 0)
+      return sendRead(reply, answer, characters)
+    }
   })
 
-  async function sendFound (request: FastifyRequest, reply: FastifyReply, query: SearchNamesQuery) {
+  async function search (request: FastifyRequest, query: SearchNamesQuery, turn: Turn) {
     const { search, prefix = '', after } = query
     const { organization } = principalOf(request)
     const position = positionOf(after)
     const scope = await searchScope(request, position)
-    const context = {
-      db: app.lists,
-      keyring: app.keyring,
-      storageKey: storageKeyOf(app.keyring, organization),
-      waitFor: <T>(work: Promise<T>) => waitFor(request, work),
-      isDisconnected: () => request.raw.socket.destroyed
-    }
+    const storageKey = storageKeyOf(app.keyring, organization)
+    const context = { ...turn, db: app.lists, keyring: app.keyring, storageKey }
     const { found, opened, next, ...counts } = await searchNames(context, scope, position, nameFilter(prefix, search))
     const meta = { documents: opened.length, ...counts, next: next && cursorOf(next) }
     const { event, bytes } = eventOfReading({ level: 'organization', level_id: organization.id }, opened, 'secret.names')
     await app.recordRead(actorOf(request), event, bytes)
-    const characters = found.reduce((sum, { attributes }) => sum + attributes.name.length, 0)
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge({ data: found, meta }, characters))
+    return { data: found, meta }
   }
 
   // The projects that the caller can search: the projects in the token's restrictions, or all projects (null). If the

@@ -5,12 +5,12 @@ import {
   NameHistoryAnswer, NameHistoryQuery, NamesAnswer, NamesQuery, SHELL_TYPE, VALUES_TYPES, ValuesAnswer, ValuesQuery,
   YAML_TYPE, type NameChange, type SecretName
 } from '../../../schemas/names.ts'
-import { READ_TYPE } from '../../../schemas/secrets.ts'
 import { ReadHeaders } from '../../../schemas/shapes.ts'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { locate, levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { listsEtag } from '../../http/repeats/etags.ts'
-import { writeIfLarge } from '../../http/responses/large-responses.ts'
+import { inTurn, type Turn } from '../../http/guard/turns.ts'
+import { sendRead, writeIfLarge } from '../../http/responses/large-responses.ts'
 import { preferredType } from '../../http/responses/negotiation.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
@@ -88,7 +88,12 @@ export const names: Domain = async (app) => {
         querystring: NameHistoryQuery,
         response: { 200: NameHistoryAnswer }
       },
-      handler: async (request, reply) => sendHistory(request, reply, request.query)
+      handler: async (request, reply) => {
+        const { query } = request
+        const answer = await inTurn(request, async (turn) => traceName(request, query, turn))
+        const characters = answer.data.reduce((sum, { attributes }) => sum + (attributes.value?.length ?? 0), 0)
+        return sendRead(reply, answer, characters)
+      }
     })
   }
 
@@ -123,22 +128,22 @@ export const names: Domain = async (app) => {
     })
     await record(request, opened, 'secret.names')
     if (isAnyKnown(request)) return reply.code(304).send()
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge({ data, meta: { total: data.length } }, charactersOf(opened.documents)))
+    return sendRead(reply, { data, meta: { total: data.length } }, charactersOf(opened.documents))
   }
 
-  async function sendHistory (
-    request: FastifyRequest, reply: FastifyReply, { name, values = false, after }: NameHistoryQuery
+  async function traceName (
+    request: FastifyRequest, { name, values = false, after }: NameHistoryQuery, turn: Turn
   ) {
     const { organization } = principalOf(request)
     const state = levelOf(request)
     requireNames(state)
     const secret = ownSecret(state)
     const { retention_days } = organization.plan
+    const context = { ...turn, keyring: app.keyring, storageKey: storageKeyOf(app.keyring, organization) }
     const { changes, opened, unreadable, missing, next } = await nameHistory(
-      app.keyring, storageKeyOf(app.keyring, organization), state, name, after === undefined ? NEWEST : Number(after),
+      context, state, name, after === undefined ? NEWEST : Number(after),
       async (before, limit) => secret === undefined
-        ? { rows: [], isEnd: true, lost: 0 }
+        ? { rows: [], isEnd: true, lostAfter: 0, lostBefore: 0 }
         : waitFor(request, listVersionContents(app.lists, state, secret, retention_days, before, limit))
     )
     const [newest] = opened
@@ -151,10 +156,7 @@ export const names: Domain = async (app) => {
         secrets: secret?.id ?? '', versions: opened.length, first: opened.at(-1)?.id ?? null, last: newest?.id ?? null
       }
     }, opened.reduce((sum, { size_bytes }) => sum + size_bytes, 0))
-    const meta = { unreadable, missing, next: next === null ? null : String(next) }
-    const characters = changes.reduce((sum, { value }) => sum + (value?.length ?? 0), 0)
-    reply.type(READ_TYPE).serializer(JSON.stringify)
-    return reply.send(await writeIfLarge({ data, meta }, values ? characters : 0))
+    return { data, meta: { unreadable, missing, next: next === null ? null : String(next) } }
   }
 
   async function record (

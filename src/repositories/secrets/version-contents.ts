@@ -23,10 +23,11 @@ export const NEWEST = Number.MAX_SAFE_INTEGER
 export interface PageLimit { versions: number, bytes: number }
 
 /**
- * A page of versions, newest first. `isEnd`: the caller can read no older version. `lost`: the number of writes without
- * a version. The first page counts those after the newest version, the last page those before the oldest version.
+ * A page of versions, newest first. `isEnd`: the caller can read no older version. `lostAfter`, `lostBefore`: the
+ * number of writes without a version: of the first page, after the newest version; of the last page, before the oldest
+ * version.
  */
-export interface VersionContents { rows: VersionContent[], isEnd: boolean, lost: number }
+export interface VersionContents { rows: VersionContent[], isEnd: boolean, lostAfter: number, lostBefore: number }
 
 type Row = Omit<VersionContent, 'id' | 'revision' | 'created_by_id' | 'created_at' | 'key' | 'older_revision'> &
   Record<'id' | 'revision' | 'created_at', string> & Record<'created_by_id' | 'older_revision', string | null> &
@@ -84,8 +85,8 @@ export async function listVersionContents (
   // Each write of a document increments its revision, so the writes after the newest version are those with
   // `no_backup`. A concurrent write can have created a version with a higher revision than the loaded document; `max`
   // then gives 0.
-  const after = before === NEWEST ? Math.max(0, revision - Number(found[0]?.revision ?? 0)) : 0
+  const lostAfter = before === NEWEST ? Math.max(0, revision - Number(found[0]?.revision ?? 0)) : 0
   const oldest = rows.at(-1)
-  const beforeOldest = isEnd && locked === -1 && oldest !== undefined ? oldest.revision - 1 : 0
-  return { rows, isEnd, lost: after + beforeOldest }
+  const lostBefore = isEnd && locked === -1 && oldest !== undefined ? oldest.revision - 1 : 0
+  return { rows, isEnd, lostAfter, lostBefore }
 }

@@ -1,4 +1,5 @@
 import { UnreadableDocument, type Entries } from './entries.ts'
+import { WORK, type Work } from './work.ts'
 
 /** Limit: tokens (names, values, brackets, commas, colons). */
 export const MAX_TOKENS = 20_000
@@ -6,11 +7,16 @@ const TOKENS = 'names, values, brackets, commas and colons'
 
 const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 
-/** Reads a JSON object. The last of duplicate names wins, as in JSON.parse. */
-export function readJson (text: string, entries: Entries) {
+/**
+ * Reads a JSON object. The last of duplicate names wins, as in JSON.parse.
+ *
+ * @param work counts the tokens
+ */
+export function readJson (text: string, entries: Entries, work: Work = { done: 0 }) {
   // Check the limit before parsing.
   let tokens = 1
   for (const { from } of jsonTokens(text)) {
+    work.done += WORK.jsonToken
     if (tokens++ > MAX_TOKENS) throw UnreadableDocument.ofLimit(from, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
   }
   const parsed = parse(text)

@@ -3,6 +3,7 @@ import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries, ty
 import { readEnv } from './env.ts'
 import { readTypedJson } from './json-tree.ts'
 import { readJson } from './json.ts'
+import type { Work } from './work.ts'
 import { readYaml } from './yaml.ts'
 
 /** A position in a document. Both numbers start at 1; the column counts characters (code points). */
@@ -14,11 +15,12 @@ export interface Position { line: number, column: number }
  */
 export interface DocumentError extends Position { reason: UnreadableReason, limit?: string, name?: string }
 
-type Reader = (text: string, entries: Entries, typed?: Entries) => void
+type Reader = (text: string, entries: Entries, typed?: Entries, work?: Work) => void
 const READERS: Record<NamedFormat, Reader> = {
-  env: (text, entries) => readEnv(text, entries),
-  json: (text, entries, typed) => typed === undefined ? readJson(text, entries) : readTypedJson(text, entries, typed),
-  yaml: (text, entries, typed) => readYaml(text, entries, undefined, typed)
+  env: (text, entries, _typed, work) => readEnv(text, entries, undefined, work),
+  json: (text, entries, typed, work) =>
+    typed === undefined ? readJson(text, entries, work) : readTypedJson(text, entries, typed),
+  yaml: (text, entries, typed, work) => readYaml(text, entries, undefined, typed, work)
 }
 
 /**
@@ -31,17 +33,20 @@ const READERS: Record<NamedFormat, Reader> = {
  *
  * @param entries the entries of earlier documents; this document's values overwrite them. May be partly changed when
  *   the result is undefined.
+ * @param work counts the work of the reader, also for an invalid document
  */
-export function readDocument (format: DocumentFormat, text: string, entries = emptyEntries()): Entries | undefined {
-  return format === 'text' ? undefined : readTyped(format, text, undefined, entries)
+export function readDocument (
+  format: DocumentFormat, text: string, entries = emptyEntries(), work?: Work
+): Entries | undefined {
+  return format === 'text' ? undefined : readTyped(format, text, undefined, entries, work)
 }
 
 /** Like `readDocument`. `typed` receives the value of each name as compact JSON, except for `env`. */
 export function readTyped (
-  format: NamedFormat, text: string, typed: Entries | undefined, entries = emptyEntries()
+  format: NamedFormat, text: string, typed: Entries | undefined, entries = emptyEntries(), work?: Work
 ): Entries | undefined {
   try {
-    READERS[format](withoutMark(text), entries, typed)
+    READERS[format](withoutMark(text), entries, typed, work)
     return entries
   } catch {
     // Invalid document, or a stack overflow from deep nesting.

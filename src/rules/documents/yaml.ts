@@ -5,6 +5,7 @@ import {
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { UnreadableDocument, type Entries } from './entries.ts'
 import { LINES, MAX_LINES } from './env.ts'
+import { WORK, type Work } from './work.ts'
 
 /** Limits of a YAML document: characters and lexer tokens (a line `name: value` has seven). */
 export const YAML_LENGTH = 256 * 1024
@@ -30,14 +31,17 @@ export interface YamlSource {
  *
  * @param found receives the parsed document
  * @param typed receives the value of each name as compact JSON; a number keeps its spelling if it is a number in JSON
+ * @param work counts the tokens
  */
-export function readYaml (text: string, entries: Entries, found?: YamlSource, typed?: Entries) {
+export function readYaml (
+  text: string, entries: Entries, found?: YamlSource, typed?: Entries, work: Work = { done: 0 }
+) {
   if (text.length > YAML_LENGTH) throw UnreadableDocument.ofLimit(YAML_LENGTH, `${YAML_LENGTH.toLocaleString('en')} characters`)
   // Check the number of lines separately from the tokens, because a scalar of many lines is one token.
   for (let lines = 1, at = text.indexOf('\n'); at !== -1; at = text.indexOf('\n', at + 1)) {
     if (++lines > MAX_LINES) throw UnreadableDocument.ofLimit(at + 1, LINES)
   }
-  const document = parseYaml(text, found)
+  const document = parseYaml(text, work, found)
   const aliases: Alias[] = []
   visit(document, { Alias: (_, alias) => aliases.push(alias) > YAML_ALIASES ? visit.BREAK : undefined })
   if (aliases.length > YAML_ALIASES) throw beyond(aliases.at(-1), `${YAML_ALIASES} aliases`)
@@ -78,7 +82,7 @@ const beyond = (node: unknown, limit: string) => UnreadableDocument.ofLimit(offs
  * Like the package's `parseDocument`, with a token limit. Throws at the first error, because the package would create
  * an object for each error, possibly tens of thousands.
  */
-function parseYaml (text: string, found?: YamlSource): Document.Parsed {
+function parseYaml (text: string, work: Work, found?: YamlSource): Document.Parsed {
   const parser = new Parser()
   const composer = new Composer({
     schema: 'core',
@@ -114,6 +118,7 @@ function parseYaml (text: string, found?: YamlSource): Document.Parsed {
   let tokens = 0
   let offset = 0
   for (const lexeme of new Lexer().lex(text)) {
+    work.done += WORK.yamlToken
     if (++tokens > MAX_YAML_TOKENS) {
       onError(offset, 'limit', `${MAX_YAML_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
     }

@@ -5,9 +5,13 @@ export interface Comparison { added: string[], removed: string[], changed: strin
 
 /** Compares the names and values of two documents. */
 export function compareEntries (from: Entries, to: Entries): Comparison {
-  return {
-    added: Object.keys(to).filter((name) => !(name in from)).sort(),
-    removed: Object.keys(from).filter((name) => !(name in to)).sort(),
-    changed: Object.keys(to).filter((name) => name in from && from[name] !== to[name]).sort()
+  const added: string[] = []
+  const changed: string[] = []
+  for (const name of Object.keys(to)) {
+    const before = from[name]
+    if (before === undefined) added.push(name)
+    else if (before !== to[name]) changed.push(name)
   }
+  const removed = Object.keys(from).filter((name) => !(name in to))
+  return { added: added.sort(), removed: removed.sort(), changed: changed.sort() }
 }

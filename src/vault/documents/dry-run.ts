@@ -5,6 +5,7 @@ import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { activeKeyOf, ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import { emptyEntries, type Entries } from '../../rules/documents/entries.ts'
 import { readDocument } from '../../rules/documents/read.ts'
+import type { Work } from '../../rules/documents/work.ts'
 import { compareEntries } from '../../rules/editing/compare.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { dataKeyOf } from '../keys/keys.ts'
@@ -28,17 +29,18 @@ export interface PlannedChange {
  * The level must be loaded with `readable`.
  *
  * @param after the decrypted document after the change; undefined if the server does not have this document
+ * @param current the decrypted current document, if it is known
  */
 export function planChange (
   keyring: Keyring, storageKey: KeyObject, state: LevelState, change: PlannedChange['change'],
-  after: string | null | undefined
+  after: string | null | undefined, current?: string
 ): PlannedChange {
   const own = storedSecret(state)
   const etag = own === undefined ? null : etagOf(storageKey, [own])
   if (!hasNames(state.project) || after === undefined) return { state, change, etag, texts: undefined }
   const before = own === undefined
     ? null
-    : contentOf(openCurrent(storageKey, state, own), dataKeyOf(keyring, activeKeyOf(state)))
+    : current ?? contentOf(openCurrent(storageKey, state, own), dataKeyOf(keyring, activeKeyOf(state)))
   return { state, change, etag, texts: { before, after } }
 }
 
@@ -63,7 +65,11 @@ const storedSecret = (state: LevelState): SecretRow & StoredDocument | undefined
   return own?.is_stored ? own as SecretRow & StoredDocument : undefined
 }
 
-/** Describes a planned change of a level for the response. Yields to the event loop before it parses each document. */
+/**
+ * Describes a planned change of a level for the response. Yields to the event loop before it parses each document.
+ *
+ * @param known the names that differ, if they are known
+ */
 export async function plannedLevel (
   { state, change, etag, texts }: PlannedChange, known?: PlannedLevel['names']
 ): Promise<PlannedLevel> {
@@ -75,21 +81,25 @@ export async function plannedLevel (
     change: change === undefined ? 'none' : change.blob === null ? 'delete' : etag === null ? 'create' : 'update',
     records_version: change !== undefined && change.record !== null,
     etag,
-    names: known ?? (texts === undefined ? null : await compareTexts(state, texts))
+    names: known !== undefined ? known : texts === undefined ? null : (await compareTexts(state, texts)).names
   }
 }
 
-async function compareTexts (
-  { project }: LevelState, { before, after }: NonNullable<PlannedChange['texts']>
-): Promise<PlannedLevel['names']> {
+/**
+ * Compares the names of a document before and after a change. `names` is null if one of them cannot be parsed, and
+ * `isReadable` tells whether the document after the change can. Yields to the event loop before it parses a document.
+ */
+export async function compareTexts (
+  { project }: LevelState, { before, after }: NonNullable<PlannedChange['texts']>, work?: Work
+): Promise<{ names: PlannedLevel['names'], isReadable: boolean }> {
   const read = async (text: string | null): Promise<Entries | undefined> => {
     await yieldToEventLoop()
-    return text === null ? emptyEntries() : readDocument(project.secret_format, text)
+    return text === null ? emptyEntries() : readDocument(project.secret_format, text, undefined, work)
   }
   const [from, to] = [await read(before), await read(after)]
-  if (from === undefined || to === undefined) return null
+  if (from === undefined || to === undefined) return { names: null, isReadable: to !== undefined }
   const { added, changed, removed } = compareEntries(from, to)
-  return { added, changed, removed }
+  return { names: { added, changed, removed }, isReadable: true }
 }
 
 /** The common fields of all responses to a dry run of one level. */

@@ -2,19 +2,18 @@ import type { KeyObject } from 'node:crypto'
 import { MAX_OPENED_VERSIONS, type NameChangeWord } from '../../../schemas/names.ts'
 import { openBlob } from '../../crypto/blob.ts'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { MAX_WORK_MS, yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { ownSecret, type LevelState } from '../../repositories/levels/levels.ts'
 import type { PageLimit, VersionContent, VersionContents } from '../../repositories/secrets/version-contents.ts'
 import { readValue } from '../../rules/documents/value.ts'
+import { workOfDocument, type Work } from '../../rules/documents/work.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 import { openVersion } from './documents.ts'
+import { isSpent, type ReadContext } from './open-documents.ts'
 
 // Maximum bytes that a request decrypts, so that a few requests do not occupy the process.
 const MAX_BYTES = 8 * 1024 * 1024
 /** The maximum page of one statement. The driver decodes all its rows without a yield to the event loop. */
 const PAGE = { versions: 100, bytes: 1024 * 1024 }
-/** Milliseconds of work between two yields to the event loop. */
-const SLICE_MS = 10
 
 /** A version that changed the name. `value` is the new value; undefined if the version removed the name. */
 export interface Change { version: VersionContent, change: NameChangeWord, value: Value }
@@ -41,35 +40,34 @@ const UNREADABLE = Symbol('unreadable')
  * `create`.
  *
  * If the limits end the request, the oldest decrypted version is not compared yet. The next request begins with this
- * version.
+ * version. So a request decrypts at least two versions.
  */
 export async function nameHistory (
-  keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, after: number,
-  load: (before: number, limit: PageLimit) => Promise<VersionContents>
+  context: Pick<ReadContext, 'keyring' | 'storageKey' | 'work' | 'pace' | 'isDisconnected'>, state: LevelState,
+  name: string, after: number, load: (before: number, limit: PageLimit) => Promise<VersionContents>
 ): Promise<NameHistory> {
-  const valueIn = createReader(keyring, storageKey, state, name)
+  const { keyring, storageKey, work, pace } = context
+  const valueIn = createReader(keyring, storageKey, state, name, work)
   const opened: VersionContent[] = []
   const found = { changes: [] as Change[], unreadable: 0, missing: 0 }
   /** The version to compare with the next older version, with its index and the counts before it. */
   let newer: { version: VersionContent, index: number, value: Value, unreadable: number, missing: number } | undefined
   let isEnd = false
   let bytes = 0
-  let worked = 0
-  while (!isEnd && opened.length < MAX_OPENED_VERSIONS && bytes < MAX_BYTES && worked < MAX_WORK_MS) {
+  while (!isEnd && !isFull()) {
     const versions = Math.min(PAGE.versions, MAX_OPENED_VERSIONS - opened.length)
     const page = await load(opened.at(-1)?.id ?? after, { ...PAGE, versions })
-    isEnd = page.isEnd
-    found.missing += page.lost
-    let began = performance.now()
-    for (const version of page.rows) {
+    found.missing += page.lostAfter
+    let isWhole = true
+    for (const [i, version] of page.rows.entries()) {
+      const began = performance.now()
       add(version)
-      const time = performance.now() - began
-      if (time < SLICE_MS) continue
-      worked += time
-      await yieldToEventLoop()
-      began = performance.now()
+      await pace(began)
+      isWhole = i === page.rows.length - 1
+      if (isFull()) break
     }
-    worked += performance.now() - began
+    isEnd = page.isEnd && isWhole
+    if (isEnd) found.missing += page.lostBefore
   }
   if (isEnd) return { ...found, opened, next: null }
   // If all versions older than the first version are unreadable, skips the first version: otherwise the next request
@@ -78,11 +76,16 @@ export async function nameHistory (
   const { unreadable, missing, index } = newer
   return { ...found, unreadable, missing, opened, next: opened[index - 1]!.id }
 
+  function isFull (): boolean {
+    return opened.length >= MAX_OPENED_VERSIONS || bytes >= MAX_BYTES || (opened.length > 1 && isSpent(context))
+  }
+
   function add (version: VersionContent) {
     const { unreadable, missing } = found
     const { action, revision, older_revision, size_bytes } = version
     const index = opened.push(version) - 1
     bytes += size_bytes
+    work.done += workOfDocument(size_bytes)
     found.missing += older_revision === null ? 0 : revision - older_revision - 1
     const value = valueIn(version)
     // No document existed after a `delete` or before a `create`, even if the version cannot be read.
@@ -107,7 +110,7 @@ export async function nameHistory (
   }
 }
 
-function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string) {
+function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelState, name: string, work: Work) {
   const { organization_id, project } = state
   // A level with versions has a document row, so `ownSecret` is defined.
   const secret = ownSecret(state)!
@@ -125,7 +128,7 @@ function createReader (keyring: Keyring, storageKey: KeyObject, state: LevelStat
     if (content === undefined) return UNREADABLE
     const text = content.toString('utf8')
     if (last?.text === text) return last.value
-    const read = readValue(project.secret_format, text, name)
+    const read = readValue(project.secret_format, text, name, work)
     last = { text, value: read === undefined ? UNREADABLE : read.value }
     return last.value
   }

@@ -1,11 +1,10 @@
 import { SEARCH_LIMITS, type FoundName } from '../../../schemas/names.ts'
-import { MAX_WORK_MS } from '../../crypto/event-loop.ts'
 import type { LevelState, SecretRow } from '../../repositories/levels/levels.ts'
 import { listProjectsFrom } from '../../repositories/levels/projects.ts'
 import { listSearchedDocuments } from '../../repositories/secrets/name-search.ts'
 import { readDocument } from '../../rules/documents/read.ts'
 import type { Slice } from '../../rules/slices.ts'
-import { hasNames, openDocuments, type OpenedDocument, type ReadContext } from './open-documents.ts'
+import { hasNames, isSpent, openDocuments, type OpenedDocument, type ReadContext } from './open-documents.ts'
 
 /** The position after the last searched document. `secret_id` is null if the whole project was searched. */
 export interface SearchPosition { project_id: string, secret_id: string | null }
@@ -58,7 +57,6 @@ export async function searchNames (
   const found: FoundName[] = []
   const opened: SecretRow[] = []
   let unreadable = 0
-  let worked = 0
   const last = await searchDocuments()
   const next = last ?? restOfProjects()
   const isOfPage = ({ id }: Project) => next === null || id <= next.project_id
@@ -81,19 +79,17 @@ export async function searchNames (
       bytes += size_bytes
       count += 1
       const isFull = bytes >= SEARCH_LIMITS.bytes || found.length >= SEARCH_LIMITS.names ||
-        count === SEARCH_LIMITS.documents || worked >= MAX_WORK_MS || context.isDisconnected()
+        count === SEARCH_LIMITS.documents || isSpent(context)
       if (isFull) return count < documents.length ? { project_id, secret_id } : undefined
     }
     return undefined
   }
 
   function searchDocument ({ state, secret, text }: OpenedDocument) {
-    const began = performance.now()
-    const entries = readDocument(state.project.secret_format, text)
+    const entries = readDocument(state.project.secret_format, text, undefined, context.work)
     opened.push(secret)
     if (entries === undefined) unreadable += 1
     else found.push(...Object.keys(entries).filter(isWanted).sort().map((name) => toFound(state, name)))
-    worked += performance.now() - began
   }
 
   // The position for the next page if the list of projects reached its limit, because more projects may follow.

@@ -1,8 +1,8 @@
 import type { KeyObject } from 'node:crypto'
 import type { Keyring } from '../../crypto/keyring.ts'
-import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import type { Db } from '../../db/database.ts'
 import { findLevelsOfSecrets, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { MAX_WORK, workOfDocument, type Work } from '../../rules/documents/work.ts'
 import type { Slice } from '../../rules/slices.ts'
 import { currentContents, visibleSecrets } from './read.ts'
 
@@ -15,7 +15,15 @@ export interface ReadContext {
   waitFor: <T>(work: Promise<T>) => Promise<T>
   /** Whether the client has disconnected, so that the work should end. */
   isDisconnected: () => boolean
+  /** The work of the request so far. `openDocuments` counts the decryption, and the caller what it reads. */
+  work: Work
+  /** Yields to the event loop after a step that began at this time (`performance.now`), with pauses in long work. */
+  pace: (began: number) => Promise<void>
 }
+
+/** Whether a request has done as much work as fits into a page, or its client has disconnected. */
+export const isSpent = ({ work, isDisconnected }: Pick<ReadContext, 'work' | 'isDisconnected'>): boolean =>
+  work.done >= MAX_WORK || isDisconnected()
 
 /** A level with its decrypted document. */
 export interface OpenedDocument { state: LevelState, secret: SecretRow, text: string }
@@ -34,14 +42,17 @@ export const hasNames = ({ encryption_type, secret_format }: LevelState['project
  * @param slicesOf returns the restrictions of the caller in a project
  */
 export async function * openDocuments<D extends { id: string, size_bytes: number }> (
-  { db, keyring, storageKey, waitFor }: ReadContext, organization_id: string, documents: readonly D[],
+  { db, keyring, storageKey, waitFor, work, pace }: ReadContext, organization_id: string, documents: readonly D[],
   slicesOf: (projectId: string) => readonly Slice[]
 ): AsyncGenerator<{ document: D, content: OpenedDocument | undefined }> {
   for (const batch of batchesOf(documents)) {
     const states = await waitFor(findLevelsOfSecrets(db, organization_id, batch.map(({ id }) => id)))
     for (const [i, state] of states.entries()) {
-      yield { document: batch[i]!, content: state && await open(state) }
-      await yieldToEventLoop()
+      const began = performance.now()
+      const document = batch[i]!
+      work.done += workOfDocument(document.size_bytes)
+      yield { document, content: state && await open(state) }
+      await pace(began)
     }
   }
 

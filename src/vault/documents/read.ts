@@ -154,9 +154,11 @@ export function contentOf (blob: string, dataKey: KeyObject | undefined): string
   return plain.toString('utf8')
 }
 
-/** The merged values of a level and its ancestors. 422 for an invalid document. */
-export const mergedValues = async (state: LevelState, documents: Contents): Promise<Entries> =>
-  valuesOf(state, documents, LEVELS, refuseUnreadable)
+/** The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document. */
+export const mergedValues = async (state: LevelState, documents: Contents, pace?: Pace): Promise<Entries> =>
+  valuesOf(state, documents, LEVELS, refuseUnreadable, pace)
+
+type Pace = (began: number) => Promise<void>
 
 /** For each name in the documents, the levels that have the name, project first. 422 for an invalid document. */
 export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
@@ -182,14 +184,15 @@ const refuseUnreadable = (level: Level, format: DocumentFormat, text: string) =>
 // `unreadable` handles a document that does not parse.
 async function valuesOf<Unreadable> (
   { project: { secret_format } }: LevelState, documents: Contents, levels: readonly Level[],
-  unreadable: (level: Level, format: DocumentFormat, text: string) => Unreadable
+  unreadable: (level: Level, format: DocumentFormat, text: string) => Unreadable, pace: Pace = yieldToEventLoop
 ): Promise<Entries | Unreadable> {
   const values = emptyEntries()
   for (const level of levels) {
     const text = documents.get(level)
     if (text === undefined) continue
+    const began = performance.now()
     if (readDocument(secret_format, text, values) === undefined) return unreadable(level, secret_format, text)
-    await yieldToEventLoop()
+    await pace(began)
   }
   return values
 }

@@ -43,8 +43,9 @@ export const createAnswerSeal = (keyring: Keyring): AnswerSeal => ({
 })
 
 /**
- * Makes a server-managed key from the given key string, or from a new key string of 256 bits, and wraps it. Call this
- * before a transaction begins, because the derivation of the data key is slow. Throws KeyWorkOverloaded.
+ * Makes a server-managed key from the given key string, or from a new key string of 256 bits, and wraps it. The
+ * derivation of the data key takes about 200 ms: do not call this while an organization or a project is locked. Throws
+ * KeyWorkOverloaded.
  */
 export async function makeServerKey (
   keyring: Keyring, id: KeyId, given?: Partial<Record<'key' | 'hint', string | undefined>>,

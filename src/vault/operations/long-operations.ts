@@ -1,5 +1,5 @@
 import { createGates, WorkOverloaded } from '../../crypto/bounded.ts'
-import { isLockTimeout, transaction, type Db } from '../../db/database.ts'
+import { isLockTimeout, isOnlyConnection, transaction, type Db } from '../../db/database.ts'
 import { areWaitsPaused, atWaitTime, pauseFor, waitNow } from '../../db/postgres/wait-clock.ts'
 import type { Actor } from '../../repositories/audit/audit.ts'
 import type { KeyState } from '../../repositories/keys/encryption-keys.ts'
@@ -30,6 +30,11 @@ export interface LongOperation<T> {
   projectId: string
   actor: Pick<Actor, 'answering'>
   inUse?: InUse
+  /**
+   * Expensive work without the database. Runs in the transaction, but before the project is locked, and only if the
+   * request has no stored response. With a single connection, runs before the transaction.
+   */
+  prepare?: () => Promise<void>
   run: (db: Db, project: KeyState) => Promise<T>
 }
 
@@ -37,18 +42,29 @@ export interface LongOperation<T> {
  * Runs a long operation in one transaction of up to a minute. Fails with 409 (`inUse`) if another request uses the
  * project, or if a long operation of the organization on another instance does not end within the lock timeout. Fails
  * with 503 (LongOperationOverloaded) if the queue of the organization is full, or if the wait in the queue is too long.
+ *
+ * With an `Idempotency-Key`, looks for the stored response after the lock, because the operation that had the lock may
+ * be the first request with this key. If that operation does not end in time, the 409 is `conflict`.
  */
 export async function runLongOperation<T> (
   { longTransactions }: { longTransactions: Db },
-  { organization: { id }, projectId, actor: { answering }, inUse = 'rotation_in_progress', run }:
+  { organization: { id }, projectId, actor: { answering }, inUse = 'rotation_in_progress', prepare, run }:
   LongOperation<T>
 ): Promise<T> {
+  // All other requests would wait for the only connection. There is a single process then, in which a repeat is refused
+  // (`oncePerProject`) until the response is stored.
+  const isFirst = isOnlyConnection(longTransactions)
   const inTransaction = () => transaction(longTransactions, async (db) => {
     await lockLongOperations(db, id)
+    await answering?.begin(db)
+    if (!isFirst) await prepare?.()
     return run(db, await lockProject(db, id, { id: projectId }) ?? fail('not_found'))
   }, { answering })
   return oncePerProject(projectId, answering, inUse, () =>
-    gateOf(id)(() => conflictOnLockTimeout(inTransaction, inUse)))
+    gateOf(id)(async () => {
+      if (isFirst) await prepare?.()
+      return conflictOnLockTimeout(inTransaction, answering == null ? inUse : 'conflict')
+    }))
 }
 
 // Maximum pause. The pause is limited because the transaction stays open.

@@ -1,5 +1,4 @@
 import { DRY_RUN_LIMITS, type PlannedLevel } from '../../../schemas/dry-run.ts'
-import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { findStoredBytes } from '../../repositories/billing/plans.ts'
 import {
   comparePositions, findLevelsOfSecrets, ownSecret, positionOf, type LevelState, type SecretRow
@@ -8,15 +7,18 @@ import type { Organization } from '../../repositories/people/principals.ts'
 import { listChangedLevels, type ChangedLevel } from '../../repositories/secrets/point-in-time.ts'
 import { findVersionsTogether, type FullVersion } from '../../repositories/secrets/versions.ts'
 import { fail, refuse } from '../../rules/errors.ts'
+import { workOfDocument } from '../../rules/documents/work.ts'
 import { requireKeptAt } from '../../rules/moments.ts'
 import { requireBytes } from '../../rules/plan-bytes.ts'
-import { notesOf } from '../documents/accept.ts'
 import { sizeOf, type StoredDocument } from '../documents/documents.ts'
-import { planChange, plannedLevel, type PlannedChange } from '../documents/dry-run.ts'
-import { batchesOf, type ReadContext } from '../documents/open-documents.ts'
+import { compareTexts, planChange, plannedLevel, type PlannedChange } from '../documents/dry-run.ts'
+import { batchesOf, isSpent, type ReadContext } from '../documents/open-documents.ts'
 import { restoredContent } from './restore-to.ts'
 
 type Context = Omit<ReadContext, 'keyring'> & { vault: Parameters<typeof restoredContent>[0] }
+
+/** A change of a level. `isUtf8`: whether the document to restore is valid UTF-8. */
+type Planned = PlannedChange & { isUtf8?: boolean }
 
 export interface RestorePreview {
   /** The levels that the restore would change, in the order of `listLevels`. */
@@ -24,7 +26,7 @@ export interface RestorePreview {
   restored: number
   emptied: number
   unreadable: number
-  /** The number of changed levels that were not compared, because of the limits. */
+  /** The number of changed levels that were not compared, because of the limits (`isFull`). */
   more: number
   /** The current documents that were compared. */
   opened: SecretRow[]
@@ -38,7 +40,7 @@ export interface RestorePreview {
 export async function previewRestore (
   context: Context, organization: Organization, project: LevelState['project'], at: Date
 ): Promise<RestorePreview> {
-  const { vault, db, storageKey, waitFor } = context
+  const { vault, db, storageKey, waitFor, work, pace } = context
   const { plan } = organization
   const changed = await waitFor(listChangedLevels(db, project, at, plan.retention_days))
   if (changed === undefined) return fail('not_found', { resource: 'project', at })
@@ -49,14 +51,15 @@ export async function previewRestore (
   let [bytes, growth, compared] = [0, 0, 0]
 
   for (const batch of batchesOf(changed.map(withSize))) {
-    const isFull = compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || context.isDisconnected()
-    if (isFull) break
+    if (isFull()) break
     const page = batch.slice(0, DRY_RUN_LIMITS.levels - compared)
     const [states, versions] = await waitFor(Promise.all([
       findLevelsOfSecrets(db, organization.id, page.map(({ id }) => id)), versionsOf(page)
     ]))
     for (const [i, { id, size_bytes }] of page.entries()) {
+      if (isFull()) break
       const state = states[i]
+      work.done += workOfDocument(size_bytes)
       // Undefined if the level was deleted after the list was loaded.
       if (state !== undefined) await add(state, versions.get(id))
       bytes += size_bytes
@@ -67,13 +70,22 @@ export async function previewRestore (
   found.sort((one, other) => comparePositions(positionOf(one.state), positionOf(other.state)))
   return { ...preview, levels: found.map(({ level }) => level), more: changed.length - compared }
 
+  function isFull (): boolean {
+    return compared >= DRY_RUN_LIMITS.levels || bytes >= DRY_RUN_LIMITS.bytes || (compared > 0 && isSpent(context))
+  }
+
   async function add (state: LevelState, version: (() => FullVersion | undefined) | undefined) {
+    const began = performance.now()
     const own = ownSecret(state)!
-    const planned = version === undefined ? emptied(state) : restored(state, version() ?? fail('not_found'))
+    const planned: Planned | undefined = version === undefined ? emptied(state) : restored(state, version() ?? fail('not_found'))
     preview.opened.push(own)
-    if (planned === undefined) return
-    found.push({ state, level: await plannedLevel(planned) })
-    await yieldToEventLoop()
+    if (planned !== undefined) {
+      const { texts, isUtf8 = true } = planned
+      const compared = texts && await compareTexts(state, texts, work)
+      preview.unreadable += compared === undefined || (compared.isReadable && isUtf8) ? 0 : 1
+      found.push({ state, level: await plannedLevel(planned, compared?.names) })
+    }
+    await pace(began)
   }
 
   function emptied (state: LevelState): PlannedChange | undefined {
@@ -84,17 +96,18 @@ export async function previewRestore (
     return planChange(vault.keyring, storageKey, state, change, null)
   }
 
-  function restored (state: LevelState, version: FullVersion): PlannedChange | undefined {
+  function restored (state: LevelState, version: FullVersion): Planned | undefined {
     const own = ownSecret(state)!
     const document = own.is_stored ? own as StoredDocument : undefined
-    const accepted = restoredContent(vault, storageKey, { ...state, key: state.key! }, document, version)
-    if (accepted === undefined) return undefined
-    const { blob, plain } = accepted
+    const replacement = restoredContent(vault, storageKey, { ...state, key: state.key! }, document, version)
+    if (replacement === undefined) return undefined
+    const { accepted: { blob, plain }, before } = replacement
     preview.restored++
-    preview.unreadable += notesOf(state, accepted).warning === undefined ? 0 : 1
     growth += 2 * sizeOf(blob) - own.size_bytes
     const change = { blob, record: { action: 'restore' as const, blob, restored_from: version.version.id } }
-    return planChange(vault.keyring, storageKey, state, change, plain?.toString())
+    const text = plain?.toString()
+    const isUtf8 = text === undefined || Buffer.from(text).equals(Buffer.from(plain!))
+    return { ...planChange(vault.keyring, storageKey, state, change, text, before?.toString()), isUtf8 }
   }
 
   // The versions to restore, by the ids of their secrets.

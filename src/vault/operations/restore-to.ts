@@ -103,10 +103,11 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
       ({ organization_id: organization.id, id: byId.get(id)!.version })))
     await yieldToEventLoop()
     const replaced = found.flatMap((document, i) => {
-      const accepted = restoredContent(
+      const replacement = restoredContent(
         vault, storageKey, state, isDocument(document) ? document : undefined, versions[i]!() ?? fail('not_found')
       )
-      if (accepted === undefined) return []
+      if (replacement === undefined) return []
+      const { accepted } = replacement
       const { blob } = accepted
       if (notesOf(held, accepted).warning !== undefined) unreadable++
       const size_bytes = sizeOf(blob)
@@ -122,20 +123,23 @@ async function replaceContents (held: LockedProject, levels: readonly Restored[]
   return { restored, growth, unreadable }
 }
 
-/** The content to restore; undefined if the level has this content. `document` is undefined if it was deleted. */
+/**
+ * The content to restore, and the decrypted current document if it was compared. Undefined if the level has this
+ * content already. `document` is undefined if it was deleted.
+ */
 export function restoredContent (
   vault: Parameters<typeof acceptRestored>[0], storageKey: KeyObject, state: Parameters<typeof acceptRestored>[2],
   document: StoredDocument | undefined, version: FullVersion
-): Accepted | undefined {
+): { accepted: Accepted, before?: Buffer | undefined } | undefined {
   const accepted = acceptRestored(vault, storageKey, state, version, {})
-  const { blob } = accepted
-  if (document === undefined) return accepted
+  const { blob, plain } = accepted
+  if (document === undefined) return { accepted }
   const current = openCurrent(storageKey, state, document)
   if (current === blob) return undefined
-  if (state.project.encryption_type === 'client') return accepted
-  const dataKey = dataKeyOf(vault.keyring, activeKeyOf(state))
-  const [before, after] = [openBlob(dataKey, current), openBlob(dataKey, blob)]
-  return before !== undefined && after !== undefined && before.equals(after) ? undefined : accepted
+  if (state.project.encryption_type === 'client') return { accepted }
+  const before = openBlob(dataKeyOf(vault.keyring, activeKeyOf(state)), current)
+  const isSame = before !== undefined && plain !== undefined && before.equals(Buffer.from(plain))
+  return isSame ? undefined : { accepted, before }
 }
 
 // For each target, the number of added documents minus the number of removed documents. `target_id` is null for the

@@ -34,14 +34,18 @@ export interface SeenKey { id: string, version: number, managed: Managed }
 /** A rotation: the expected active key, the new key, and the conversion of documents. */
 export interface Rotation {
   seen: SeenKey
-  key: NewKey
+  /**
+   * Returns the new key. Called once, in the transaction, after the look for the stored response of a
+   * repeated request: so a key is derived once, however often the request is repeated.
+   */
+  makeKey: () => Promise<NewKey>
   policy: HistoryPolicy | undefined
   /** Validates the request against the locked project and the ids of all its current documents. */
   validate?: (db: Db, project: KeyState, ids: string[]) => Promise<void>
   /** Called before the first write. From then on, only a concurrent change can still reject the rotation. */
   beforeEffect: () => Promise<void>
   /** Returns a document's blob (encrypted content) re-encrypted under the new key. */
-  convert: (document: StoredDocument, blob: string, oldKey: KeyRow) => string
+  convert: (document: StoredDocument, blob: string, oldKey: KeyRow, newKey: KeyRow) => string
   /** The size of a document after the rotation, if the size changes. */
   sizeOf?: (id: string) => number
   details?: Record<string, boolean>
@@ -57,8 +61,12 @@ export interface Rotated { key: KeyRow, documents: number, waiting: number }
 export async function rotate (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Actor, rotation: Rotation
 ): Promise<Rotated> {
-  const { seen, key, validate, convert } = rotation
+  const { seen, validate, convert } = rotation
+  let made: NewKey | undefined
+  // A transaction that is tried again keeps the key.
+  const prepare = async () => { made ??= await rotation.makeKey() }
   return changeKey({ longTransactions, keyring }, organization, actor, seen, async (db, project) => {
+    const key = made!
     const oldKey = await findActiveKeyOf(db, project)
     const found = await lockDocuments(db, project)
     const documents = found.map(({ id, size_bytes }) =>
@@ -85,7 +93,7 @@ export async function rotate (
       // Reads, re-encrypts and writes a batch in separate turns of the event loop, between other requests.
       await yieldToEventLoop()
       const converted = current.map((document) => {
-        const blob = convert(document, openCurrent(storageKey, state, document), oldKey)
+        const blob = convert(document, openCurrent(storageKey, state, document), oldKey, newKey)
         const size_bytes = sizeOf(blob)
         growth += 2 * size_bytes - document.size_bytes
         const sealed = sealCurrent(storageKey, contextOf(under, document), document.revision + 1, blob)
@@ -119,17 +127,17 @@ export async function rotate (
       growth
     })
     return { key: newKey, documents: documents.length, waiting }
-  })
+  }, prepare)
 }
 
 /** Returns a `convert` that re-encrypts a document of a server-managed project under the new key. */
-export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['convert'] {
-  let old: KeyObject | undefined
-  return (_document, blob, oldKey) => {
-    old ??= dataKeyOf(keyring, oldKey)
-    const plain = openBlob(old, blob)
+export function reencrypt (keyring: Keyring): Rotation['convert'] {
+  let keys: { old: KeyObject, new: KeyObject } | undefined
+  return (_document, blob, oldKey, newKey) => {
+    keys ??= { old: dataKeyOf(keyring, oldKey), new: dataKeyOf(keyring, newKey) }
+    const plain = openBlob(keys.old, blob)
     if (plain === undefined) throw new IntegrityError()
-    const sealed = sealBlob(newKey, plain)
+    const sealed = sealBlob(keys.new, plain)
     plain.fill(0)
     return sealed
   }
@@ -138,14 +146,15 @@ export function reencrypt (keyring: Keyring, newKey: KeyObject): Rotation['conve
 /** Runs a change of a key as a long operation. Fails with 409 if the active key or its custody is no longer `seen`. */
 export async function changeKey<T> (
   { longTransactions, keyring }: Vault, organization: Organization, actor: Pick<Actor, 'answering'>, seen: SeenKey,
-  change: (db: Db, project: KeyState) => Promise<T>
+  change: (db: Db, project: KeyState) => Promise<T>, prepare?: () => Promise<void>
 ): Promise<T> {
   const run = async (db: Db, project: KeyState) => {
     if (project.key_version !== seen.version || project.encryption_type !== seen.managed) fail('rotation_in_progress')
     await lockCurrentCanary(db, keyring)
     return change(db, project)
   }
-  return runLongOperation({ longTransactions }, { organization, projectId: seen.id, actor, run })
+  const operation = { organization, projectId: seen.id, actor, run, ...(prepare && { prepare }) }
+  return runLongOperation({ longTransactions }, operation)
 }
 
 /** Calls `work` with the ids of each batch of documents. */
