@@ -14,7 +14,7 @@ export const DAILY_SCOPES: readonly Scope[] = [
   'project:read', 'project:update', 'target:create', 'target:read', 'target:update', 'target:delete',
   'environment:create', 'environment:read', 'environment:update', 'environment:delete', 'team:read', 'team:delete',
   'organization:create', 'organization:read', 'api-token:read', 'api-token:delete',
-  'member:read', 'member:delete', 'billing:read'
+  'member:read', 'billing:read'
 ]
 
 /** Seconds: the lifetime of a token with a privileged scope, and the maximum age of the sign-in when it is issued. */

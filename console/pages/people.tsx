@@ -122,7 +122,7 @@ function Invitations ({ organization }: { organization: string }) {
   const send = (invitation: string, role: Role) => async () =>
     saying(call('sendInvitation', { path: { ...path, invitation }, body: {}, dangerous: scopesOfRoles('member:create', role) }))
   const withdraw = (invitation: string, email: string) => async () =>
-    saying(call('withdrawInvitation', { path: { ...path, invitation } }), `The invitation of ${email} is withdrawn.`)
+    saying(call('withdrawInvitation', { path: { ...path, invitation }, dangerous: ['member:delete'] }), `The invitation of ${email} is withdrawn.`)
   return (
     <Section title='Invitations'>
       <List of={invitations} empty='No invitation is open.'>

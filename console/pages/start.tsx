@@ -27,7 +27,8 @@ export function StartPage ({ organization }: { organization: string }) {
 function Invitations () {
   const invitations = useLoad(async () => (await call('listOwnInvitations')).data.data, [])
   const answer = (operation: 'acceptInvitation' | 'declineInvitation', id: string) => async () => {
-    await call(operation, { path: { invitation: id }, ...(operation === 'acceptInvitation' && { body: {} }) })
+    const more = operation === 'acceptInvitation' ? { body: {} } : { dangerous: ['member:delete'] }
+    await call(operation, { path: { invitation: id }, ...more })
     await loadPerson()
     changed(operation === 'acceptInvitation' ? 'You are a member now.' : 'The invitation is declined.')
   }

@@ -560,6 +560,6 @@ t.test('the scopes of daily work are scopes, once each', async (t) => {
   t.ok(DAILY_SCOPES.every((scope: Scope) => SCOPE_NAMES.includes(scope)))
   t.strictSame(PRIVILEGED, [
     'secret:purge', 'key:rotate', 'project:delete', 'team:create', 'team:update', 'organization:update', 'organization:delete', 'api-token:create', 'api-token:update',
-    'member:create', 'member:update', 'billing:write'
+    'member:create', 'member:update', 'member:delete', 'billing:write'
   ])
 })

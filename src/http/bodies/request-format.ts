@@ -5,6 +5,11 @@ import { ApiError } from '../../rules/errors.ts'
 export const headerValues = ({ raw: { rawHeaders } }: FastifyRequest, name: string): string[] =>
   rawHeaders.filter((_value, i) => i % 2 === 1 && rawHeaders[i - 1]!.toLowerCase() === name)
 
+const BEARER = /^Bearer +([\x21-\x7e]+)$/i
+
+/** The token of an `Authorization` header (RFC 6750, 2.1; RFC 9110 allows several blanks); undefined without one. */
+export const bearerIn = (authorization: string | undefined): string | undefined => BEARER.exec(authorization ?? '')?.[1]
+
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
 
 // RFC 9112, 3.2: a request of HTTP/1.1 has exactly one Host header, other requests at most one.

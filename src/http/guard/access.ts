@@ -24,7 +24,7 @@ import type { Counters } from '../limits/counters.ts'
 import { isDryRun } from '../repeats/dry-run.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
-import { headerValues, requestFormatError } from '../bodies/request-format.ts'
+import { bearerIn, headerValues, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
@@ -242,7 +242,7 @@ async function authenticate (
   begin: (credential: string) => void = () => {}
 ): Promise<Caller | undefined> {
   const sent = headerValues(request, 'authorization')
-  const [, token] = /^Bearer ([\x21-\x7e]+)$/i.exec(sent.length === 1 ? sent[0] ?? '' : '') ?? []
+  const token = bearerIn(sent.length === 1 ? sent[0] : undefined)
   if (token === undefined || token.length > MAX_TOKEN_LENGTH) return undefined
   // The checksum is checked first, so that random strings cost no query.
   const apiToken = parseApiToken(token)

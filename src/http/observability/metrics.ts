@@ -5,6 +5,7 @@ import { databaseError, findAuthority, type Database } from '../../db/database.t
 import { queueOf } from '../../db/changes/queue.ts'
 import { readBacklog } from '../../repositories/operations/backlog.ts'
 import { fail } from '../../rules/errors.ts'
+import { bearerIn } from '../bodies/request-format.ts'
 import type { Measured } from '../../telemetry/worker-metrics.ts'
 import { gauge, render, type Family, type Metrics } from '../../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
@@ -122,7 +123,7 @@ export function installMetrics (
     config: { access: 'public', limit: 'none' },
     schema: { hide: true },
     handler: async (request, reply) => {
-      const [, given] = /^Bearer ([\x21-\x7e]{1,512})$/i.exec(request.headers.authorization ?? '') ?? []
+      const given = bearerIn(request.headers.authorization)
       if (given === undefined || !sameBytes(Buffer.from(given), expected)) return fail('unauthenticated')
       return reply.type(TYPE).send(await measure())
     }
