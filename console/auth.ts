@@ -97,8 +97,11 @@ async function silentToken (scopes: readonly string[], more: Record<string, stri
 
 let signOuts: BroadcastChannel | undefined
 
-/** Signs in through the session. Without one, the browser leaves the page. `signed in`: in a window beside the page. */
-export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
+/**
+ * Signs in through the session. Without one, the browser leaves the page. `signed in`: in a window beside the page.
+ * `signed out`: after a sign-out on the account page, of which this page tells the open tabs.
+ */
+export async function start (): Promise<'ready' | 'leaving' | 'signed in' | 'signed out'> {
   if (!isSecureContext) throw new Error('The console needs https, or http on localhost: browsers encrypt on such pages only.')
   const { searchParams } = new URL(location.href)
   const state = searchParams.get('state') ?? ''
@@ -119,6 +122,10 @@ export async function start (): Promise<'ready' | 'leaving' | 'signed in'> {
   window.addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload() })
   daily = await silentToken(DAILY_SCOPES)
   if (daily !== undefined) return 'ready'
+  if (searchParams.has('signed-out')) {
+    signOuts.postMessage('signed out')
+    return 'signed out'
+  }
   location.replace(await authorizationUrl(random(), location.pathname, DAILY_SCOPES, {}))
   return 'leaving'
 }

@@ -151,7 +151,7 @@ async function main () {
   render(<App />, document.getElementById('console')!)
   try {
     const result = await start()
-    if (result === 'signed in') state.value = { is: result }
+    if (result === 'signed in' || result === 'signed out') state.value = { is: result }
     if (result !== 'ready') return
     await loadPerson()
     const [only] = memberships.value

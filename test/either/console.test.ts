@@ -6,6 +6,7 @@ import { CONSOLE_CLIENT, DAILY_SCOPES, PRIVILEGED_SECONDS } from '../../schemas/
 import { LIFETIMES, MAX_GRANTS } from '../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { noun } from '../../src/commands/people/clients.ts'
+import { resetSecondFactor } from '../../src/commands/people/users.ts'
 import { createClient } from '../../src/repositories/people/oauth.ts'
 import { earlier, startApp, type TestApp } from '../helpers/app.ts'
 import {
@@ -336,7 +337,7 @@ t.test('CO-04: signing out ends the session and every token of the console', asy
   const mine = (await tokenOf(shared)).access_token
   await shared.signIn(await ask(shared, { prompt: 'login' }), theo.email, theo.password)
   const theirs = (await tokenOf(shared)).access_token
-  t.equal((await call(mine)).status, 200)
+  t.equal((await call(mine)).status, 401, 'the sign-in of another person ends the session of the first one')
   t.equal((await signOut(shared, mine)).status, 204)
   for (const token of [mine, theirs]) t.equal((await call(token)).status, 401, 'of both persons of this browser')
 
@@ -390,6 +391,43 @@ t.test('CO-04: codes of the console end with the session, and with each token th
   await isDead(ended, 'a sign-out on the account page')
   const events = await service.sql(`SELECT action FROM personal_events WHERE user_id = ${person.id} AND action = 'oauth.reuse'`)
   t.equal(events.length, 0)
+})
+
+t.test('CO-04: each end of a session ends the tokens and codes of the console; a new sign-in of the same person ends none', async (t) => {
+  const again = async (browser: Visitor, { email, password }: Person) =>
+    browser.signIn(await ask(browser, { prompt: 'login' }), email, password)
+  const ends: Record<string, (person: Person, browser: Visitor) => Promise<unknown>> = {
+    'the operator removes a lost second factor': async (person) => {
+      await giveSecondFactor(service, person)
+      await resetSecondFactor(service.database, person.email)
+    },
+    'another person signs in, in the same browser': async (_person, browser) => again(browser, await newcomer()),
+    'a sign-out on the account page': async (_person, browser) =>
+      browser.send(formIn(await browser.open('/account')), { where: 'here' })
+  }
+  for (const [way, end] of Object.entries(ends)) {
+    const person = await newcomer()
+    const browser = await signedIn(person)
+    const { access_token } = await tokenOf(browser)
+    const { code } = returned(await ask(browser))
+    await again(browser, person)
+    t.equal((await call(access_token)).status, 200, 'the same person signs in again')
+    await end(person, browser)
+    t.equal((await call(access_token)).status, 401, way)
+    t.equal((await redeem(code)).body.error, 'invalid_grant', way)
+  }
+})
+
+t.test('CO-04: a sign-out on the account page leads to the page that tells the open tabs of the console', async (t) => {
+  const browser = await signedIn(await newcomer())
+  const answer = await browser.send(formIn(await browser.open('/account')), { where: 'here' })
+  t.match([answer.status, answer.headers.get('location')], [303, /\/console\/\?signed-out$/])
+  t.equal((await browser.request(answer.headers.get('location')!, { headers: { accept: 'text/html' } })).status, 200)
+  service.config.console = false
+  t.teardown(() => { service.config.console = true })
+  const other = await signedIn(await newcomer())
+  const without = await other.send(formIn(await other.open('/account')), { where: 'here' })
+  t.match(without.headers.get('location'), /\/account$/)
 })
 
 t.test('CO-05: what ends the access of a person ends the console', async (t) => {

@@ -115,7 +115,8 @@ export const accounts: Domain = async (app) => {
       }
     })
     setCookie(app, reply, 'session', undefined)
-    return '/account'
+    // The page of the console tells the open tabs of the console that they shall forget values, names and keys.
+    return app.config.console ? '/console/?signed-out' : '/account'
   })
 
   // Each form has the id of a session, token or grant of the signed-in user. Ids of other users have no effect.

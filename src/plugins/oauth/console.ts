@@ -4,11 +4,12 @@ import { CONSOLE_CLIENT, isPrivileged, PRIVILEGED_SECONDS } from '../../../schem
 import { LIFETIMES } from '../../../schemas/oauth.ts'
 import { SCOPE_NAMES, type Scope } from '../../../schemas/scopes.ts'
 import { hashToken, isCredential, mintCredential } from '../../crypto/bearer.ts'
+import { endConsole } from '../../db/callers/console-tokens.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import { recordForUser, type Person } from '../../http/guard/personal-events.ts'
 import { formOf, isOwnPage, sendPage, setCookie } from '../../http/pages/pages.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { createCode, deleteUnusedCodes, findUserOfToken, renewGrant, retirePairsOf } from '../../repositories/people/oauth.ts'
+import { createCode, findUserOfToken, renewGrant } from '../../repositories/people/oauth.ts'
 import { deleteSession } from '../../repositories/people/sessions.ts'
 import { lockUser } from '../../repositories/people/users.ts'
 import { inSession, SessionEnded, signedIn } from './pages/browser.ts'
@@ -61,19 +62,9 @@ export async function codeForConsole (
 
 const ownerOf = (user_id: number) => ({ user_id, client_id: CONSOLE_CLIENT })
 
-/**
- * Ends the codes and tokens of the console for a person. The grants stay, because API tokens depend on them (decision
- * 0070). The codes are deleted before the tokens end, so that a token from a code that is redeemed meanwhile also ends.
- */
-export async function endConsole (db: Db, user_id: number): Promise<void> {
-  await deleteUnusedCodes(db, ownerOf(user_id))
-  await retirePairsOf(db, ownerOf(user_id))
-}
-
-/** Ends a session of a user, and the codes and tokens of the console. Consoles in other browsers get new tokens. */
+/** Ends a session of a user. Consoles in other browsers get new tokens. */
 export async function endSession (db: Db, request: FastifyRequest, user: Person, hash: Buffer): Promise<void> {
   if (!await deleteSession(db, hash, user.id)) return
-  await endConsole(db, user.id)
   await recordForUser(db, request, user, 'session.delete')
 }
 

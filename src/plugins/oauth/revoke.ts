@@ -1,12 +1,12 @@
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { RevokeAnswer, RevokeBody } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential } from '../../crypto/bearer.ts'
+import { endConsole } from '../../db/callers/console-tokens.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import { findUserOfToken, revokeByToken } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn } from './body.ts'
 import { clientInBasic, enabledClient } from './client.ts'
-import { endConsole } from './console.ts'
 import { recordForUser } from '../../http/guard/personal-events.ts'
 import { errorAnswers } from './token.ts'
 

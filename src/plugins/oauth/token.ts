@@ -2,10 +2,11 @@ import type { FastifyRequest } from 'fastify'
 import { CONSOLE_CLIENT } from '../../../schemas/console.ts'
 import { OAuthErrorBody, TokenAnswer, TokenBody, type OAuthErrorCode } from '../../../schemas/oauth.ts'
 import { hashToken, isCredential, mintCredential, verifierMatches } from '../../crypto/bearer.ts'
+import { retireTokensOfConsole } from '../../db/callers/console-tokens.ts'
 import { transaction, type Db } from '../../db/database.ts'
 import type { Domain } from '../../http/routes/types.ts'
 import {
-  countWrongVerifier, createPair, lockCode, lockPair, retirePair, retirePairsOf, revokeGrant, useCode, type Client,
+  countWrongVerifier, createPair, lockCode, lockPair, retirePair, revokeGrant, useCode, type Client,
   type LiveGrant
 } from '../../repositories/people/oauth.ts'
 import { FORM_BODY, parametersIn, type Parameters } from './body.ts'
@@ -96,7 +97,7 @@ export const token: Domain = async (app) => {
     if (!is_live) return 'invalid_grant'
     // API tokens end with the grant of the console. So the grant stays, and only its access tokens end (decision 0070).
     const isConsole = client_id === CONSOLE_CLIENT
-    if (isConsole) await retirePairsOf(db, { user_id, client_id })
+    if (isConsole) await retireTokensOfConsole(db, user_id)
     const ended = isConsole ? [] : await revokeGrant(db, id)
     await recordForUser(
       db, request, { id: user_id, name: 'an application' }, 'oauth.reuse', { grant: id, credential: what }, ended

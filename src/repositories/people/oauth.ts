@@ -6,6 +6,7 @@ import type { Ability, Scope } from '../../../schemas/scopes.ts'
 import { LIFETIMES, MAX_GRANTS } from '../../../schemas/oauth.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns, fromJson, type AuthenticatedRow } from '../../db/rows/authenticated.ts'
+import { USED } from '../../db/callers/console-tokens.ts'
 import { CallerEnded } from '../../db/callers/caller.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
@@ -68,10 +69,6 @@ export async function setClientDisabled (db: Db, id: string, disabled: boolean):
 export async function revokeGrantsOfClient (db: Db, id: string): Promise<{ revoked: number, ended: EndedTokens[] }> {
   return revokeSomeGrants(db, eq(oauth_grants.client_id, id))
 }
-
-// Marks a row as used. The row loses its MAC, so that a reset of `used_at` in the database does not make the row valid
-// again.
-const USED = { used_at: sql`now()`, mac: null }
 
 // Pending authorization requests
 
@@ -346,24 +343,6 @@ export async function lockPair (db: Db, refresh_hash: Buffer): Promise<Pair | un
 export async function retirePair (db: Db, id: number): Promise<void> {
   await db.update(oauth_tokens).set(USED).where(eq(oauth_tokens.id, id))
 }
-
-/** Makes all access tokens of a person for a client invalid. The grants and the API tokens of the grants stay valid. */
-export async function retirePairsOf (db: Db, owner: GrantOwner): Promise<void> {
-  // Locks in the order of ids, so that concurrent calls do not deadlock.
-  const live = await db.select({ id: oauth_tokens.id }).from(oauth_tokens).where(sql`${oauth_tokens.used_at} IS NULL
-    AND ${oauth_tokens.access_expires_at} > now() AND ${isGrantOf(oauth_tokens.grant_id, owner)}`).orderBy(asc(oauth_tokens.id)).for('no key update')
-  if (live.length > 0) await db.update(oauth_tokens).set(USED).where(isOneOf(oauth_tokens.id, live.map(({ id }) => id)))
-}
-
-/** Deletes the codes of a person for a client that the client has not redeemed. */
-export async function deleteUnusedCodes (db: Db, owner: GrantOwner): Promise<void> {
-  await db.delete(oauth_codes)
-    .where(sql`${oauth_codes.used_at} IS NULL AND ${isGrantOf(oauth_codes.grant_id, owner)}`)
-}
-
-const isGrantOf = (grantId: PgColumn, { user_id, client_id }: GrantOwner): SQL =>
-  sql`${grantId} = ANY(ARRAY(SELECT g.id FROM oauth_grants g WHERE g.user_id = ${user_id}
-    AND g.client_id = ${client_id}))`
 
 /** The person for whom this client has received the access token, which may have expired since. */
 export async function findUserOfToken (db: Db, access_hash: Buffer, client_id: string): Promise<number | undefined> {

@@ -3,6 +3,7 @@ import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { STATEMENT_TIME } from '../../db/columns.ts'
 import { waitUnlessCounter } from '../../db/changes/chain.ts'
 import { isAuthentic, macOf, readNow, type Db } from '../../db/database.ts'
+import { endConsole } from '../../db/callers/console-tokens.ts'
 import { deleteExpired, deleteInPieces, keepNewest } from '../../db/callers/expired.ts'
 import { andRowsAlone } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -99,15 +100,41 @@ export async function listSessions (db: Db, user_id: number, page = 1): Promise<
   return { ...held, rows: held.rows.filter((row) => isAuthentic(db, 'sessions', row)) }
 }
 
-/** Deletes a session; with `user_id`, only a session of this person. False if there is no such session. */
-export async function deleteSession (db: Db, token_hash: Buffer, user_id?: number): Promise<boolean> {
-  const own = user_id === undefined ? undefined : eq(sessions.user_id, user_id)
-  const rows = await db.delete(sessions).where(and(eq(sessions.token_hash, token_hash), own))
+/**
+ * Deletes a session of a person, and ends the codes and tokens of the console. Lock the account first. False if there
+ * is no such session.
+ */
+export async function deleteSession (db: Db, token_hash: Buffer, user_id: number): Promise<boolean> {
+  const rows = await db.delete(sessions).where(matching(sessions, { token_hash, user_id }))
     .returning({ user_id: sessions.user_id })
+  if (rows.length === 1) await endConsole(db, user_id)
   return rows.length === 1
 }
 
-/** Deletes all sessions of a person; applications and API tokens stay valid. */
+/**
+ * Deletes the session that a new sign-in in the same browser replaces. If the session belongs to another person, it
+ * ends: so do the codes and tokens of the console of that person. Otherwise the console of the same person goes on.
+ *
+ * @param lock locks the account of the other person
+ */
+export async function replaceSession (
+  db: Db, token_hash: Buffer, by: number, lock: (db: Db, user_id: number) => Promise<unknown>
+): Promise<void> {
+  const [found] = await db.select({ user_id: sessions.user_id }).from(sessions)
+    .where(eq(sessions.token_hash, token_hash))
+  if (found === undefined) return
+  if (found.user_id === by) await db.delete(sessions).where(eq(sessions.token_hash, token_hash))
+  else {
+    await lock(db, found.user_id)
+    await deleteSession(db, token_hash, found.user_id)
+  }
+}
+
+/**
+ * Deletes all sessions of a person, and ends the codes and tokens of the console. Lock the account first. Applications
+ * and API tokens stay valid.
+ */
 export async function deleteSessions (db: Db, user_id: number): Promise<void> {
   await deleteInPieces(db, sessions.token_hash, eq(sessions.user_id, user_id))
+  await endConsole(db, user_id)
 }

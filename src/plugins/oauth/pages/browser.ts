@@ -9,7 +9,7 @@ import {
   clearAttempts, findDevice, forgiveAttempts, rememberDevice, returnAttempts, takeAttempts, type Count
 } from '../../../repositories/people/attempts.ts'
 import {
-  createSession, deleteSession, findSession, lockSession, type SessionClient
+  createSession, findSession, lockSession, replaceSession, type SessionClient
 } from '../../../repositories/people/sessions.ts'
 import {
   changePassword, findUser, findUserByEmail, lockUser, updatePasswordHash, type User
@@ -63,7 +63,10 @@ export async function beginSession (
   app: FastifyInstance, request: FastifyRequest, reply: FastifyReply, user: Verified
 ): Promise<'wrong' | undefined> {
   const before = { session: readCookie(app, request, 'session'), device: readCookie(app, request, 'device') }
-  if (before.session !== undefined) await deleteSession(app.db, hashToken(before.session))
+  const { session: replaced } = before
+  if (replaced !== undefined) {
+    await transaction(app.db, async (db) => replaceSession(db, hashToken(replaced), user.id, lockUser), request)
+  }
   const [session, device] = [mintSecret(), mintSecret()]
   const begun = await transaction(app.db, async (db) => {
     if (!await createSession(db, hashToken(session), user, clientOf(request))) return false
