@@ -282,7 +282,7 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     t.match((await json('{"set": {"o": "1"}, "replace": ["p"]}')).body.errors, { 'replace.p': ['Not in `set`'] })
 
     const deep = (levels: number) => `{"set": {"deep": ${'['.repeat(levels)}${']'.repeat(levels)}}}`
-    t.equal((await json(deep(100), { 'idempotency-key': 'deep' })).status, secret_format === 'json' ? 200 : 200)
+    t.equal((await json(deep(100))).status, 200)
     t.match((await json(deep(101))).body.errors, { body: ['A value has at most 100 nested levels'] })
     t.match((await json(deep(5000))).body.errors, { body: [/nested deeper than/] })
 

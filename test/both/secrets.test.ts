@@ -4,6 +4,8 @@ import { sealBlob } from '../../src/crypto/blob.ts'
 import { deriveDataKey } from '../../src/crypto/key-proof.ts'
 import { random, secretKey } from '../../src/crypto/primitives.ts'
 import { writeInSteps } from '../../src/http/responses/large-responses.ts'
+import type { DocumentFormat } from '../../src/rules/documents/entries.ts'
+import { documentError } from '../../src/rules/documents/read.ts'
 import { isUnchanged, makeLevel, startApp, type Answer, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 
@@ -264,7 +266,9 @@ t.test('documents are read as env, json, yaml or one opaque text', async (t) => 
     for (const query of ['&merge=true', '&merge=both', '&merge=true&raw=true']) {
       const answer = await read(path + query)
       refused(t, answer, 422, 'document_unreadable', query)
-      t.same(answer.body.details, { level: 'target' })
+      const { limit, ...error } = documentError(secret_format as DocumentFormat, broken)!
+      t.same(answer.body.details, { level: 'target', ...error }, 'a read says why')
+      t.equal(limit, undefined)
     }
     t.equal((await read(`${path}&raw=true`)).status, 200, 'the own document alone is readable')
     t.equal((await read(path)).body.data.attributes.levels.target.content, broken, 'unmerged it is returned as it is')
