@@ -1,4 +1,4 @@
-import type { Entries } from './entries.ts'
+import { UnreadableDocument, type Entries } from './entries.ts'
 import { jsonTokens, readJson } from './json.ts'
 
 /** A value in a JSON text, with its position. `members`: those of an object, in their order. */
@@ -6,16 +6,23 @@ export interface JsonNode { from: number, to: number, members?: JsonMember[] }
 
 export interface JsonMember { name: string, nameFrom: number, nameTo: number, value: JsonNode }
 
-/** The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested. */
-export function jsonTree (text: string): JsonNode & { depth: number } {
+/**
+ * The positions of all values in a text that is valid JSON. `depth`: how deeply objects and lists are nested.
+ * `hasDuplicates`: whether an object has a name twice.
+ */
+export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicates: boolean } {
   let root: JsonNode | undefined
   let depth = 0
-  const open: { node: JsonNode, name?: Omit<JsonMember, 'value'> | undefined }[] = []
+  let hasDuplicates = false
+  const open: { node: JsonNode, names: Set<string>, name?: Omit<JsonMember, 'value'> | undefined }[] = []
   const add = (node: JsonNode) => {
     root ??= node
     const parent = open.at(-1)
-    if (parent?.name !== undefined) parent.node.members!.push({ ...parent.name, value: node })
-    if (parent !== undefined) parent.name = undefined
+    if (parent?.name === undefined) return
+    hasDuplicates ||= parent.names.has(parent.name.name)
+    parent.names.add(parent.name.name)
+    parent.node.members!.push({ ...parent.name, value: node })
+    parent.name = undefined
   }
   for (const { token, from } of jsonTokens(text)) {
     const to = from + token.length
@@ -23,13 +30,13 @@ export function jsonTree (text: string): JsonNode & { depth: number } {
     if (token === '{' || token === '[') {
       const node: JsonNode = { from, to, ...token === '{' && { members: [] } }
       add(node)
-      depth = Math.max(depth, open.push({ node }))
+      depth = Math.max(depth, open.push({ node, names: new Set() }))
     } else if (token === '}' || token === ']') open.pop()!.node.to = to
     else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
       parent.name = { name: JSON.parse(token) as string, nameFrom: from, nameTo: to }
     } else if (token !== ',' && token !== ':') add({ from, to })
   }
-  return { ...root!, depth }
+  return { ...root!, depth, hasDuplicates }
 }
 
 /**
@@ -52,17 +59,34 @@ function compactNode (text: string, { from, to, members }: JsonNode, isSorted = 
   return `{${values.map(([name, value]) => `${JSON.stringify(name)}:${compactNode(text, value, isSorted)}`).join(',')}}`
 }
 
+// Sorting writes each level again. A request has fewer nested levels (`CHANGE_LIMITS`).
+const MAX_SORTED_DEPTH = 110
+
 /** Whether two compact JSON texts are the same value with the same spelling of numbers, in any order of members. */
 export function isSameJson (one: string | undefined, other: string | undefined): boolean {
   if (one === other) return true
   if (!one?.startsWith('{') || !other?.startsWith('{') || one.length !== other.length) return false
-  return compactNode(one, jsonTree(one), true) === compactNode(other, jsonTree(other), true)
+  const [a, b] = [jsonTree(one), jsonTree(other)]
+  return a.depth === b.depth && a.depth <= MAX_SORTED_DEPTH && compactNode(one, a, true) === compactNode(other, b, true)
 }
 
-/** Like `readJson`. `typed` receives the value of each name as compact JSON. */
+/**
+ * The nested levels of a document with a name twice in an object. Without such a name, a value is compact JSON in one
+ * step; with it, each level is written again, which takes long for deep documents.
+ */
+const MAX_DEPTH_WITH_DUPLICATES = 20
+
+/**
+ * Like `readJson`. `typed` receives the value of each name as compact JSON. Throws UnreadableDocument also for a deep
+ * document in which an object has a name twice.
+ */
 export function readTypedJson (text: string, entries: Entries, typed: Entries) {
   readJson(text, entries)
-  for (const { name, value } of jsonTree(text).members ?? []) typed[name] = compactNode(text, value)
+  const { members = [], depth, hasDuplicates } = jsonTree(text)
+  if (hasDuplicates && depth > MAX_DEPTH_WITH_DUPLICATES) throw new UnreadableDocument(0, 'nesting')
+  for (const { name, value } of members) {
+    typed[name] = hasDuplicates ? compactNode(text, value) : compactJson(text.slice(value.from, value.to))
+  }
 }
 
 /** The numbers of a JSON text that `JSON.parse` does not keep as they are spelled. */
@@ -100,7 +124,7 @@ function mergedNode (text: string, node: JsonNode | undefined, patch: PatchValue
   const push = (name: string, value: string) => { parts.push(`${JSON.stringify(name)}:${value}`) }
   for (const [name, value] of members) {
     const change = patch.members.get(name)
-    if (change === undefined) push(name, compactNode(text, value))
+    if (change === undefined) push(name, compactJson(text.slice(value.from, value.to)))
     else if (change !== null) push(name, mergedNode(text, value, change))
   }
   for (const [name, change] of patch.members) {
