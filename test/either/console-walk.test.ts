@@ -1082,6 +1082,19 @@ t.test('CO-05: after a sign-out, other tabs lose values, keys and tokens', { ski
   }
 })
 
+t.test('CO-05: after a sign-out on the account page, open tabs of the console lose values, keys and tokens', { skip }, async (t) => {
+  const { page, url } = await withCanary(t)
+  const other = await page.context().newPage()
+  await other.goto(`${url}/console/nimbus/shop/-/level`)
+  await button(other, /^Reveal NAME/).click()
+  await revealed(other).waitFor()
+  await page.goto(`${url}/account`)
+  await page.getByRole('button', { name: 'Sign out', exact: true }).first().click()
+  await page.getByRole('heading', { name: 'You are signed out' }).waitFor()
+  await other.getByLabel('Password').waitFor()
+  t.notMatch(await html(other), CANARY)
+})
+
 t.test('a changed role of the person is in the header without a reload, and a message says who changed it', { skip }, async (t) => {
   const { page, service, nimbus, rosa, url } = await visit(t, 1280)
   const other = await makePerson(service, { [nimbus.organization]: 'owner' })

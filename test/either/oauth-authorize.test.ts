@@ -830,7 +830,7 @@ t.test('OA-19: after every form the browser goes on with 303', async (t) => {
   ))
   note(await browser.send(formIn(await browser.open('/account')), { where: 'here' }))
   t.strictSame(
-    statuses, [[303, '/oauth/authorize'], [303, CALLBACK], [303, CALLBACK], [303, '/account'], [303, '/account']]
+    statuses, [[303, '/oauth/authorize'], [303, CALLBACK], [303, CALLBACK], [303, '/account'], [303, '/console/']]
   )
 })
 
@@ -1109,7 +1109,7 @@ t.test('OA-26: after signing in and out nobody ends up anywhere else', async (t)
     const out = await browser.send(
       { ...formIn(page), action: `/account/sign-out${more}` }, { where: 'here', [name]: 'https://evil.example/' }
     )
-    t.strictSame([out.status, out.headers.get('location')], [303, '/account'])
+    t.strictSame([out.status, out.headers.get('location')], [303, '/console/?signed-out'])
   }
   const long = visitor(address)
   const answer = await long.send(
@@ -1269,5 +1269,5 @@ t.test('OA-19, OA-20: below a path, forms, links and redirects stay below it', a
   t.strictSame([back.origin + back.pathname, back.searchParams.get('iss')], [CALLBACK, base])
   const account = await browser.open('/secrets/account')
   t.match(account.text, /<a href="\/secrets\/account\/password"/)
-  t.equal((await browser.send(formIn(account), { where: 'here' })).headers.get('location'), '/secrets/account')
+  t.equal((await browser.send(formIn(account), { where: 'here' })).headers.get('location'), '/secrets/console/?signed-out')
 })

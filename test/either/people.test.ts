@@ -980,7 +980,7 @@ t.test('OA-63: signing out here ends this session alone; everywhere, all of them
   const one = await everythingOf(person)
   const cookie = one.here.jar.get('session')
   const out = await one.here.send(formIn(await one.here.open('/account')), { where: 'here' })
-  t.strictSame([out.status, out.headers.get('location'), one.here.jar.has('session')], [303, '/account', false])
+  t.strictSame([out.status, out.headers.get('location'), one.here.jar.has('session')], [303, '/console/?signed-out', false])
   t.notOk(await isAlive(cookie))
   t.strictSame(await livesOf(one), ALIVE)
   const two = await everythingOf(person)

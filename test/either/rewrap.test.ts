@@ -206,7 +206,7 @@ t.test(`CR-14: ${KILLS.postgres} kills of rewrap while two instances with differ
   const before = await countWrapped(db, 'k1')
   for (let kill = 1; kill <= KILLS.postgres; kill++) {
     const { length } = written
-    const ended = await rewrapKilled({ ...env, ...environment(NEW, OLD) }, 8 + Math.floor(next() * 32))
+    const ended = await rewrapKilled({ ...env, ...environment(NEW, OLD) }, 12 + Math.floor(next() * 32))
     t.same([ended.code, ended.stdout], [null, ''], `kill ${kill} came in the middle`)
     while (written.length === length) await sleep(5)
   }
