@@ -181,7 +181,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
   watch('weak token', weak.token)
   await send('no scope', 403, post('/secrets/store', { ...server, plaintext: bad }, {}, weak))
   const headers = [
-    `Bearer ${unknownToken}`, `Basic ${owner.token}`, `Bearer  ${owner.token}`, `Bearer ${owner.token}x`, owner.token,
+    `Bearer ${unknownToken}`, `Basic ${owner.token}`, `Bearer\t${owner.token}`, `Bearer ${owner.token}x`, owner.token,
     `Bearer ${owner.token.slice(0, -1)}`
   ]
   for (const authorization of headers) {

@@ -39,7 +39,7 @@ t.test('without METRICS_TOKEN there is no such path', async (t) => {
 t.test('metrics are for the bearer of METRICS_TOKEN alone', async (t) => {
   const wrong = [
     '', METRICS_TOKEN, 'Bearer', `Bearer ${METRICS_TOKEN.slice(0, -1)}`, `Bearer ${METRICS_TOKEN}x`,
-    `Basic ${METRICS_TOKEN}`, `Bearer  ${METRICS_TOKEN}`, `Bearer ${owner.token}`, `Bearer ${'x'.repeat(600)}`
+    `Basic ${METRICS_TOKEN}`, `Bearer\t${METRICS_TOKEN}`, `Bearer ${owner.token}`, `Bearer ${'x'.repeat(600)}`
   ]
   for (const authorization of wrong) {
     const answer = await scrape(service, authorization)
@@ -47,6 +47,7 @@ t.test('metrics are for the bearer of METRICS_TOKEN alone', async (t) => {
     t.equal(answer.body.error, 'unauthenticated')
     t.match(answer.headers['www-authenticate'], /^Bearer /)
   }
+  t.equal((await scrape(service, `Bearer  ${METRICS_TOKEN}`)).status, 200, 'two blanks')
   const answer = await scrape()
   t.equal(answer.status, 200)
   t.equal(answer.headers['content-type'], 'text/plain; version=0.0.4; charset=utf-8')
