@@ -5,10 +5,10 @@ import { LevelName } from './secrets.ts'
 import { Answer, Body, Example, NameList, Nullable, Slug, Ulid } from './shapes.ts'
 
 /**
- * Limits of one request: names to set or to remove, characters of all names and values together, and nested levels of
- * a value.
+ * Limits of one request: names to set or to remove, characters of all names and values together, nested levels of a
+ * value, and members and list elements of the body.
  */
-export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024, depth: 100 } as const
+export const CHANGE_LIMITS = { names: 1_000, characters: 256 * 1024, depth: 100, members: 4_000 } as const
 
 /** Maximum length of a name in a request that changes the name or reads its history. Encoded, it fits into a URL. */
 export const SECRET_NAME_LENGTH = 512

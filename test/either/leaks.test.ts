@@ -134,7 +134,7 @@ t.test('RL-40: canaries go through every flow', async (t) => {
     '/secrets/store', Buffer.concat([Buffer.from(`{"plaintext":"${bad}`), Buffer.of(0xff), Buffer.from('"}')]), json
   ))
   await send('content type', 415, post('/secrets/store', bad, { 'content-type': `text/plain; x=${refusedPlaintext}` }))
-  await send('too large', 413, post('/secrets/store', { ...server, plaintext: bad.repeat(100_000) }))
+  await send('too large', 413, post('/secrets/store', { ...server, plaintext: bad.repeat(400_000) }))
   await send('level not found', 404, post('/secrets/store', { ...server, environment: 'none', plaintext: bad }))
   await send('precondition', 412, post('/secrets/store', { ...server, plaintext: bad }, { 'if-none-match': '*' }))
   await send('not decryptable', 422, post('/secrets/store', { ...server, content: sealed }))

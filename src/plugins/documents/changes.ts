@@ -14,7 +14,7 @@ import { ownSecret, type LevelState, type SecretRow } from '../../repositories/l
 import {
   compactJson, jsonTree, patchIn, type JsonMember, type PatchValue
 } from '../../rules/documents/json-tree.ts'
-import { jsonValue, MAX_TOKENS } from '../../rules/documents/json.ts'
+import { jsonValue } from '../../rules/documents/json.ts'
 import { ApiError, refuse } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
@@ -38,7 +38,7 @@ export const changes: Domain = async (app) => {
         access: ['secret:write', 'secret:decrypt'],
         repeatable: true,
         allowsNul: true,
-        freeJson: { members: MAX_TOKENS, depth: CHANGE_LIMITS.depth + 2 + DEPTH_SLACK },
+        freeJson: { members: CHANGE_LIMITS.members, depth: CHANGE_LIMITS.depth + 2 + DEPTH_SLACK },
         // There is no duplicate with PUT, because PUT means to replace the whole document.
         onlyMethod: true,
         validate: validateChanges,
