@@ -1,5 +1,5 @@
 import { UnreadableDocument, type Entries } from './entries.ts'
-import { jsonTokens, readJson } from './json.ts'
+import { eachToken, readJson } from './json.ts'
 
 /** A value in a JSON text, with its position. `members`: those of an object, in their order. */
 export interface JsonNode { from: number, to: number, members?: JsonMember[] }
@@ -24,7 +24,7 @@ export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicat
     parent.node.members!.push({ ...parent.name, value: node })
     parent.name = undefined
   }
-  for (const { token, from } of jsonTokens(text)) {
+  eachToken(text, (token, from) => {
     const to = from + token.length
     const parent = open.at(-1)
     if (token === '{' || token === '[') {
@@ -35,21 +35,23 @@ export function jsonTree (text: string): JsonNode & { depth: number, hasDuplicat
     else if (parent?.node.members !== undefined && parent.name === undefined && token.startsWith('"')) {
       parent.name = { name: JSON.parse(token) as string, nameFrom: from, nameTo: to }
     } else if (token !== ',' && token !== ':') add({ from, to })
-  }
+  })
   return { ...root!, depth, hasDuplicates }
 }
 
 /**
- * A JSON text without blanks. Numbers keep their spelling, and equal strings have the same spelling. So two texts of
- * equal values with the same order of members and the same spelling of numbers are equal.
+ * A JSON text, without blanks around it, as a text without blanks. Numbers keep their spelling, and equal strings have
+ * the same spelling. So two texts of equal values with the same order of members and the same numbers are equal.
  */
 export function compactJson (text: string): string {
+  if (!/^[[{]/.test(text)) return compactToken(text)
   const tokens: string[] = []
-  for (const { token } of jsonTokens(text)) {
-    tokens.push(token.startsWith('"') && token.includes('\\') ? JSON.stringify(JSON.parse(token)) : token)
-  }
+  eachToken(text, (token) => { tokens.push(compactToken(token)) })
   return tokens.join('')
 }
+
+const compactToken = (token: string): string =>
+  token.startsWith('"') && token.includes('\\') ? JSON.stringify(JSON.parse(token)) : token
 
 /** The compact text of a node. Of duplicate names in an object, the last one counts, as in JSON.parse. */
 function compactNode (text: string, { from, to, members }: JsonNode, isSorted = false): string {
@@ -77,22 +79,26 @@ export function isSameJson (one: string | undefined, other: string | undefined):
 const MAX_DEPTH_WITH_DUPLICATES = 20
 
 /**
- * Like `readJson`. `typed` receives the value of each name as compact JSON. Throws UnreadableDocument also for a deep
- * document in which an object has a name twice.
+ * Like `readJson`. `typed` receives the value of each name as compact JSON. Returns the positions. Throws
+ * UnreadableDocument also for a deep document in which an object has a name twice.
  */
-export function readTypedJson (text: string, entries: Entries, typed: Entries) {
+export function readTypedJson (text: string, entries: Entries, typed: Entries): JsonNode {
   readJson(text, entries)
-  const { members = [], depth, hasDuplicates } = jsonTree(text)
+  const tree = jsonTree(text)
+  const { members = [], depth, hasDuplicates } = tree
   if (hasDuplicates && depth > MAX_DEPTH_WITH_DUPLICATES) throw new UnreadableDocument(0, 'nesting')
   for (const { name, value } of members) {
     typed[name] = hasDuplicates ? compactNode(text, value) : compactJson(text.slice(value.from, value.to))
   }
+  return tree
 }
 
 /** The numbers of a JSON text that `JSON.parse` does not keep as they are spelled. */
 export function changedNumbers (text: string): string[] {
   const numbers: string[] = []
-  for (const { token } of jsonTokens(text)) if (/^[-\d]/.test(token) && String(Number(token)) !== token) numbers.push(token)
+  eachToken(text, (token) => {
+    if (/^[-\d]/.test(token) && String(Number(token)) !== token) numbers.push(token)
+  })
   return numbers
 }
 

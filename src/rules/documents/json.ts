@@ -15,17 +15,17 @@ const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
 export function readJson (text: string, entries: Entries, work: Work = { done: 0 }) {
   // Check the limit before parsing.
   let tokens = 1
-  for (const { from } of jsonTokens(text)) {
+  eachToken(text, (_, from) => {
     work.done += WORK.jsonToken
     if (tokens++ > MAX_TOKENS) throw UnreadableDocument.ofLimit(from, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
-  }
+  })
   const parsed = parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0, 'not_a_mapping')
   // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
   let depth = 0
   let name: string | undefined
   let value: string[] = []
-  for (const { token } of jsonTokens(text)) {
+  eachToken(text, (token) => {
     if (token === '}' || token === ']') depth--
     const ends = depth === 0 || (depth === 1 && token === ',')
     if (ends && name !== undefined) {
@@ -36,18 +36,19 @@ export function readJson (text: string, entries: Entries, work: Work = { done: 0
       name = JSON.parse(token) as string
     } else if (!ends && !(depth === 1 && token === ':')) value.push(token)
     if (token === '{' || token === '[') depth++
-  }
+  })
 }
 
-/** The tokens of a text that is valid JSON, with their positions. */
-export function * jsonTokens (text: string): Generator<{ token: string, from: number }> {
-  let at = 0
-  while (true) {
+/** Visits the tokens of a text, with their positions. Not a generator, which takes twice as long. */
+export function eachToken (text: string, visit: (token: string, from: number) => void): void {
+  for (let at = 0; ; at = JSON_TOKEN.lastIndex) {
     JSON_TOKEN.lastIndex = at
-    const [, token] = JSON_TOKEN.exec(text) ?? []
-    if (token === undefined) return
-    at = JSON_TOKEN.lastIndex
-    yield { token, from: at - token.length }
+    const match = JSON_TOKEN.exec(text)
+    if (match === null) return
+    const token = match[1]!
+    const to = JSON_TOKEN.lastIndex
+    visit(token, to - token.length)
+    JSON_TOKEN.lastIndex = to
   }
 }
 

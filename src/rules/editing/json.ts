@@ -11,13 +11,13 @@ type ObjectNode = JsonNode & { members: JsonMember[] }
 
 export function jsonEditor (text: string, entries: Entries): Editor {
   const typed = emptyEntries()
-  if (text === '') return { typed, attempts: 1, edit: (plan) => `${edit('{}', plan)}\n` }
-  readTypedJson(text, entries, typed)
-  return { typed, attempts: 1, edit: (plan) => edit(text, plan) }
+  if (text === '') return { typed, attempts: 1, edit: (plan) => `${edit('{}', jsonTree('{}') as ObjectNode, plan)}\n` }
+  const tree = readTypedJson(text, entries, typed) as ObjectNode
+  return { typed, attempts: 1, edit: (plan) => edit(text, tree, plan) }
 }
 
-function edit (text: string, { set, removed }: Plan): string {
-  return spliced(text, objectSplices(text, jsonTree(text) as ObjectNode & { depth: number }, set, removed))
+function edit (text: string, tree: ObjectNode, { set, removed }: Plan): string {
+  return spliced(text, objectSplices(text, tree, set, removed))
 }
 
 /** The changes of the text that set and remove members of an object. All other bytes stay. */
