@@ -291,6 +291,17 @@ t.test('JSON and YAML projects keep types: set replaces by any JSON, a merge pat
     is(t, await json('{"set": {"id": 12345678901234567891}}', key), 422, 'idempotency_key_reused')
     t.equal((await json('{ "set": {"id": 12345678901234567890} }', key)).headers['idempotent-replayed'], 'true')
     t.equal((await values()).id, '12345678901234567890')
+
+    // Which value has which spelling is a part of the request, the order of names is not.
+    const places = { 'idempotency-key': `places-${secret_format}` }
+    t.equal((await json('{"set": {"x": 1.0, "y": 1, "z": {"b": 2.50, "c": [{"k": 1.0, "l": 1}]}}}', places)).status, 200)
+    for (const other of [
+      '{"set": {"x": 1, "y": 1.0, "z": {"b": 2.50, "c": [{"k": 1.0, "l": 1}]}}}',
+      '{"set": {"y": 1.0, "x": 1, "z": {"b": 2.50, "c": [{"k": 1.0, "l": 1}]}}}',
+      '{"set": {"x": 1.0, "y": 1, "z": {"b": 2.50, "c": [{"l": 1.0, "k": 1}]}}}'
+    ]) is(t, await json(other, places), 422, 'idempotency_key_reused')
+    const reordered = '{"set": {"z": {"c": [{"k": 1.0, "l": 1}], "b": 2.50}, "y": 1, "x": 1.0}}'
+    t.equal((await json(reordered, places)).headers['idempotent-replayed'], 'true')
   }
 })
 

@@ -10,7 +10,7 @@ import {
 } from '../../repositories/operations/idempotency.ts'
 import { findStorageKey } from '../../repositories/levels/organizations.ts'
 import { lockUser } from '../../repositories/people/users.ts'
-import { changedNumbers } from '../../rules/documents/json-tree.ts'
+import { changedNumbers, valuesAsSpelled } from '../../rules/documents/json-tree.ts'
 import { fail } from '../../rules/errors.ts'
 import { actorOf } from '../routes/actor.ts'
 import { hooksOf, takeHeaders } from '../routes/routes.ts'
@@ -271,8 +271,9 @@ const inOrder = (_name: string, value: unknown) => typeof value === 'object' && 
 async function digestOfRequest ({ method, url, query, body, bodyText }: FastifyRequest): Promise<Buffer> {
   const members = Object.entries(inOrder('', body ?? {}) as object).flatMap(([name, value]: [string, unknown]) =>
     Array.isArray(value) ? [[name, 'list', value.length], ...value.map((one: unknown) => [one])] : [[name, value]])
-  const numbers = bodyText === null ? [] : changedNumbers(bodyText)
-  if (numbers.length > 0) members.push(['numbers', 'as', 'sent', numbers])
+  if (bodyText !== null && changedNumbers(bodyText).length > 0) {
+    members.push(['numbers', 'as', 'sent', valuesAsSpelled(bodyText)])
+  }
   let digest: Buffer = Buffer.alloc(0)
   let length = 0
   for (const part of [[method, url.split('?', 1)[0], query], ...members]) {

@@ -102,6 +102,27 @@ export function changedNumbers (text: string): string[] {
   return numbers
 }
 
+/**
+ * The values and lists of a JSON text with numbers that `JSON.parse` does not keep, each with its place among all
+ * values in the order of names. So two texts that `JSON.parse` reads alike have the same result only if each number is
+ * spelled alike, in any order of members outside of these lists.
+ */
+export function valuesAsSpelled (text: string): [place: number, json: string][] {
+  const found: [number, string][] = []
+  let place = 0
+  const visit = ({ from, to, members }: JsonNode) => {
+    if (members !== undefined) {
+      for (const { value } of members.toSorted((one, other) => one.name < other.name ? -1 : 1)) visit(value)
+      return
+    }
+    place++
+    const json = text.slice(from, to)
+    if (changedNumbers(json).length > 0) found.push([place, compactJson(json)])
+  }
+  visit(jsonTree(text))
+  return found
+}
+
 /** The value of a member of a merge patch (RFC 7396): a JSON text that replaces, or members to merge. */
 export type PatchValue = { text: string } | { members: ReadonlyMap<string, PatchValue | null> }
 
