@@ -139,3 +139,17 @@ t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async 
 
 // `-0` and the prototype of a parsed object do not matter.
 const plain = (value: unknown): unknown => JSON.parse(JSON.stringify(value), (_, one) => Object.is(one, -0) ? 0 : one)
+
+t.test('yaml: a merge patch is refused only if it changes a value that a remaining alias gives', async (t) => {
+  const text = 'a:\n  b: &b fast\n  m: &m {x: 1, y: 2}\n  z: 3\nc: *b\nd: [*m]\n'
+  for (const patch of ['{"a": {"b": "x"}}', '{"a": {"b": null}}', '{"a": {"m": {"x": 2}}}', '{"a": {"m": 1}}', '{"a": 1}', '{"a": null}']) {
+    t.same(patched('yaml', text, patch), { refused: 'anchored', name: 'a' }, patch)
+  }
+  for (const [patch, expected] of [
+    ['{"a": {"z": 4}}', text.replace('z: 3', 'z: 4')],
+    ['{"a": {"z": null}}', text.replace('  z: 3\n', '')],
+    ['{"a": {"b": "x", "z": 4}, "c": null}', 'a:\n  b: &b x\n  m: &m {x: 1, y: 2}\n  z: 4\nd: [*m]\n'],
+    ['{"a": {"m": {"x": 2}}, "d": 5}', 'a:\n  b: &b fast\n  m: &m {x: 2, y: 2}\n  z: 3\nc: *b\nd: 5\n']
+  ] as const) t.match(patched('yaml', text, patch), { text: expected }, patch)
+  t.match(patched('yaml', 'a: &a\n  x: 1\nb: *a\n', '{"a": {"y": 2}}'), { refused: 'anchored', name: 'a' })
+})

@@ -112,18 +112,27 @@ function flowStyle (items: readonly Item[], quoted: boolean): ScalarStyle {
 function anchorInUse ({ members, found: { targets } }: Source, { set, removed }: Plan): string | undefined {
   if (targets === undefined || targets.size === 0) return undefined
   const owners = new Map<unknown, string>()
-  for (const { name, node: { key, value } } of members) {
-    const own = (part: unknown) => {
-      if (isNode(part)) visit(part as Node, { Node: (_, node) => { owners.set(node, name) } })
-    }
-    if (set.has(name) || removed.has(name)) own(value)
-    if (removed.has(name)) own(key)
+  for (const { name, node } of members) {
+    const change = removed.has(name) ? null : set.get(name)
+    if (change !== undefined) visitChanged(node, change, (changed) => { owners.set(changed, name) })
   }
   for (const [alias, target] of targets) {
     const owner = owners.get(target)
     if (owner !== undefined && !owners.has(alias)) return owner
   }
   return undefined
+}
+
+/** Visits the nodes of a pair that a patch (null: a removal) changes; in a mapping, not the pairs that stay. */
+function visitChanged ({ key, value }: Pair, patch: PatchValue | null, changed: (node: unknown) => void) {
+  const all = (part: unknown) => { if (isNode(part)) visit(part as Node, { Node: (_, node) => changed(node) }) }
+  if (patch === null) all(key)
+  if (patch === null || 'text' in patch || !isMap(value)) return all(value)
+  changed(value)
+  for (const pair of value.items) {
+    const change = patch.members.get(scalarText(pair.key as Scalar))
+    if (change !== undefined) visitChanged(pair, change, changed)
+  }
 }
 
 /** Removes the lines of a pair in a block mapping, with the comment after the pair. */
