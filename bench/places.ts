@@ -14,6 +14,8 @@ export interface Place {
   url: string
   tenants: Tenant[]
   versions: string[]
+  /** CPU time of the service in milliseconds, without PostgreSQL. */
+  cpu: () => number
   stop: () => Promise<void>
 }
 
@@ -34,7 +36,7 @@ export async function preparePlace (dir: string, database: Record<string, string
   const service = await startService(dir, env, cli)
   const versions = await fillTenants(service.url, tenants)
   await fillProjects(service.url, tenants[1]!, 'listed', PROJECTS)
-  return { url: service.url, tenants, versions, stop: () => service.stop() }
+  return { url: service.url, tenants, versions, cpu: service.cpu, stop: () => service.stop() }
 }
 
 /** Sends the requests of a row to both services in turns. A ratio is the median of the rounds' ratios. */
@@ -42,9 +44,13 @@ export async function measurePlaces (
   load: ReturnType<typeof startLoad>, { row, requests, bar, connections = CONNECTIONS, expect = 200 }: PlaceRow,
   places: { own: Place, other: Place }, reference: string, { rounds, seconds }: { rounds: number, seconds: number }
 ): Promise<Line> {
-  const fire = (place: Place, seconds: number): Promise<Outcome> =>
-    load.fire({ url: place.url, requests: requests(place), expect, seconds, connections })
-  const pairs: [own: Outcome, other: Outcome][] = []
+  // `cost`: the CPU time of an answer, which depends less on the load of the machine than the rate.
+  const fire = async (place: Place, seconds: number): Promise<Outcome & { cost: number }> => {
+    const begun = place.cpu()
+    const outcome = await load.fire({ url: place.url, requests: requests(place), expect, seconds, connections })
+    return { ...outcome, cost: (place.cpu() - begun) / (outcome.rate * seconds) }
+  }
+  const pairs: [own: Outcome & { cost: number }, other: Outcome & { cost: number }][] = []
   for (const place of [places.own, places.other]) await fire(place, 1)
   for (let round = 0; round < rounds; round++) {
     // Every second round begins with the other service, because the first one of a round may be at a disadvantage.
@@ -61,6 +67,7 @@ export async function measurePlaces (
     ...compare(median(own.map(figure)), median(other.map(figure)), isLatency ? ' ms' : '/s', isLatency ? 2 : 0),
     ratio: median(pairs.map(([own, other]) => figure(own) / figure(other))),
     ...bar !== undefined && { bar: typeof bar === 'number' ? { least: bar } : bar },
+    cost: `${median(pairs.map(([own, other]) => own.cost / other.cost)).toFixed(2)} of the reference’s`,
     latency: `${median(own.map(({ p50 }) => p50)).toFixed(2)} / ${median(own.map(({ p99 }) => p99)).toFixed(2)} ms`,
     note: total([...own, ...other])
   }

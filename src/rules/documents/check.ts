@@ -35,9 +35,14 @@ export function checkDocument (format: DocumentFormat, text: string): DocumentCh
   }
 }
 
-/** The warnings about the names that a change of a document wrote. The document parses. */
-export function warningsOfChange (format: NamedFormat, text: string, written: ReadonlySet<string>): Warnings {
-  return format === 'env' ? warningsOf(text, differencesIn(text, written)) : {}
+/**
+ * The warnings about the names that a change of a document wrote. `assignments`: those of an `.env` document, if known.
+ */
+export function warningsOfChange (
+  format: NamedFormat, { text, assignments }: { text: string, assignments?: readonly EnvAssignment[] | undefined },
+  written: ReadonlySet<string>
+): Warnings {
+  return format === 'env' ? warningsOf(text, differencesIn(text, written, assignments)) : {}
 }
 
 /** The only warning about a document that does not parse. */
@@ -45,11 +50,17 @@ export const unreadableWarning = ({ line, column }: Pick<DocumentError, 'line' |
   ({ warnings: [{ line, column, name: null, reason: 'unreadable' }] })
 
 /** The differences of an `env` document. Throws UnreadableDocument. */
-function differencesIn (text: string, written?: ReadonlySet<string>): Difference[] {
+function differencesIn (
+  text: string, written?: ReadonlySet<string>, assignments?: readonly EnvAssignment[]
+): Difference[] {
   const source = withoutMark(text)
+  return envDifferences(withLineFeeds(source), assignments ?? assignmentsIn(source), written)
+}
+
+function assignmentsIn (source: string): EnvAssignment[] {
   const assignments: EnvAssignment[] = []
   readEnv(source, emptyEntries(), assignments)
-  return envDifferences(withLineFeeds(source), assignments, written)
+  return assignments
 }
 
 function warningsOf (text: string, differences: readonly Difference[]): Warnings {

@@ -33,13 +33,13 @@ export function envDifferences (
   const found: Difference[] = []
   const seen = new Set<string>()
   const repeated = new Map<string, Difference>()
-  const isPlain = !MAY_DIFFER.test(source)
+  const isPlain = written === undefined && !MAY_DIFFER.test(source)
   for (const assignment of assignments) {
     const { name } = assignment
     if (written !== undefined && !written.has(name)) continue
     if (seen.has(name)) repeated.set(name, { offset: nameOffset(source, assignment), name, reason: 'duplicate_name' })
     seen.add(name)
-    if (isPlain && written === undefined && assignment.separatorTo === assignment.valueFrom) continue
+    if (isPlain && assignment.separatorTo === assignment.valueFrom) continue
     for (const [reason, offset] of differencesOf(source, assignment)) {
       if (reason !== 'unquoted' || written !== undefined) found.push({ offset, name, reason })
     }

@@ -1,6 +1,6 @@
 import type { UnreadableReason } from '../../../schemas/documents.ts'
 import { emptyEntries, UnreadableDocument, type DocumentFormat, type Entries, type NamedFormat } from './entries.ts'
-import { readEnv } from './env.ts'
+import { readEnv, type EnvAssignment } from './env.ts'
 import { readTypedJson } from './json-tree.ts'
 import { readJson } from './json.ts'
 import type { Work } from './work.ts'
@@ -15,12 +15,20 @@ export interface Position { line: number, column: number }
  */
 export interface DocumentError extends Position { reason: UnreadableReason, limit?: string, name?: string }
 
-type Reader = (text: string, entries: Entries, typed?: Entries, work?: Work) => void
+/** What a reader finds besides the entries. */
+interface Found {
+  /** Of JSON and YAML: receives the value of each name as compact JSON. */
+  typed?: Entries | undefined
+  /** Of `.env`: receives the assignments. */
+  assignments?: EnvAssignment[] | undefined
+}
+
+type Reader = (text: string, entries: Entries, found?: Found, work?: Work) => void
 const READERS: Record<NamedFormat, Reader> = {
-  env: (text, entries, _typed, work) => readEnv(text, entries, undefined, work),
-  json: (text, entries, typed, work) =>
+  env: (text, entries, found, work) => readEnv(text, entries, found?.assignments, work),
+  json: (text, entries, { typed } = {}, work) =>
     typed === undefined ? readJson(text, entries, work) : readTypedJson(text, entries, typed),
-  yaml: (text, entries, typed, work) => readYaml(text, entries, undefined, typed, work)
+  yaml: (text, entries, { typed } = {}, work) => readYaml(text, entries, undefined, typed, work)
 }
 
 /**
@@ -38,15 +46,15 @@ const READERS: Record<NamedFormat, Reader> = {
 export function readDocument (
   format: DocumentFormat, text: string, entries = emptyEntries(), work?: Work
 ): Entries | undefined {
-  return format === 'text' ? undefined : readTyped(format, text, undefined, entries, work)
+  return format === 'text' ? undefined : readClosely(format, text, {}, entries, work)
 }
 
-/** Like `readDocument`. `typed` receives the value of each name as compact JSON, except for `env`. */
-export function readTyped (
-  format: NamedFormat, text: string, typed: Entries | undefined, entries = emptyEntries(), work?: Work
+/** Like `readDocument`, and fills the members of `found`. */
+export function readClosely (
+  format: NamedFormat, text: string, found: Found, entries = emptyEntries(), work?: Work
 ): Entries | undefined {
   try {
-    READERS[format](withoutMark(text), entries, typed, work)
+    READERS[format](withoutMark(text), entries, found, work)
     return entries
   } catch {
     // Invalid document, or a stack overflow from deep nesting.

@@ -1,9 +1,9 @@
 import { emptyEntries, type Entries, type NamedFormat } from '../documents/entries.ts'
 import { isSameJson, mergedJson, type PatchValue } from '../documents/json-tree.ts'
 import { jsonValue } from '../documents/json.ts'
-import { LINES } from '../documents/env.ts'
-import { describeError, documentError, readTyped, withoutMark, type DocumentError } from '../documents/read.ts'
-import { compareEntries, type Comparison } from './compare.ts'
+import { LINES, type EnvAssignment } from '../documents/env.ts'
+import { describeError, documentError, readClosely, withoutMark, type DocumentError } from '../documents/read.ts'
+import type { Comparison } from './compare.ts'
 import { envEditor } from './env.ts'
 import { jsonEditor } from './json.ts'
 import { isRefusal, type Editor, type Plan, type Refusal, type RefusalOfAll } from './plan.ts'
@@ -23,7 +23,11 @@ export interface NameChanges {
 }
 
 /** The changed document and the names that the change added, changed and removed. */
-export interface ChangedDocument extends Comparison { text: string }
+export interface ChangedDocument extends Comparison {
+  text: string
+  /** The assignments of a changed `.env` document. */
+  assignments?: readonly EnvAssignment[] | undefined
+}
 
 // Maximum characters that all attempts of a change may parse, because parsing blocks the event loop. The first two
 // attempts are always made.
@@ -58,7 +62,7 @@ export function changeNames (
   const plan = planOf(before, editor, changes)
   if ('refused' in plan) return plan
   if (plan.set.size === 0 && plan.removed.size === 0) return { text, added: [], changed: [], removed: [] }
-  const { expected, expectedTypes } = outcomeOf(before, editor, plan)
+  const outcome = outcomeOf(editor, plan)
 
   let wrong: string | undefined
   let limit: string | undefined
@@ -73,16 +77,17 @@ export function changeNames (
     isCut = tried.size > 1 && length > MAX_READ
     if (isCut) break
     tried.add(edited)
-    const types = editor.typed && emptyEntries()
-    const after = readTyped(format, edited, types)
+    const typed = editor.typed && emptyEntries()
+    const assignments: EnvAssignment[] | undefined = format === 'env' ? [] : undefined
+    const after = readClosely(format, edited, { typed, assignments })
     if (after === undefined) limit ??= documentError(format, edited)?.limit
     // Another attempt cannot have fewer names or tokens, but it may have fewer lines.
     if (limit !== undefined && limit !== LINES) break
-    const isTyped = types === undefined || isSame(types, expectedTypes, isSameJson)
-    if (after !== undefined && isTyped && isSame(after, expected, isRead)) {
-      return { text: mark + edited, ...comparisonOf(before, after, plan) }
+    const isTyped = typed === undefined || isChanged(editor.typed!, typed, plan.removed, outcome.typed, isSameJson)
+    if (after !== undefined && isTyped && isChanged(before, after, plan.removed, outcome.read, isRead)) {
+      return { text: mark + edited, assignments, ...comparisonOf(before, plan) }
     }
-    wrong ??= [...plan.set.keys()].find((name) => after !== undefined && !isRead(after[name], expected[name] ?? null))
+    wrong ??= [...outcome.read].find(([name, value]) => after !== undefined && !isRead(after[name], value))?.[0]
   }
   if (limit !== undefined) return { refused: 'limit', limit }
   if (isCut) return { refused: 'untried' }
@@ -92,8 +97,9 @@ export function changeNames (
 }
 
 function planOf (
-  before: Entries, { typed, ambiguous }: Editor, { set, unset, replace }: NameChanges
+  before: Entries, { typed, ...editor }: Editor, { set, unset, replace }: NameChanges
 ): Plan | Refusal {
+  const ambiguous = editor.ambiguous?.(set)
   const planned = new Map<string, PatchValue>()
   for (const [name, patch] of set) {
     const json = mergedJson(typed?.[name], patch)
@@ -108,36 +114,43 @@ function planOf (
 }
 
 /**
- * The values that the document must have after the change: as compact JSON, and as they are read, where null stands for
- * an object or a list that may be written in several ways.
+ * The values that the changed names must have: as compact JSON, and as they are read, where null stands for an object
+ * or a list that may be written in several ways.
  */
-function outcomeOf (before: Entries, { typed = emptyEntries() }: Editor, { set, removed }: Plan) {
-  const expected: Record<string, string | null> = Object.assign(emptyEntries(), before)
-  const expectedTypes: Entries = Object.assign(emptyEntries(), typed)
+function outcomeOf ({ typed: before = emptyEntries() }: Editor, { set }: Plan) {
+  const typed = new Map<string, string>()
+  const read = new Map<string, string | null>()
   for (const [name, patch] of set) {
-    const json = expectedTypes[name] = mergedJson(typed[name], patch)
-    expected[name] = /^[[{]/.test(json) ? null : jsonValue(json)
+    const json = mergedJson(before[name], patch)
+    typed.set(name, json)
+    read.set(name, /^[[{]/.test(json) ? null : jsonValue(json))
   }
-  for (const name of removed) {
-    delete expected[name]
-    delete expectedTypes[name]
-  }
-  return { expected, expectedTypes }
+  return { typed, read }
 }
 
 /** The names that the change added, changed and removed. A name whose line alone changed counts as changed. */
-function comparisonOf (before: Entries, after: Entries, { set }: Plan): Comparison {
-  const { added, removed } = compareEntries(before, after)
-  return { added, removed, changed: [...set.keys()].filter((name) => name in before).sort() }
+function comparisonOf (before: Entries, { set, removed }: Plan): Comparison {
+  const names = [...set.keys()].sort()
+  return {
+    added: names.filter((name) => !(name in before)),
+    changed: names.filter((name) => name in before),
+    removed: [...removed].sort()
+  }
 }
 
 /** Whether a value is read as expected; null: the type decides, because the value may be written in several ways. */
 const isRead = (read: string | undefined, expected: string | null) => expected === null || read === expected
 
-function isSame<T> (
-  found: Entries, expected: Readonly<Record<string, T>>, isEqual: (found: string, expected: T) => boolean
+/** Whether exactly these names were removed and changed. `isEqual` compares a value with that of a changed name. */
+function isChanged<T> (
+  before: Entries, after: Entries, removed: ReadonlySet<string>, changed: ReadonlyMap<string, T>,
+  isEqual: (found: string | undefined, expected: T) => boolean
 ): boolean {
-  const names = Object.keys(found)
-  return names.length === Object.keys(expected).length &&
-    names.every((name) => name in expected && isEqual(found[name]!, expected[name]!))
+  const names = Object.keys(after)
+  let added = 0
+  for (const name of changed.keys()) if (!(name in before)) added++
+  return names.length === Object.keys(before).length + added - removed.size && names.every((name) => {
+    const expected = changed.get(name)
+    return expected === undefined ? before[name] === after[name] : isEqual(after[name], expected)
+  })
 }

@@ -38,7 +38,8 @@ export function envEditor (text: string, entries: Entries): Editor {
   const assignments: EnvAssignment[] = []
   readEnv(text, entries, assignments)
   const source = withLineFeeds(text)
-  const ambiguous = new Set(assignments.filter((one) => placeOf(source, one).isAmbiguous).map(({ name }) => name))
+  const ambiguous: Editor['ambiguous'] = (names) => new Set(assignments
+    .filter((one) => names.has(one.name) && placeOf(source, one).isAmbiguous).map(({ name }) => name))
   const write = writer(lineEndOf(text))
   return {
     attempts: ATTEMPTS.length, ambiguous, edit: (plan, attempt) => edit(text, assignments, plan, attempt, write)

@@ -23,8 +23,11 @@ export interface Editor {
   typed?: Entries
   /** Number of ways to write the changes. `changeNames` tries the next way if the parsed result is not as expected. */
   attempts: number
-  /** Names that other readers of the format read with another value, so that a change to the same value is made too. */
-  ambiguous?: ReadonlySet<string>
+  /**
+   * Those of the names that other readers of the format read with another value, so that a change to the same value is
+   * made too.
+   */
+  ambiguous?: (names: { has: (name: string) => boolean }) => ReadonlySet<string>
   edit: (plan: Plan, attempt: number) => string | Refusal
 }
 

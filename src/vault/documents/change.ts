@@ -38,7 +38,7 @@ export function editDocument (
   if (!('refused' in result)) {
     const { text, added, changed, removed } = result
     const isUnchanged = added.length + changed.length + removed.length === 0
-    const warnings = warningsOfChange(format, text, new Set(changes.set.keys()))
+    const warnings = warningsOfChange(format, result, new Set(changes.set.keys()))
     return { blob: isUnchanged ? undefined : sealText(dataKey, text, 'body'), added, changed, removed, warnings }
   }
   if (result.refused === 'unreadable') {
