@@ -19,7 +19,8 @@ import type { MailReservation } from '../mail/outbox.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import {
   countInvitations, createInvitation, deleteInvitation, findInvitation, isInvited, listInvitations, lockInvitation,
-  renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow
+  renewInvitation, returnInvitationMail, takeInvitationMail, type Invitation as InvitationRow,
+  type Inviter
 } from '../repositories/people/invitations.ts'
 import { isMemberAddress } from '../repositories/people/members.ts'
 import type { Principal } from '../repositories/people/principals.ts'
@@ -27,7 +28,7 @@ import { canonicalEmail, isEmail } from '../rules/formats/emails.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole } from '../rules/roles.ts'
-import { expireInvitations } from '../vault/jobs/memberships.ts'
+import { endInvitations, expireInvitations } from '../vault/jobs/memberships.ts'
 
 const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => ({
   type: 'invitations' as const,
@@ -36,6 +37,8 @@ const toItem = ({ id, organization_id, invited_by, ...row }: InvitationRow) => (
     ...row, status: 'invited' as const, invited_by: invited_by && { ...invited_by, id: String(invited_by.id) }
   } satisfies InvitationAttributes
 })
+
+const asInviter = ({ type, id, name }: Principal): Inviter => ({ type, id, name })
 
 async function findItem (db: Db, organizationId: string, id: string) {
   const row = await findInvitation(db, organizationId, id)
@@ -63,7 +66,6 @@ export const invitations: Domain = async (app) => {
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
-      const { type, id, name } = principal
       const { email } = request.body
       const role = canonicalRole(request.body.role)
       const mail = prepareMail(principal, email)
@@ -71,14 +73,16 @@ export const invitations: Domain = async (app) => {
         await app.countEffect(request, reply)
         mail.reserve()
         await expireInvitations(db, organization_id)
+        await endInvitations(db, [organization_id])
         if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
         if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
         if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {
           fail('limit_reached', { limit: MAX_OPEN_INVITATIONS })
         }
         await requirePlanQuota(db, organization_id, 'members')
+        const invited_by = asInviter(principal)
         const made = await createInvitation(
-          db, { organization_id, id: ulid(), email, role, invited_by: { type, id, name } }, await mail.take(db) ?? null
+          db, { organization_id, id: ulid(), email, role, invited_by }, await mail.take(db) ?? null
         )
         await recordEvent(db, actorOf(request), eventOf('invitation.create', made.id, { email, role }))
         return made
@@ -128,8 +132,8 @@ export const invitations: Domain = async (app) => {
     schema: {
       operationId: 'sendInvitation',
       summary: 'Send an invitation again; it is open for seven more days',
-      description: 'An address gets one e-mail of an organization in 24 hours; the response is the same without an ' +
-        'e-mail.',
+      description: 'The caller becomes the inviter. An address gets one e-mail of an organization in 24 hours; the ' +
+        'response is the same without an e-mail.',
       params: InvitationParams,
       body: SendInvitationBody,
       response: { 200: SentInvitation }
@@ -144,7 +148,8 @@ export const invitations: Domain = async (app) => {
         requireRole(principal, role)
         await app.countEffect(request, reply)
         mail.reserve()
-        const sent = await renewInvitation(db, organizationId, id, await mail.take(db)) ?? fail('not_found')
+        const sent = await renewInvitation(db, organizationId, id, asInviter(principal), await mail.take(db)) ??
+          fail('not_found')
         await recordEvent(db, actorOf(request), eventOf('invitation.send', id, { email: sent.email, role }))
         return sent
       }).catch(mail.fail)

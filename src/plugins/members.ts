@@ -18,7 +18,7 @@ import { fail } from '../rules/errors.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, grants } from '../rules/roles.ts'
-import { endMembership, isLastOwner } from '../vault/jobs/memberships.ts'
+import { endInvitations, endMembership, isLastOwner } from '../vault/jobs/memberships.ts'
 
 const toItem = (attributes: MemberAttributes) =>
   ({ type: 'members' as const, id: String(attributes.user_id), attributes })
@@ -95,6 +95,7 @@ export const members: Domain = async (app) => {
         // Recorded before the update: recording fails if the caller, who may be this member, has lost the role.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organizationId, id, role)
+        await endInvitations(db, [organizationId])
         return await findMember(db, organizationId, id) ?? tampered()
       })
       tell(principal, updated, role)

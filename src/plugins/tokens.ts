@@ -24,6 +24,7 @@ import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
 import { coversAll, isInside, type Slice } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
+import { endInvitations } from '../vault/jobs/memberships.ts'
 
 // The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
 const VALUE: RedactedReplay = {
@@ -213,6 +214,7 @@ export const tokens: Domain = async (app) => {
         // Recorded before the deletion: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organizationId, [id])
+        await endInvitations(db, [organizationId])
       })
       return reply.code(204).send(null)
     }

@@ -181,6 +181,10 @@ export function scopesBy (powers: Powers, teams: readonly RoleOfTeam[]): Ability
 export const canonicalRole = <R extends string = Role>(spelling: R | 'admin'): Exclude<R, 'admin'> | 'administrator' =>
   spelling === 'admin' ? 'administrator' : spelling as Exclude<R, 'admin'>
 
+/** Whether the caller may invite a person with this role. */
+export const mayInvite = (powers: Powers, role: Role): boolean =>
+  holds(powers, 'member:create') && holdsRole(powers, role)
+
 /** Whether the caller has all scopes of a role in the organization. */
 export const holdsRole = (powers: Powers, role: Role): boolean =>
   scopesOfRole(role).every((scope) => holds(powers, scope))

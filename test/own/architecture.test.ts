@@ -35,7 +35,7 @@ const FLOORS: Record<string, Floor> = {
   'src/vault': { house: UP_TO_REPOSITORIES, packages: ['lru-cache', 'ulidx', 'type node:crypto'] },
   'src/billing': { house: [...UP_TO_REPOSITORIES, 'src/vault'], packages: ['ulidx'] },
   'src/http': {
-    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/version.ts'],
+    house: [...UP_TO_REPOSITORIES, 'src/mail', 'src/vault/jobs/memberships.ts', 'src/version.ts'],
     packages: [
       'fastify', '@fastify', '@sinclair/typebox', 'ioredis', 'lru-cache', 'pino', 'uqr', 'yaml', 'node:'
     ]

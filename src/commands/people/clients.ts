@@ -4,6 +4,7 @@ import { endingOf } from '../../db/callers/grants.ts'
 import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
+import { endInvitations } from '../../vault/jobs/memberships.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { rowOf } from '../common/stdio.ts'
@@ -77,7 +78,9 @@ async function setDisabled (db: Db, id: string, disabled: boolean): Promise<void
 
 async function revokeSome (db: Db, id: string): Promise<number> {
   const { revoked, ended } = await revokeGrantsOfClient(db, id)
-  await recordOfPerson(db, ended.map(({ organization_id }) => operatorOf(organization_id)), (organizationId) => ({
+  const organizations = ended.map(({ organization_id }) => organization_id)
+  await endInvitations(db, organizations)
+  await recordOfPerson(db, organizations.map(operatorOf), (organizationId) => ({
     action: 'oauth.revoke',
     resource_type: 'client',
     resource_id: id,

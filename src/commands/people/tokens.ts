@@ -10,6 +10,7 @@ import {
 } from '../../repositories/people/tokens.ts'
 import { mustBeOneOf } from '../../rules/formats/choices.ts'
 import { parseId } from '../../rules/formats/ids.ts'
+import { endInvitations } from '../../vault/jobs/memberships.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
@@ -109,6 +110,7 @@ export async function revokeToken ({ db: handle }: Database, id: number): Promis
     await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
+    await endInvitations(db, [organization])
   })
 }
 

@@ -20,6 +20,7 @@ import {
   type User
 } from '../../repositories/people/users.ts'
 import { canonicalRole } from '../../rules/roles.ts'
+import { endInvitations } from '../../vault/jobs/memberships.ts'
 import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
@@ -258,7 +259,9 @@ async function recordForOperator (
   await createPersonalEvent(db, {
     user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
   })
-  const actors = (await listOrganizationsOf(db, userId)).map(operatorOf)
+  const organizations = await listOrganizationsOf(db, userId)
+  await endInvitations(db, [...organizations, ...ended.map(({ organization_id }) => organization_id)])
+  const actors = organizations.map(operatorOf)
   await recordOfPerson(db, actors, (organizationId) => ({
     action,
     resource_type: 'user',

@@ -26,7 +26,7 @@ import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { parseId } from '../../rules/formats/ids.ts'
 import { HELD_ON_PAGE, heldFrom, heldPage, type HeldPage } from '../../rules/pagination.ts'
 import {
-  acceptInvitation, declineInvitation, endMembership, type Invitee, type Refusal
+  acceptInvitation, declineInvitation, endMembership, findGiven, type Invitee, type Refusal
 } from '../../vault/jobs/memberships.ts'
 import {
   authenticate, beginSession, codeIn, codeInSession, codeOfStranger, confirmPassword, enter, formCookie, inSession,
@@ -272,6 +272,7 @@ export const accounts: Domain = async (app) => {
     if (organization === undefined || secret === undefined) return undefined
     const invitation = await findInvitationOfLink(db, organization, hashToken(secret))
     if (invitation === undefined) return undefined
+    if ((await findGiven(db, organization, [invitation])).length === 0) return undefined
     const user = await findUserByEmail(db, invitation.email)
     return user?.disabled_at ? undefined : { invitation, user }
   }

@@ -3,7 +3,8 @@ import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import {
-  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type Counter, type SynchronousCommit
+  appendEvents, appendToCounter, chainOf, counterOf, keepLateEvents, lockCounters, openChange, type Counter,
+  type SynchronousCommit
 } from '../../db/changes/chain.ts'
 import {
   authorityOf, isAuthentic, rowsOf, tampered, transaction, type Answering, type Db
@@ -113,14 +114,34 @@ export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
+  options: OfPersonOptions = {}
+): Promise<boolean> {
+  return recordWhereFree(db, actors.map((actor) =>
+    ({ actor, event: typeof event === 'function' ? event(actor.organization_id) : event })), options)
+}
+
+/**
+ * Records events of the service in an organization. If the transaction has locked no counter row, records as
+ * `recordOfPerson` does. Returns whether an event was stored as a late event.
+ */
+export async function recordOfService (
+  db: Db, organizationId: string, events: readonly AuditEvent[]
+): Promise<boolean> {
+  const actor = systemOf(organizationId)
+  if (counterOf(db)?.organization_id !== organizationId) {
+    return recordWhereFree(db, events.map((event) => ({ actor, event })))
+  }
+  await recordEvent(db, actor, ...events)
+  return false
+}
+
+async function recordWhereFree (
+  db: Db, events: readonly { actor: Actor, event: AuditEvent }[],
   { isRefusal = false, synchronousCommit = 'on' }: OfPersonOptions = {}
 ): Promise<boolean> {
   // The event has the same time in all organizations.
   const occurred_at = chainOf(db).now().toISOString()
-  const rows = actors.map((actor) => {
-    const its = typeof event === 'function' ? event(actor.organization_id) : event
-    return { ...eventRow(actor, its), occurred_at }
-  })
+  const rows = events.map(({ actor, event }) => ({ ...eventRow(actor, event), occurred_at }))
   const ids = rows.map(({ organization_id }) => organization_id)
   const areLate = engineOf(db) === 'citus' &&
     (isRefusal || ids.length > MAX_AT_ONCE_ON_CITUS || ids.includes(UNLISTED_ORGANIZATIONS))

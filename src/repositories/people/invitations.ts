@@ -1,8 +1,10 @@
-import { and, asc, desc, eq, gt, inArray, lte, sql, type SQL } from 'drizzle-orm'
+import { and, asc, desc, eq, gt, inArray, isNotNull, lte, sql, type SQL } from 'drizzle-orm'
 import { INVITATION_DAYS } from '../../../schemas/invitations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import { isAuthentic, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
+import {
+  isAuthentic, isOneOf, isOneOfOrganization, macOf, readNow, updateAuthentic, type Db
+} from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
@@ -49,6 +51,10 @@ function toInvitation (
     : { type: invited_by_type, id: invited_by_id ?? 0, name: invited_by_name ?? '' }
   return { organization_id, id, email, role, invited_by, expires_at, created_at: row.created_at }
 }
+
+const invitedBy = (inviter: Inviter | null) => ({
+  invited_by_type: inviter?.type ?? null, invited_by_id: inviter?.id ?? null, invited_by_name: inviter?.name ?? null
+})
 
 /** The number of open invitations of an organization. */
 export async function countInvitations (db: Db, organizationId: string): Promise<number> {
@@ -141,9 +147,7 @@ export async function createInvitation (
     email,
     email_normalized: canonicalEmail(email),
     role,
-    invited_by_type: invited_by?.type ?? null,
-    invited_by_id: invited_by?.id ?? null,
-    invited_by_name: invited_by?.name ?? null,
+    ...invitedBy(invited_by),
     token_hash: tokenHash,
     expires_at: new Date(await readNow(db) + INVITATION_DAYS * DAY)
   }
@@ -151,14 +155,42 @@ export async function createInvitation (
   return toInvitation(made!)
 }
 
-/** Extends an open invitation to seven days from now. `tokenHash` replaces the link; else the link stays valid. */
+/**
+ * Extends an open invitation to seven days from now. From now on, `inviter` gives the invitation. `tokenHash` replaces
+ * the link; without it, the link stays valid.
+ */
 export async function renewInvitation (
-  db: Db, organizationId: string, id: string, tokenHash: Buffer | undefined
+  db: Db, organizationId: string, id: string, inviter: Inviter, tokenHash: Buffer | undefined
 ): Promise<Invitation | undefined> {
   const renewed = await updateAuthentic(db, 'invitations', and(oneOf(organizationId, id), isOpen), (now) => ({
-    expires_at: new Date(now.getTime() + INVITATION_DAYS * DAY), ...(tokenHash && { token_hash: tokenHash })
+    ...invitedBy(inviter),
+    expires_at: new Date(now.getTime() + INVITATION_DAYS * DAY),
+    ...(tokenHash && { token_hash: tokenHash })
   }))
   return renewed && findInvitation(db, organizationId, id)
+}
+
+const MAX_LISTED = 500
+
+/**
+ * The open invitations of these organizations that a person or an API token gave, at most 500, in the order of
+ * organizations. Omits rows with a wrong MAC.
+ */
+export async function listGivenInvitations (db: Db, organizationIds: readonly string[]): Promise<Invitation[]> {
+  if (organizationIds.length === 0) return []
+  const { organization_id, id } = invitations
+  const rows = await db.select(columns).from(invitations)
+    .where(and(isOneOf(organization_id, organizationIds), isNotNull(invitations.invited_by_type), isOpen))
+    .orderBy(asc(organization_id), asc(id)).limit(MAX_LISTED)
+  return rows.filter((row) => isAuthentic(db, 'invitations', row)).map(toInvitation)
+}
+
+/** Deletes invitations. Returns the ids of those that another transaction has not deleted before. */
+export async function deleteInvitations (db: Db, organizationId: string, ids: readonly string[]): Promise<string[]> {
+  if (ids.length === 0) return []
+  const deleted = await db.delete(invitations).where(isOneOfOrganization(invitations, organizationId, ids))
+    .returning({ id: invitations.id })
+  return deleted.map(({ id }) => id)
 }
 
 export async function deleteInvitation (db: Db, organizationId: string, id: string): Promise<void> {

@@ -69,10 +69,24 @@ export async function findMember (
 export async function findMemberNames (
   db: Db, organizationId: string, userIds: readonly number[]
 ): Promise<Map<number, string>> {
-  if (userIds.length === 0) return new Map()
+  const found = await selectAmong(db, organizationId, userIds)
+  return new Map(found.map(({ user }) => [user.id, user.name || user.email]))
+}
+
+async function selectAmong (db: Db, organizationId: string, userIds: readonly number[]): Promise<Found[]> {
+  if (userIds.length === 0) return []
   const { organization_id, user_id: id } = members
   const found = await selectMembers(db, isOneOfOrganization({ organization_id, id }, organizationId, userIds))
-  return new Map(found.filter((one) => isVerified(db, one)).map(({ user }) => [user.id, user.name || user.email]))
+  return found.filter((one) => isVerified(db, one))
+}
+
+/** The roles of those users who are active members with an open account, by user id. Omits rows with a wrong MAC. */
+export async function findActiveRoles (
+  db: Db, organizationId: string, userIds: readonly number[]
+): Promise<Map<number, Role>> {
+  const found = await selectAmong(db, organizationId, userIds)
+  return new Map(found.filter(({ row, user }) => row.status === 'active' && user.disabled_at === null)
+    .map(({ row }) => [row.user_id, row.role]))
 }
 
 /** Whether a member has this address. The statement is the same whether or not the address has an account. */

@@ -9,7 +9,9 @@ import { numberOf } from '../../db/rows/query.ts'
 import {
   authenticTeamRoles, rolesInTeams, teamRoles, type TeamQuery, type TeamRoleFound
 } from '../../db/callers/memberships.ts'
-import { isAuthentic, lookUp, preparedSql, type Authenticated, type Db, type Raw } from '../../db/database.ts'
+import {
+  isAuthentic, isOneOfOrganization, lookUp, preparedSql, type Authenticated, type Db, type Raw
+} from '../../db/database.ts'
 import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.ts'
 import { batchLoad, groupByQuery } from '../../db/postgres/batch-load.ts'
 import {
@@ -129,20 +131,22 @@ type Support = Record<'users' | 'oauth_grants' | 'oauth_clients' | 'members', Re
   anywhere: Role[] | null
 }
 
+async function findTokens (db: Db, batch: readonly TokenQuery[], organization_id: string): Promise<TokenFound[][]> {
+  const numbered = batch.map(({ organizationId: organization_id, hash, teams }, query_index) =>
+    ({ query_index, organization_id, hash: hash.toString('hex'), ...teams }))
+  const find = (statement: typeof principalsByHash, queries: typeof numbered) =>
+    statement(db, { organization_id, queries: JSON.stringify(queries) })
+  const first = engineOf(db) === 'citus' ? await find(principalsWithoutOwner, numbered) : []
+  const left = numbered.filter(({ query_index }) => !first.some((row) => row.query_index === query_index))
+  const rows = left.length > 0 ? [...first, ...await find(principalsByHash, left)] : first
+  return groupByQuery(rows, batch.length)
+}
+
 const findPrincipals = batchLoad({
   keyOf: ({ hash, teams: { project, anywhere } }: TokenQuery) =>
     hash.toString('latin1') + (project === undefined ? anywhere ? '*' : '' : `/${project}`),
   organizationOf: ({ organizationId }) => organizationId,
-  find: async (db, batch, organization_id) => {
-    const numbered = batch.map(({ organizationId: organization_id, hash, teams }, query_index) =>
-      ({ query_index, organization_id, hash: hash.toString('hex'), ...teams }))
-    const find = (statement: typeof principalsByHash, queries: typeof numbered) =>
-      statement(db, { organization_id, queries: JSON.stringify(queries) })
-    const first = engineOf(db) === 'citus' ? await find(principalsWithoutOwner, numbered) : []
-    const left = numbered.filter(({ query_index }) => !first.some((row) => row.query_index === query_index))
-    const rows = left.length > 0 ? [...first, ...await find(principalsByHash, left)] : first
-    return groupByQuery(rows, batch.length)
-  },
+  find: findTokens,
   read: (db, [row]) => row && principalOf(db, row)
 })
 
@@ -154,6 +158,15 @@ interface TokenQuery extends TokenKey { teams: TeamQuery }
 /** The principal of an API token that is valid by the database's clock. Not cached: a revocation applies at once. */
 export async function findPrincipal (db: Db, token: TokenKey, teams: TeamQuery = {}): Promise<Principal | undefined> {
   return findPrincipals(db, { ...token, teams })
+}
+
+/** The principals of an organization's API tokens with these ids. Omits tokens that are not valid now. */
+export async function listPrincipals (db: Db, organizationId: string, ids: readonly number[]): Promise<Principal[]> {
+  if (ids.length === 0) return []
+  const tokens = await db.select({ hash: api_tokens.token_hash }).from(api_tokens)
+    .where(isOneOfOrganization(api_tokens, organizationId, ids))
+  const found = await findTokens(db, tokens.map(({ hash }) => ({ organizationId, hash, teams: {} })), organizationId)
+  return found.flatMap(([row]) => (row && principalOf(db, row)) ?? [])
 }
 
 function principalOf (db: Db, row: TokenFound): Principal | undefined {

@@ -2,14 +2,19 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../../db/database.ts'
 import { counterOf, requireOpen } from '../../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
-import { eventOf, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
-import { deleteExpiredInvitations, deleteInvitation, lockInvitation, type Invitation } from '../../repositories/people/invitations.ts'
-import { deleteMember, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
+import { eventOf, recordEvent, recordOfService, systemOf, type Actor } from '../../repositories/audit/audit.ts'
+import {
+  deleteExpiredInvitations, deleteInvitation, deleteInvitations, listGivenInvitations, lockInvitation, type Invitation,
+  type Inviter
+} from '../../repositories/people/invitations.ts'
+import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
 import { findFull, lockPlan } from '../../repositories/billing/plans.ts'
 import { createMember, lockMemberships, reachedLimit } from '../../repositories/people/users.ts'
+import { listPrincipals } from '../../repositories/people/principals.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
+import { mayInvite, powersOfRole, type Powers } from '../../rules/roles.ts'
 import type { MemberAttributes } from '../../../schemas/members.ts'
 
 // Each function runs in the caller's transaction, and locks the organization before the account (decision 0029).
@@ -18,7 +23,8 @@ export interface Invitee { id: number, name: string, email: string }
 
 /**
  * Why an invitation cannot be accepted:
- * - `gone`: the invitation was withdrawn, declined or accepted, has expired, or is to another address;
+ * - `gone`: the invitation was withdrawn, declined or accepted, has expired, or is to another address, or the inviter
+ *   may no longer give it;
  * - `memberships_full`: the person has reached the maximum number of memberships or of owned organizations;
  * - `organization_full`: the plan allows no more members;
  * - `tokens_left`: the API tokens of an earlier membership are not deleted yet.
@@ -36,6 +42,7 @@ export async function acceptInvitation (
   const memberships = await lockMemberships(db, person.id)
   const invitation = await lockInvitationTo(db, organizationId, id, person)
   if (plan === undefined || invitation === undefined) return 'gone'
+  if ((await findGiven(db, organizationId, [invitation])).length === 0) return 'gone'
   requireOpen(counterOf(db))
   const member = await findMember(db, organizationId, person.id)
   const role = member?.role ?? invitation.role
@@ -61,6 +68,46 @@ export async function declineInvitation (
   await deleteInvitation(db, organizationId, id)
   await recordEvent(db, systemOf(organizationId), eventOf('invitation.decline', id, { email: invitation.email }))
   return true
+}
+
+/** Those of an organization's invitations that their inviters may give now. The operator may give every invitation. */
+export async function findGiven (
+  db: Db, organizationId: string, invitations: readonly Invitation[]
+): Promise<Invitation[]> {
+  const idsOf = (type: Inviter['type']) => [...new Set(invitations.flatMap(({ invited_by }) =>
+    invited_by?.type === type ? [invited_by.id] : []))]
+  const powers = new Map<string, Powers>()
+  for (const [id, role] of await findActiveRoles(db, organizationId, idsOf('user'))) {
+    powers.set(`user ${id}`, powersOfRole(role))
+  }
+  for (const token of await listPrincipals(db, organizationId, idsOf('api_token'))) {
+    powers.set(`api_token ${token.id}`, token)
+  }
+  return invitations.filter(({ invited_by, role }) => {
+    if (invited_by === null) return true
+    const held = powers.get(`${invited_by.type} ${invited_by.id}`)
+    return held !== undefined && mayInvite(held, role)
+  })
+}
+
+/**
+ * Ends the open invitations of these organizations whose inviters may no longer give them, with events. Call this after
+ * each change that ends or demotes a member, disables an account, or ends an API token. Ends at most 500 invitations;
+ * the others cannot be accepted either (`acceptInvitation`). Returns whether an event is recorded later (`recordOfPerson`).
+ */
+export async function endInvitations (db: Db, organizationIds: readonly string[]): Promise<boolean> {
+  let areLate = false
+  const open = await listGivenInvitations(db, organizationIds)
+  for (const organizationId of new Set(open.map(({ organization_id }) => organization_id))) {
+    const invitations = open.filter(({ organization_id }) => organization_id === organizationId)
+    const given = new Set(await findGiven(db, organizationId, invitations))
+    const ending = invitations.filter((invitation) => !given.has(invitation))
+    const deleted = new Set(await deleteInvitations(db, organizationId, ending.map(({ id }) => id)))
+    const events = ending.filter(({ id }) => deleted.has(id))
+      .map(({ id, email, role }) => eventOf('invitation.withdraw', id, { email, role, with: 'inviter' }))
+    if (events.length > 0 && await recordOfService(db, organizationId, events)) areLate = true
+  }
+  return areLate
 }
 
 /** Deletes up to 1,000 expired invitations, with events. Returns the number. The caller has locked the organization. */
@@ -101,6 +148,7 @@ export async function endMembership (
   const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
   await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
+  await endInvitations(db, [organization_id])
   if (actor.type === 'user' && actor.id === userId) {
     const details = { organization: (await findOrganization(db, organization_id))?.name ?? organization_id }
     const { ip, user_agent } = actor
