@@ -93,17 +93,17 @@ const STATEMENTS: Record<string, number> = {
   listAuditEvents: 4,
   countAuditEvents: 2,
   exportAuditEvents: 3,
-  inviteMember: 12,
+  inviteMember: 15,
   listInvitations: 2,
   getInvitation: 2,
   sendInvitation: 11,
   withdrawInvitation: 7,
   listOwnInvitations: 3,
-  acceptInvitation: 22,
+  acceptInvitation: 24,
   declineInvitation: 12,
-  updateMember: 10,
-  putMember: 10,
-  removeMember: 10,
+  updateMember: 13,
+  putMember: 13,
+  removeMember: 13,
   listApiTokens: 2,
   createApiToken: 8,
   getApiToken: 2,
@@ -153,7 +153,7 @@ const STATEMENTS: Record<string, number> = {
   downloadInvoice: 2,
   redeemCoupon: 10,
   removeCoupon: 7,
-  deleteApiToken: 7
+  deleteApiToken: 10
 }
 
 /** What grows with a project is planned for it, each time. */

@@ -93,7 +93,8 @@ export async function findGiven (
 /**
  * Ends the open invitations of these organizations whose inviters may no longer give them, with events. Call this after
  * each change that ends or demotes a member, disables an account, or ends an API token. Ends at most 500 invitations;
- * the others cannot be accepted either (`acceptInvitation`). Returns whether an event is recorded later (`recordOfPerson`).
+ * the others cannot be accepted either (`acceptInvitation`). Returns whether an event is recorded later
+ * (`recordOfPerson`).
  */
 export async function endInvitations (db: Db, organizationIds: readonly string[]): Promise<boolean> {
   let areLate = false
