@@ -26,8 +26,10 @@ const STEP = 256 * 1024
 export async function writeInSteps (answer: object): Promise<Buffer> {
   const pieces: Buffer[] = []
   let text = ''
+  let stepped = 0
   await write(answer)
-  return Buffer.concat([...pieces, Buffer.from(text)])
+  takeText()
+  return Buffer.concat(pieces)
 
   async function write (object: object): Promise<void> {
     if (Array.isArray(object)) return writeItems(object as unknown[])
@@ -45,25 +47,37 @@ export async function writeInSteps (answer: object): Promise<Buffer> {
   }
 
   // Writes several items at once, because a call for each item takes three times as long. The items so far tell how
-  // many fit into a step.
+  // many fit into a step. Each call is a piece of its own, because to join the texts takes as long as to write them.
   async function writeItems (items: readonly unknown[]): Promise<void> {
     let length = 0
     let count = 1
     text += '['
     for (let at = 0; at < items.length; at += count) {
       if (at > 0) count = Math.max(1, Math.min(2 * count, Math.floor(STEP / 4 * at / length)))
-      const json = JSON.stringify(items.slice(at, at + count)).slice(1, -1)
-      text += at === 0 ? json : `,${json}`
-      length += json.length
+      if (at > 0) text += ','
+      takeText()
+      const list = Buffer.from(JSON.stringify(items.slice(at, at + count)))
+      take(list.subarray(1, -1))
+      length += list.length
       await endStep()
     }
     text += ']'
   }
 
-  async function endStep (): Promise<void> {
-    if (text.length < STEP) return
-    pieces.push(Buffer.from(text))
+  function take (piece: Buffer) {
+    pieces.push(piece)
+    stepped += piece.length
+  }
+
+  function takeText () {
+    if (text !== '') take(Buffer.from(text))
     text = ''
+  }
+
+  async function endStep (): Promise<void> {
+    if (stepped + text.length < STEP) return
+    takeText()
+    stepped = 0
     await yieldToEventLoop()
   }
 }

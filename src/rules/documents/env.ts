@@ -63,14 +63,13 @@ export function originalOffsets (text: string) {
  * @param work counts the assignments
  */
 export function readEnv (text: string, entries: Entries, found?: EnvAssignment[], work: Work = { done: 0 }) {
+  const source = withLineFeeds(text)
   // Check the limit before parsing: blank lines and comments cost time, too.
-  ENV_LINE_END.lastIndex = 0
   if (text.length > MAX_LINES) {
-    for (let lines = 1; ENV_LINE_END.test(text); lines++) {
-      if (lines > MAX_LINES) throw UnreadableDocument.ofLimit(ENV_LINE_END.lastIndex, LINES)
+    for (let lines = 1, at = source.indexOf('\n'); at !== -1; lines++, at = source.indexOf('\n', at + 1)) {
+      if (lines > MAX_LINES) throw UnreadableDocument.ofLimit(originalOffsets(text)(at + 1), LINES)
     }
   }
-  const source = withLineFeeds(text)
   const count = (units: number) => {
     work.done += units
     if (++names > MAX_NAMES) {
@@ -79,9 +78,11 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
   }
   let at = 0
   let names = 0
+  // A line is mostly like the line before it, so the pattern of that line is tried first.
+  let isAfterQuoted = false
   while (at < source.length) {
     ENV_PLAIN.lastIndex = at
-    const plain = ENV_PLAIN.exec(source)
+    const plain = isAfterQuoted ? null : ENV_PLAIN.exec(source)
     if (plain) {
       count(WORK.plainName)
       const name = plain[1]!
@@ -104,6 +105,11 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
       const [, name = '', double, single = ''] = quoted
       entries[name] = double === undefined ? single : withEscapes(double)
       at = ENV_QUOTED.lastIndex
+      isAfterQuoted = true
+      continue
+    }
+    if (isAfterQuoted) {
+      isAfterQuoted = false
       continue
     }
     ENV_NOTHING.lastIndex = at

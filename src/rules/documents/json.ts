@@ -33,7 +33,7 @@ export function readJson (text: string, entries: Entries, work: Work = { done: 0
       name = undefined
       value = []
     } else if (!ends && name === undefined) {
-      name = JSON.parse(token) as string
+      name = stringIn(token)
     } else if (!ends && !(depth === 1 && token === ':')) value.push(token)
     if (token === '{' || token === '[') depth++
   })
@@ -108,8 +108,11 @@ function parse (text: string): unknown {
 /** The text of a value from its JSON text, as documents are read. */
 export function jsonValue (text: string): string {
   if (text === 'null') return ''
-  return text.startsWith('"') ? JSON.parse(text) as string : text
+  return text.startsWith('"') ? stringIn(text) : text
 }
+
+// Faster than JSON.parse for a string without escapes. The text is valid JSON.
+const stringIn = (text: string): string => text.includes('\\') ? JSON.parse(text) as string : text.slice(1, -1)
 
 const BLANKS = /[ \t\r\n]*/y
 // A part of a string, which ends before the closing quote or the first invalid character. The number of escapes is
