@@ -33,8 +33,8 @@ export type UnreadableReason = keyof typeof UNREADABLE_REASONS
  * cannot be read at all (`unreadable`).
  */
 export const WARNING_REASONS = [
-  'comment_without_blank', 'escape_in_double_quotes', 'quote_in_single_quotes', 'expansion', 'backticks', 'unquoted',
-  'text_after_quote', 'value_on_next_line', 'duplicate_name', 'unreadable'
+  'comment_without_blank', 'empty_before_comment', 'escape_in_double_quotes', 'quote_in_single_quotes', 'expansion',
+  'backticks', 'unquoted', 'text_after_quote', 'value_on_next_line', 'duplicate_name', 'unreadable'
 ] as const
 
 export type WarningReason = (typeof WARNING_REASONS)[number]

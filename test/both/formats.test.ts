@@ -43,6 +43,19 @@ t.test('a store and its dry run warn of lines that other programs read different
   t.notOk('warnings' in (await store(json, '{"A": "$HOME `x`", "A": 1}')).body)
 })
 
+t.test('a value is empty before a comment, and a shell runs what is in backticks: both are warned of', async (t) => {
+  const at = await makeLevel(owner, { slug: 'warned-more' })
+  const { body } = await store(at, 'A= # c\nexport B = \t#c\nC=x`y`\nD="it\'s `y`"\nE=\'`y`\'\nF=\nG="" # c\nH=x # c\nI=\n# c\n')
+  t.strictSame(body.warnings, [
+    { line: 1, column: 3, name: 'A', reason: 'empty_before_comment' },
+    { line: 2, column: 11, name: 'B', reason: 'empty_before_comment' },
+    { line: 3, column: 4, name: 'C', reason: 'backticks' },
+    { line: 4, column: 9, name: 'D', reason: 'backticks' }
+  ])
+  const changed = await change(at, { set: { A: "it's `y`", F: '`y`' } })
+  t.strictSame(changed.body.warnings, [{ line: 1, column: 9, name: 'A', reason: 'backticks' }])
+})
+
 t.test('a change of names and its dry run warn of the names that they set, and of values that few readers read', async (t) => {
   const at = await makeLevel(owner, { slug: 'warned-names' })
   await store(at, 'A=$X\nB=1#\nC=1\nC=2\n')

@@ -14,6 +14,8 @@ export const isRefused = (reason: WarningReason): reason is RefusedReason =>
 // Without one of these characters, only names that occur twice are read differently, and values in a later line.
 const MAY_DIFFER = /[#\\$"'`]/
 const EXPANSION = /\$(?:[A-Za-z_{($])/
+const UNESCAPED_BACKTICK = /(?<!\\)`/
+const COMMENT = /[ \t]+#/y
 const UNESCAPED_EXPANSION = /(?<!\\)\$(?:[A-Za-z_{($])/
 // A quoted value as dotenv matches the value. A quote without an end was refused before.
 const QUOTED = /^(?:'(?:\\'|[^'])*'|"(?:\\"|[^"])*"|`(?:\\`|[^`])*`)$/
@@ -65,11 +67,19 @@ function differencesOf (
   else if (quote === '"') {
     add('escape_in_double_quotes', keptEscape(value))
     add('expansion', value.search(UNESCAPED_EXPANSION))
+    add('backticks', value.search(UNESCAPED_BACKTICK))
   } else {
+    if (value === '' && isBeforeComment(source, valueTo)) add('empty_before_comment', 0)
     add('expansion', value.search(EXPANSION))
+    add('backticks', value.indexOf('`'))
     if (found.length === 0 && !SIMPLE.test(value)) add('unquoted', 0)
   }
   return found
+}
+
+function isBeforeComment (source: string, at: number): boolean {
+  COMMENT.lastIndex = at
+  return COMMENT.test(source)
 }
 
 /** The first escape in double quotes that dotenv keeps: all but `\n` and `\r`; -1 without one. */
