@@ -15,7 +15,7 @@ export const isRefused = (reason: WarningReason): reason is RefusedReason =>
 const MAY_DIFFER = /[#\\$"'`]/
 const EXPANSION = /\$(?:[A-Za-z_{($])/
 const UNESCAPED_BACKTICK = /(?<!\\)`/
-const COMMENT = /[ \t]+#/y
+const COMMENT = /[^\S\n]+#/y
 const UNESCAPED_EXPANSION = /(?<!\\)\$(?:[A-Za-z_{($])/
 // A quoted value as dotenv matches the value. A quote without an end was refused before.
 const QUOTED = /^(?:'(?:\\'|[^'])*'|"(?:\\"|[^"])*"|`(?:\\`|[^`])*`)$/
