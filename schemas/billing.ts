@@ -172,6 +172,7 @@ export const Usage = Resource('usage', { title: 'Usage', id: '2026-03' }, {
   }), { used: 1201, limit_per_minute: null }),
   projects: Example(Used, { used: 1, limit: null }),
   members: Example(Used, { used: 1, limit: null }),
+  open_invitations: Example(Type.Integer({ description: 'each takes a place of the limit of members' }), 0),
   bytes: Example(Described(Used, {
     description: 'stored bytes: the sum of `size_bytes` of all current documents and all versions'
   }), { used: 0, limit: null }),

@@ -459,6 +459,21 @@ t.test('one organization’s invitations leave those of others as they are, howe
   t.equal((await first.call('GET', first.invitations)).body.meta.total, 1)
 })
 
+t.test('usage counts open invitations beside members, so that both add up to what the limit counts', async (t) => {
+  const { o, call, members, invite, invitations } = await nimbus('free')
+  const seats = async () => {
+    const { members: { used, limit }, open_invitations } = (await call('GET', `/organizations/${o}/usage`)).body.data.attributes
+    return { used, limit, open_invitations }
+  }
+  t.strictSame(await seats(), { used: 1, limit: 5, open_invitations: 0 })
+  const ids = [await invite(newcomer()), await invite(newcomer()), await invite(newcomer()), await invite(newcomer())]
+  t.strictSame(await seats(), { used: 1, limit: 5, open_invitations: 4 })
+  t.match((await call('POST', members, { email: newcomer(), role: 'member' })).body.details, { limit: 5, used: 5 })
+  t.equal((await call('DELETE', `${invitations}/${ids[0]!}`)).status, 204)
+  await service.write(`UPDATE invitations SET expires_at = now() - interval '1 second' WHERE id = '${ids[1]!}'`)
+  t.strictSame(await seats(), { used: 1, limit: 5, open_invitations: 2 })
+})
+
 t.test('open invitations are bounded by the seats of the plan, and by 100; of two at the last seat, one succeeds', async (t) => {
   const { o, call, members, invite, invitations } = await nimbus('free')
   for (let n = 0; n < 3; n++) await invite(newcomer())

@@ -29,7 +29,8 @@ export const plans: Domain = async (app) => {
     },
     handler: async (request) => {
       const { id, plan } = principalOf(request).organization
-      const { period_start, period_end, calls, projects, members, bytes, days } = await findUsage(app.lists, id)
+      const { period_start, period_end, calls, projects, members, invitations, bytes, days } =
+        await findUsage(app.lists, id)
       return {
         data: {
           type: 'usage' as const,
@@ -41,6 +42,7 @@ export const plans: Domain = async (app) => {
             api_calls: { used: calls, limit_per_minute: requestsOf(app.config, plan.api_per_minute) },
             projects: { used: projects, limit: plan.max_projects },
             members: { used: members, limit: plan.max_members },
+            open_invitations: invitations,
             bytes: { used: bytes, limit: plan.max_bytes },
             days
           }

@@ -37,14 +37,17 @@ export async function recordCalls (db: Db, calls: Map<string, number>): Promise<
   if (failed !== undefined) throw failed.reason
 }
 
-/** The API calls of an organization in the current month and on each day; its current projects, members and bytes. */
+/**
+ * The API calls of an organization in the current month and on each day; its current projects, members,
+ * open invitations and bytes.
+ */
 export interface Usage extends Record<'period_start' | 'period_end', Date>,
-  Record<'calls' | 'projects' | 'members' | 'bytes', number> {
+  Record<'calls' | 'projects' | 'members' | 'invitations' | 'bytes', number> {
   /** The last 31 days, oldest first. */
   days: { date: string, api_calls: number }[]
 }
 
-type Found = Record<'today' | 'period_start' | 'period_end' | 'projects' | 'members' | 'bytes', string> &
+type Found = Record<'today' | 'period_start' | 'period_end' | 'projects' | 'members' | 'invitations' | 'bytes', string> &
   { calls_by_day: Record<string, number> | null }
 
 const usage = preparedSql<Found, { organization_id: string }>('usage', ($) => sql`
@@ -54,13 +57,15 @@ const usage = preparedSql<Found, { organization_id: string }>('usage', ($) => sq
       WHERE organization_id = ${$('organization_id')}::char(26) AND NOT ${isOld}) AS calls_by_day,
     (SELECT count(*) FROM projects WHERE organization_id = ${$('organization_id')}::char(26)) AS projects,
     (SELECT count(*) FROM members WHERE organization_id = ${$('organization_id')}::char(26)) AS members,
+    (SELECT count(*) FROM invitations
+      WHERE organization_id = ${$('organization_id')}::char(26) AND expires_at > now()) AS invitations,
     (SELECT stored_bytes FROM organization_counters
       WHERE organization_id = ${$('organization_id')}::char(26)) AS bytes
   FROM (SELECT ${TODAY} AS today, date_trunc('month', now() AT TIME ZONE 'UTC') AS month) AS its`)
 
 export async function findUsage (db: Db, organization_id: string): Promise<Usage> {
   const [row] = await usage(db, { organization_id })
-  const { today, period_start, period_end, calls_by_day, projects, members, bytes } = row!
+  const { today, period_start, period_end, calls_by_day, projects, members, invitations, bytes } = row!
   const days = daysUntil(today, DAYS_OF_USAGE).map((date) => ({ date, api_calls: calls_by_day?.[date] ?? 0 }))
   const month = today.slice(0, 'YYYY-MM'.length)
   return {
@@ -69,6 +74,7 @@ export async function findUsage (db: Db, organization_id: string): Promise<Usage
     calls: days.reduce((sum, { date, api_calls }) => sum + (date.startsWith(month) ? api_calls : 0), 0),
     projects: Number(projects),
     members: Number(members),
+    invitations: Number(invitations),
     bytes: Number(bytes),
     days
   }
