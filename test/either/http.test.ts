@@ -54,6 +54,15 @@ function sendJson (method: string, path: string, payload: string | Buffer, heade
 
 const own = (path: string) => `/${caller.organization}${path}`
 
+t.test('health and readiness ignore unknown query parameters, which load balancers add; other operations refuse them', async (t) => {
+  for (const path of ['/healthz', '/readyz']) {
+    for (const query of ['?probe=1', '?a=&b=2&a=3', '?', '?%5B%5D=x']) {
+      t.match(await service.app.inject(path + query), { statusCode: 200, body: '{"status":"ok"}' }, path + query)
+    }
+  }
+  t.equal((await caller.call('GET', '/user?probe=1')).status, 422)
+})
+
 t.test('HT-01 HT-05 a method that a path does not take is 405 with a sorted Allow, whatever the method is', async (t) => {
   for (const [method, path, allow] of [
     ['POST', '//healthz', 'GET, HEAD, OPTIONS'],

@@ -15,7 +15,8 @@ export function health (database: Pick<Database, 'ping'>, isLeaving: () => boole
       await database.ping()
       if (!await isWritable(app.reads)) fail('service_unavailable')
     })
-    const config = { access: 'public', limit: 'none' } as const
+    // Some load balancers add parameters.
+    const config = { access: 'public', limit: 'none', ignoresUnknownParameters: true } as const
     const schema = (operationId: string, summary: string, description: string) =>
       ({ operationId, tags: ['operations'], summary, description, response: { 200: Health } })
     app.get('/healthz', {
