@@ -3,7 +3,7 @@ import { INVITATION_DAYS } from '../../../schemas/invitations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import {
-  isAuthentic, isOneOf, isOneOfOrganization, macOf, readNow, updateAuthentic, type Db
+  isAuthentic, isKeyOf, isOneOfOrganization, macOf, readNow, updateAuthentic, type Db
 } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
 import { matching } from '../../db/rows/matching.ts'
@@ -179,8 +179,10 @@ const MAX_LISTED = 500
 export async function listGivenInvitations (db: Db, organizationIds: readonly string[]): Promise<Invitation[]> {
   if (organizationIds.length === 0) return []
   const { organization_id, id } = invitations
+  const isOfOne = isKeyOf(sql`${organization_id}`, sql`
+    SELECT value::char(26) FROM jsonb_array_elements_text(${JSON.stringify(organizationIds)}::jsonb)`)
   const rows = await db.select(columns).from(invitations)
-    .where(and(isOneOf(organization_id, organizationIds), isNotNull(invitations.invited_by_type), isOpen))
+    .where(and(isOfOne, isNotNull(invitations.invited_by_type), isOpen))
     .orderBy(asc(organization_id), asc(id)).limit(MAX_LISTED)
   return rows.filter((row) => isAuthentic(db, 'invitations', row)).map(toInvitation)
 }
