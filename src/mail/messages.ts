@@ -123,8 +123,10 @@ const by = ({ type, name }: NamedInviter) => type === 'user'
 
 // Maximum characters of a name in a mail.
 const MAX_CHARACTERS = 60
-// Programs that show mails make a link of such a text, also with the dots of other scripts.
-const LINK = /:\/\/|www[.．。｡]|\S[.．。｡]\p{L}/iu
+// Programs that show mails make a link of such a text, also with the dots of other scripts: addresses, network paths.
+const LINK =
+  /:\/\/|\\\\|\b(?:file|mailto|sms|tel):|www[.．。｡]|\S[.．。｡]\p{L}|(?:\d[.．。｡]\d{1,3}[.．。｡]?){2}/iu
+const JOINERS = /[\u200c\u200d]/g
 // U+200C and U+200D are part of Persian words and emoji.
 const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
 
@@ -135,7 +137,7 @@ const UNPRINTABLE = /(?:(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}])+/gu
  */
 function named (without: string, name: string, before: string): string {
   const line = name.replace(UNPRINTABLE, ' ').trim()
-  if (line === '' || LINK.test(line)) return without
+  if (line === '' || LINK.test(line.replace(JOINERS, ''))) return without
   const characters = [...line]
   const shown = characters.length > MAX_CHARACTERS ? `${characters.slice(0, MAX_CHARACTERS - 1).join('')}…` : line
   return `${before}"${shown.replaceAll('"', "'")}"`
