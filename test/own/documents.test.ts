@@ -5,7 +5,7 @@ import { Parser, YAMLError } from 'yaml'
 import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/entries.ts'
 import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
-import { readDocument } from '../../src/rules/documents/read.ts'
+import { documentError, readDocument } from '../../src/rules/documents/read.ts'
 import { MAX_YAML_TOKENS, YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
@@ -127,6 +127,18 @@ t.test('yaml: what is no plain mapping is unreadable', async (t) => {
     'a: 1\n---\nb: 2', '? [a]\n: 1', '? : 1', 'a: *nowhere', 'base: &b {x: 1}\nc:\n  <<: *b', 'a: [', 'a: "open', 'a:\n\t- b', '{a: &a [*a]}',
     'a: b: c', '!!set {a}'
   ]) t.equal(readDocument('yaml', text), undefined, JSON.stringify(text))
+})
+
+t.test('yaml: a long number, and what many aliases refer to, is read once, exactly', async (t) => {
+  const zeros = `.1${'0'.repeat(80_000)}1`
+  t.same(readDocument('yaml', `a: [${zeros}]\nb: [.1${'0'.repeat(80_000)}]\n`), { a: `["${zeros}"]`, b: '[0.1]' })
+  const times = (count: number, name: string) => Array(count).fill(`*${name}`).join(', ')
+  const zero = `+0e${'9'.repeat(60_000)}`
+  const [four, five] = [0, 1].map((i) => `[${times(10, 'xy'[i]!)}]`)
+  const read = readDocument('yaml', `x: &x ${zero}\ny: &y ${four}\nz: &z ${five}\ne: [${times(10, 'z')}]\n`)
+  t.match(read, { y: `[${Array(10).fill('0').join()}]` })
+  const empty = Array.from({ length: 16 }, (_, i) => `a${i + 1}: &a${i + 1} [${times(3, `a${i}`)}]\n`).join('')
+  t.match(documentError('yaml', `a0: &a0 []\n${empty}`), { reason: 'limit' })
 })
 
 t.test('yaml: aliases cannot make a small document a large one', async (t) => {

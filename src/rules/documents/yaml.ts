@@ -55,7 +55,7 @@ export function readYaml (
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
     entries[name] = value === null ? '' : isScalar(node) ? spend(scalarText(node), node) : write(value)
-    if (typed) typed[name] = value === null ? 'null' : isScalar(node) ? jsonText(node) : entries[name]
+    if (typed) typed[name] = value === null ? 'null' : isScalar(node) ? typedText(node) : entries[name]
   }
 }
 
@@ -169,6 +169,8 @@ export function scalarText (scalar: Scalar) {
 /** Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. */
 function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   let left = allowance
+  /** The text of each scalar, which aliases can need very often. */
+  const texts = new Map<Scalar, string>()
   return { write, spend }
 
   function write (node: unknown, depth = 0): string {
@@ -179,12 +181,23 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
       return write(target, depth + 1)
     }
     if (isMap(node)) {
+      spend('', node)
       const members = [...pairs(node.items)].map(([name, value]) =>
         `${spend(JSON.stringify(name), node)}:${write(value, depth + 1)}`)
       return `{${members.join(',')}}`
     }
-    if (isSeq(node)) return `[${node.items.map((item) => write(item, depth + 1)).join(',')}]`
-    return spend(isScalar(node) ? jsonText(node) : 'null', node)
+    if (isSeq(node)) {
+      // Also an empty list takes time for each alias.
+      spend('', node)
+      return `[${node.items.map((item) => write(item, depth + 1)).join(',')}]`
+    }
+    return spend(isScalar(node) ? textOf(node) : 'null', node)
+  }
+
+  function textOf (scalar: Scalar): string {
+    const known = texts.get(scalar) ?? jsonText(scalar)
+    texts.set(scalar, known)
+    return known
   }
 
   function spend (text: string, node: unknown) {
@@ -192,6 +205,12 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
     if (left < 0) throw beyond(node, `${allowance.toLocaleString('en')} characters in its values with expanded aliases`)
     return text
   }
+}
+
+/** Like `jsonText`, but a number that JSON cannot spell is not a text, so that a change to this text has an effect. */
+function typedText (scalar: Scalar): string {
+  const json = jsonText(scalar)
+  return typeof scalar.value === 'number' && json.startsWith('"') ? scalarText(scalar) : json
 }
 
 function jsonText (scalar: Scalar) {
@@ -210,12 +229,18 @@ function isSameNumber (one: string, other: string): boolean {
   return a.digits === b.digits && (a.digits === '' || (a.isNegative === b.isNegative && a.exponent === b.exponent))
 }
 
-/** A number as its sign, its digits without zeros at both ends (none for zero), and the exponent of ten after these. */
-function normalized (text: string): { isNegative: boolean, digits: string, exponent: bigint } {
+/**
+ * A number as its sign, its digits without zeros at both ends (none for zero), and the exponent of ten after these. The
+ * time is linear in the length of the text.
+ */
+function normalized (text: string): { isNegative: boolean, digits: string, exponent: number } {
   const decimal = /^0[xo]/.test(text) ? BigInt(text).toString() : text
   const [, sign, whole = '', fraction = '', power = '0'] = /^([-+]?)(\d*)\.?(\d*)(?:e([-+]?\d+))?$/i.exec(decimal)!
-  const all = (whole + fraction).replace(/^0+/, '')
-  const digits = all.replace(/0+$/, '')
-  const exponent = BigInt(power) - BigInt(fraction.length) + BigInt(all.length - digits.length)
-  return { isNegative: sign === '-', digits, exponent }
+  const all = whole + fraction
+  let [from, to] = [0, all.length]
+  while (from < to && all[from] === '0') from++
+  while (to > from && all[to - 1] === '0') to--
+  // An exponent that a Number does not hold exactly is larger than that of each finite Number.
+  const exponent = Number(power) - fraction.length + (all.length - to)
+  return { isNegative: sign === '-', digits: all.slice(from, to), exponent }
 }
