@@ -56,6 +56,18 @@ t.test('a value is empty before a comment, and a shell runs what is in backticks
   t.strictSame(changed.body.warnings, [{ line: 1, column: 9, name: 'A', reason: 'backticks' }])
 })
 
+t.test('numbers and special parameters of shells are expansions, and a separator on the next line is refused', async (t) => {
+  const at = await makeLevel(owner, { slug: 'warned-shells' })
+  const { body } = await store(at, 'A="pa$1w"\nB=pa$?\nC="a$!"\nD=a$\nE="$."\nF=\'$1\'\n')
+  t.strictSame(body.warnings, ['A', 'B', 'C'].map((name, i) =>
+    ({ line: i + 1, column: [6, 5, 5][i], name, reason: 'expansion' })))
+  t.strictSame((await change(at, { set: { F: "it's $1" } })).body.warnings,
+    [{ line: 6, column: 9, name: 'F', reason: 'expansion' }])
+  const refused = await store(at, 'A\n=x\n')
+  t.match(refused, { status: 422, body: { error: 'document_unreadable', details: { reason: 'value_on_next_line', line: 2 } } })
+  t.equal((await store(at, 'A\n=x\n', { unchecked: true })).status, 200)
+})
+
 t.test('a change of names and its dry run warn of the names that they set, and of values that few readers read', async (t) => {
   const at = await makeLevel(owner, { slug: 'warned-names' })
   await store(at, 'A=$X\nB=1#\nC=1\nC=2\n')

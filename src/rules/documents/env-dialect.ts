@@ -13,10 +13,11 @@ export const isRefused = (reason: WarningReason): reason is RefusedReason =>
 
 // Without one of these characters, only names that occur twice are read differently, and values in a later line.
 const MAY_DIFFER = /[#\\$"'`]/
-const EXPANSION = /\$(?:[A-Za-z_{($])/
+// A name, a number or a special parameter of a shell.
+const EXPANSION = /\$[\w{($#?@*!-]/
 const UNESCAPED_BACKTICK = /(?<!\\)`/
 const COMMENT = /[^\S\n]+#/y
-const UNESCAPED_EXPANSION = /(?<!\\)\$(?:[A-Za-z_{($])/
+const UNESCAPED_EXPANSION = /(?<!\\)\$[\w{($#?@*!-]/
 // A quoted value as dotenv matches the value. A quote without an end was refused before.
 const QUOTED = /^(?:'(?:\\'|[^'])*'|"(?:\\"|[^"])*"|`(?:\\`|[^`])*`)$/
 const SIMPLE = /^[\w.,:/@%+-]*$/
@@ -41,7 +42,7 @@ export function envDifferences (
     if (written !== undefined && !written.has(name)) continue
     if (seen.has(name)) repeated.set(name, { offset: nameOffset(source, assignment), name, reason: 'duplicate_name' })
     seen.add(name)
-    if (isPlain && assignment.separatorTo === assignment.valueFrom) continue
+    if (isPlain && isOnOneLine(source, assignment)) continue
     for (const [reason, offset] of differencesOf(source, assignment)) {
       if (reason !== 'unquoted' || written !== undefined) found.push({ offset, name, reason })
     }
@@ -49,16 +50,22 @@ export function envDifferences (
   return [...found, ...repeated.values()].sort((a, b) => a.offset - b.offset)
 }
 
+/** Whether the value directly follows the separator, and the separator the name. */
+const isOnOneLine = (source: string, { from, separatorTo, valueFrom }: EnvAssignment): boolean =>
+  separatorTo === valueFrom && !source.slice(from, separatorTo).includes('\n')
+
 const nameOffset = (source: string, { from, name, separatorTo }: EnvAssignment): number =>
   from + source.slice(from, separatorTo).lastIndexOf(name)
 
 function differencesOf (
-  source: string, { separatorTo, valueFrom, valueTo }: EnvAssignment
+  source: string, assignment: EnvAssignment
 ): [reason: WarningReason, offset: number][] {
+  const { valueFrom, valueTo } = assignment
   const value = source.slice(valueFrom, valueTo)
   const found: [WarningReason, number][] = []
   const add = (reason: WarningReason, index: number) => { if (index !== -1) found.push([reason, valueFrom + index]) }
-  if (value !== '' && source.slice(separatorTo, valueFrom).includes('\n')) add('value_on_next_line', 0)
+  const isLater = source.slice(nameOffset(source, assignment), valueFrom).includes('\n')
+  if (value !== '' && isLater) add('value_on_next_line', 0)
   if (source[valueTo] === '#') add('comment_without_blank', valueTo - valueFrom)
   const quote = /^["'`]/.exec(value)?.[0]
   if (quote !== undefined && !QUOTED.test(value)) add('text_after_quote', endOfQuote(value, quote))
