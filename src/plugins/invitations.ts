@@ -73,7 +73,7 @@ export const invitations: Domain = async (app) => {
         await app.countEffect(request, reply)
         mail.reserve()
         await expireInvitations(db, organization_id)
-        await endInvitations(db, [organization_id])
+        await endInvitations(db, organization_id)
         if (await isMemberAddress(db, organization_id, email)) fail('already_member', { status: 'active' })
         if (await isInvited(db, organization_id, email)) fail('already_member', { status: 'invited' })
         if (await countInvitations(db, organization_id) >= MAX_OPEN_INVITATIONS) {

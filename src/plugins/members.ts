@@ -95,7 +95,7 @@ export const members: Domain = async (app) => {
         // Recorded before the update: recording fails if the caller, who may be this member, has lost the role.
         await recordEvent(db, actorOf(request), eventOf('member.update', id, { from: member.role, to: role }))
         await updateMember(db, organizationId, id, role)
-        await endInvitations(db, [organizationId])
+        await endInvitations(db, organizationId)
         return await findMember(db, organizationId, id) ?? tampered()
       })
       tell(principal, updated, role)

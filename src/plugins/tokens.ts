@@ -214,7 +214,7 @@ export const tokens: Domain = async (app) => {
         // Recorded before the deletion: recording requires that the caller's token, which may be this token, is valid.
         await recordEvent(db, actorOf(request), eventOf('api-token.delete', id))
         await deleteTokens(db, organizationId, [id])
-        await endInvitations(db, [organizationId])
+        await endInvitations(db, organizationId)
       })
       return reply.code(204).send(null)
     }

@@ -8,7 +8,7 @@ import { switchUser } from '../../src/commands/people/users.ts'
 import { createGrant } from '../../src/repositories/people/oauth.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
-import { callAs, issuePair, makePerson, type Person } from '../helpers/people.ts'
+import { callAs, crowd, issuePair, makePerson, type Person } from '../helpers/people.ts'
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor } from '../helpers/visitor.ts'
 
@@ -226,6 +226,22 @@ t.test('an ended invitation frees its seat and its address', async (t) => {
   const { email } = await invite(byIris)
   t.equal((await byOwner('PATCH', `${members}/${iris.id}`, { role: 'member' })).status, 200)
   t.equal((await byOwner('POST', members, { email, role: 'member' })).status, 201)
+})
+
+t.test('the disabling of an account ends its invitations in many organizations with a few statements', async (t) => {
+  const [iris, other] = [await makePerson(service), await makePerson(service)]
+  const remove = await crowd(service, iris, 'administrator', 150)
+  await service.write(`INSERT INTO invitations
+      (organization_id, id, email, email_normalized, role, invited_by_type, invited_by_id, invited_by_name, expires_at)
+    SELECT organization_id, lpad(person || right(organization_id, 20), 26, '0'), person || '@nimbus.example',
+      person || '@nimbus.example', 'member', 'user', person, 'Inviter', date_trunc('second', now() + interval '1 day')
+    FROM members, unnest(ARRAY[${iris.id}, ${other.id}]::bigint[]) person WHERE user_id = ${iris.id}`)
+  const open = async () => (await service.sql(`SELECT invited_by_id::text AS by, count(*)::int AS count FROM invitations
+    WHERE invited_by_id IN (${iris.id}, ${other.id}) GROUP BY 1`))
+  t.equal((await open()).length, 2)
+  await switchUser(service.database, iris.email, true)
+  t.same(await open(), [{ by: String(other.id), count: 150 }])
+  await remove()
 })
 
 t.test('of an acceptance and the removal of the inviter at once, the person joins before the removal or not at all', async (t) => {

@@ -4,7 +4,7 @@ import { endingOf } from '../../db/callers/grants.ts'
 import { operatorOf, recordOfPerson } from '../../repositories/audit/audit.ts'
 import { createClient, listClients, revokeGrantsOfClient, setClientDisabled } from '../../repositories/people/oauth.ts'
 import { isRegistrable } from '../../rules/redirects.ts'
-import { endInvitations } from '../../vault/jobs/memberships.ts'
+import { endInvitationsEverywhere } from '../../vault/jobs/memberships.ts'
 import { change, command, listing, verbs, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { rowOf } from '../common/stdio.ts'
@@ -79,7 +79,7 @@ async function setDisabled (db: Db, id: string, disabled: boolean): Promise<void
 async function revokeSome (db: Db, id: string): Promise<number> {
   const { revoked, ended } = await revokeGrantsOfClient(db, id)
   const organizations = ended.map(({ organization_id }) => organization_id)
-  await endInvitations(db, organizations)
+  await endInvitationsEverywhere(db, organizations)
   await recordOfPerson(db, organizations.map(operatorOf), (organizationId) => ({
     action: 'oauth.revoke',
     resource_type: 'client',

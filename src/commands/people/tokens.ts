@@ -110,7 +110,7 @@ export async function revokeToken ({ db: handle }: Database, id: number): Promis
     await findSlices(db, organization, id) ?? refuse(none)
     await deleteTokens(db, organization, [id])
     await recordEvent(db, operatorOf(organization), eventOf('api-token.delete', id))
-    await endInvitations(db, [organization])
+    await endInvitations(db, organization)
   })
 }
 

@@ -20,7 +20,7 @@ import {
   type User
 } from '../../repositories/people/users.ts'
 import { canonicalRole } from '../../rules/roles.ts'
-import { endInvitations } from '../../vault/jobs/memberships.ts'
+import { endInvitationsEverywhere } from '../../vault/jobs/memberships.ts'
 import { change, command, listing, print, verbs, withOpened, type Environment, type Noun } from '../common/noun.ts'
 import { refuse } from '../common/errors.ts'
 import { allRows } from '../common/pages.ts'
@@ -260,7 +260,11 @@ async function recordForOperator (
     user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
   })
   const organizations = await listOrganizationsOf(db, userId)
-  await endInvitations(db, [...organizations, ...ended.map(({ organization_id }) => organization_id)])
+  if (ended.length > 0 || action === 'user.disable') {
+    const disabled = action === 'user.disable' ? userId : null
+    const places = [...organizations, ...ended.map(({ organization_id }) => organization_id)]
+    await endInvitationsEverywhere(db, places, disabled)
+  }
   const actors = organizations.map(operatorOf)
   await recordOfPerson(db, actors, (organizationId) => ({
     action,

@@ -5,7 +5,7 @@ import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
 import { recordOfPerson, UNLISTED_ORGANIZATIONS, type Actor } from '../../repositories/audit/audit.ts'
 import { listOrganizationsIfAvailable, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { createPersonalEvent, type PersonalEvent } from '../../repositories/people/personal-events.ts'
-import { endInvitations } from '../../vault/jobs/memberships.ts'
+import { endInvitationsEverywhere } from '../../vault/jobs/memberships.ts'
 import { originOf, personOf, withoutOrigin } from '../routes/actor.ts'
 
 // Events of a person, such as a sign-in. The person sees these events on /account, with address and browser. The
@@ -29,7 +29,9 @@ export async function recordForUser (
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
   // Ending API tokens changes rows on all nodes of Citus, so this transaction needs all nodes anyway.
-  if (await endInvitations(db, ended.map(({ organization_id }) => organization_id))) request.hasLateEvents = true
+  if (await endInvitationsEverywhere(db, ended.map(({ organization_id }) => organization_id))) {
+    request.hasLateEvents = true
+  }
   const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
   if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
     action,
@@ -61,7 +63,7 @@ export async function recordEndOfToken (
   db: Db, request: FastifyRequest, user: Person, organizationId: string, token: number
 ): Promise<void> {
   await recordForPersonAlone(db, request, user, 'api-token.delete', { organization: organizationId, token })
-  if (await endInvitations(db, [organizationId])) request.hasLateEvents = true
+  if (await endInvitationsEverywhere(db, [organizationId])) request.hasLateEvents = true
   const actors = [personOf(request, organizationId, user)]
   const event = { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(token) } as const
   if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true

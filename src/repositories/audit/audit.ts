@@ -3,7 +3,7 @@ import type { EventName } from '../../../schemas/events.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import type { Caller } from '../../db/callers/caller.ts'
 import {
-  appendEvents, appendToCounter, chainOf, counterOf, keepLateEvents, lockCounters, openChange, type Counter,
+  appendEvents, appendToCounter, chainOf, keepLateEvents, lockCounters, openChange, type Counter,
   type SynchronousCommit
 } from '../../db/changes/chain.ts'
 import {
@@ -116,26 +116,12 @@ export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
   options: OfPersonOptions = {}
 ): Promise<boolean> {
-  return recordWhereFree(db, actors.map((actor) =>
+  return recordAtEnd(db, actors.map((actor) =>
     ({ actor, event: typeof event === 'function' ? event(actor.organization_id) : event })), options)
 }
 
-/**
- * Records events of the service in an organization. If the transaction has locked no counter row, records as
- * `recordOfPerson` does. Returns whether an event was stored as a late event.
- */
-export async function recordOfService (
-  db: Db, organizationId: string, events: readonly AuditEvent[]
-): Promise<boolean> {
-  const actor = systemOf(organizationId)
-  if (counterOf(db)?.organization_id !== organizationId) {
-    return recordWhereFree(db, events.map((event) => ({ actor, event })))
-  }
-  await recordEvent(db, actor, ...events)
-  return false
-}
-
-async function recordWhereFree (
+/** Like `recordOfPerson`, for events of any actors in any organizations. */
+export async function recordAtEnd (
   db: Db, events: readonly { actor: Actor, event: AuditEvent }[],
   { isRefusal = false, synchronousCommit = 'on' }: OfPersonOptions = {}
 ): Promise<boolean> {

@@ -1,14 +1,15 @@
-import { and, asc, desc, eq, gt, inArray, isNotNull, lte, sql, type SQL } from 'drizzle-orm'
-import { INVITATION_DAYS } from '../../../schemas/invitations.ts'
+import { and, asc, desc, eq, gt, inArray, isNotNull, lte, not, or, sql, type SQL } from 'drizzle-orm'
+import { INVITATION_DAYS, MAX_OPEN_INVITATIONS } from '../../../schemas/invitations.ts'
 import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
-import {
-  isAuthentic, isKeyOf, isOneOfOrganization, macOf, readNow, updateAuthentic, type Db
-} from '../../db/database.ts'
+import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
+import { andOwn, byOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
-import { invitation_mails, invitations, organization_counters, organizations } from '../../db/tables.ts'
+import {
+  api_tokens, invitation_mails, invitations, oauth_grants, organization_counters, organizations
+} from '../../db/tables.ts'
 import { canonicalEmail } from '../../rules/formats/emails.ts'
 import { readPage, type PageRequest } from '../../rules/pagination.ts'
 
@@ -170,29 +171,63 @@ export async function renewInvitation (
   return renewed && findInvitation(db, organizationId, id)
 }
 
-const MAX_LISTED = 500
+const isGiven = isNotNull(invitations.invited_by_type)
 
-/**
- * The open invitations of these organizations that a person or an API token gave, at most 500, in the order of
- * organizations. Omits rows with a wrong MAC.
- */
-export async function listGivenInvitations (db: Db, organizationIds: readonly string[]): Promise<Invitation[]> {
-  if (organizationIds.length === 0) return []
-  const { organization_id, id } = invitations
-  const isOfOne = isKeyOf(sql`${organization_id}`, sql`
-    SELECT value::char(26) FROM jsonb_array_elements_text(${JSON.stringify(organizationIds)}::jsonb)`)
+/** The open invitations of an organization that a person or an API token gave. Omits rows with a wrong MAC. */
+export async function listGivenInvitations (db: Db, organizationId: string): Promise<Invitation[]> {
   const rows = await db.select(columns).from(invitations)
-    .where(and(isOfOne, isNotNull(invitations.invited_by_type), isOpen))
-    .orderBy(asc(organization_id), asc(id)).limit(MAX_LISTED)
-  return rows.filter((row) => isAuthentic(db, 'invitations', row)).map(toInvitation)
+    .where(and(eq(invitations.organization_id, organizationId), isGiven, isOpen)).orderBy(asc(invitations.id))
+    .limit(MAX_OPEN_INVITATIONS)
+  return readRows(db, rows)
 }
 
-/** Deletes invitations. Returns the ids of those that another transaction has not deleted before. */
-export async function deleteInvitations (db: Db, organizationId: string, ids: readonly string[]): Promise<string[]> {
-  if (ids.length === 0) return []
-  const deleted = await db.delete(invitations).where(isOneOfOrganization(invitations, organizationId, ids))
-    .returning({ id: invitations.id })
-  return deleted.map(({ id }) => id)
+const MAX_ENDED = 500
+
+/**
+ * The open invitations of these organizations that were given by this person, or by an API token that was deleted or
+ * whose grant was revoked: at most 500. Omits rows with a wrong MAC.
+ */
+export async function listEndedInvitations (
+  db: Db, organizationIds: readonly string[], userId: number | null
+): Promise<Invitation[]> {
+  if (organizationIds.length === 0) return []
+  const { organization_id, id, invited_by_type: type, invited_by_id: by } = invitations
+  const isOfOne = isKeyOf(sql`${organization_id}`, sql`
+    SELECT value::char(26) FROM jsonb_array_elements_text(${JSON.stringify(organizationIds)}::jsonb)`)
+  const isOfToken = sql`EXISTS (SELECT FROM ${api_tokens} LEFT JOIN ${oauth_grants}
+    ON ${oauth_grants.id} = ${api_tokens.grant_id}
+    WHERE ${api_tokens.organization_id} = ${organization_id} AND ${api_tokens.id} = ${by}
+      AND ${oauth_grants.revoked_at} IS NULL)`
+  const rows = await db.select(columns).from(invitations).where(and(
+    isOfOne, isOpen, or(and(eq(type, 'user'), sql`${by} = ${userId}::bigint`), and(eq(type, 'api_token'), not(isOfToken)))
+  )).orderBy(asc(organization_id), asc(id)).limit(MAX_ENDED)
+  return readRows(db, rows)
+}
+
+const readRows = (db: Db, rows: readonly Omit<typeof invitations.$inferSelect, 'email_normalized' | 'token_hash'>[]) =>
+  rows.filter((row) => isAuthentic(db, 'invitations', row as typeof invitations.$inferSelect)).map(toInvitation)
+
+/**
+ * Deletes invitations that still have the same inviter. Returns those that this call deleted. On Citus, each
+ * organization needs its own statement.
+ */
+export async function deleteInvitations (db: Db, ending: readonly Invitation[]): Promise<Invitation[]> {
+  const rows = ending.map((invitation) => ({
+    organization_id: invitation.organization_id, id: invitation.id, ...invitedBy(invitation.invited_by)
+  }))
+  const deleted = new Set<string>()
+  for (const part of byOrganization(db, rows)) {
+    const found = await queryRows<{ id: string }>(db, sql`
+      DELETE FROM ${invitations} USING jsonb_to_recordset(${JSON.stringify(part)}::jsonb)
+        AS ending (organization_id char(26), id char(26), invited_by_type varchar, invited_by_id bigint)
+      WHERE ${invitations.organization_id} = ending.organization_id AND ${invitations.id} = ending.id
+        AND ${invitations.invited_by_type} = ending.invited_by_type
+        AND ${invitations.invited_by_id} = ending.invited_by_id
+        ${andOwn(sql`${invitations.organization_id}`, part[0]!.organization_id)}
+      RETURNING ${invitations.id} AS id`)
+    for (const { id } of found) deleted.add(id)
+  }
+  return ending.filter(({ id }) => deleted.has(id))
 }
 
 export async function deleteInvitation (db: Db, organizationId: string, id: string): Promise<void> {

@@ -2,10 +2,10 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../../db/database.ts'
 import { counterOf, requireOpen } from '../../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
-import { eventOf, recordEvent, recordOfService, systemOf, type Actor } from '../../repositories/audit/audit.ts'
+import { eventOf, recordAtEnd, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
 import {
-  deleteExpiredInvitations, deleteInvitation, deleteInvitations, listGivenInvitations, lockInvitation, type Invitation,
-  type Inviter
+  deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
+  lockInvitation, type Invitation, type Inviter
 } from '../../repositories/people/invitations.ts'
 import { deleteMember, findActiveRoles, findMember, lockMember, lockOtherOwners } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
@@ -91,25 +91,32 @@ export async function findGiven (
 }
 
 /**
- * Ends the open invitations of these organizations whose inviters may no longer give them, with events. Call this after
- * each change that ends or demotes a member, disables an account, or ends an API token. Ends at most 500 invitations;
- * the others cannot be accepted either (`acceptInvitation`). Returns whether an event is recorded later
- * (`recordOfPerson`).
+ * Ends the open invitations of an organization whose inviters may no longer give them, with events. Call this under the
+ * lock of the organization, after each change that ends or demotes a member or ends an API token.
  */
-export async function endInvitations (db: Db, organizationIds: readonly string[]): Promise<boolean> {
-  let areLate = false
-  const open = await listGivenInvitations(db, organizationIds)
-  for (const organizationId of new Set(open.map(({ organization_id }) => organization_id))) {
-    const invitations = open.filter(({ organization_id }) => organization_id === organizationId)
-    const given = new Set(await findGiven(db, organizationId, invitations))
-    const ending = invitations.filter((invitation) => !given.has(invitation))
-    const deleted = new Set(await deleteInvitations(db, organizationId, ending.map(({ id }) => id)))
-    const events = ending.filter(({ id }) => deleted.has(id))
-      .map(({ id, email, role }) => eventOf('invitation.withdraw', id, { email, role, with: 'inviter' }))
-    if (events.length > 0 && await recordOfService(db, organizationId, events)) areLate = true
-  }
-  return areLate
+export async function endInvitations (db: Db, organizationId: string): Promise<void> {
+  const open = await listGivenInvitations(db, organizationId)
+  const given = new Set(await findGiven(db, organizationId, open))
+  const ended = await deleteInvitations(db, open.filter((invitation) => !given.has(invitation)))
+  if (ended.length > 0) await recordEvent(db, systemOf(organizationId), ...ended.map(withdrawalOf))
 }
+
+/**
+ * Ends the invitations of API tokens that ended in these organizations, and with `disabled` those of a disabled
+ * account, with events. Call this at the end of a transaction of a person or client, before `recordOfPerson`. Takes a
+ * few statements, however many organizations there are, and ends at most 500 invitations; the others cannot be accepted
+ * either (`acceptInvitation`). Returns whether an event is recorded later.
+ */
+export async function endInvitationsEverywhere (
+  db: Db, organizationIds: readonly string[], disabled: number | null = null
+): Promise<boolean> {
+  const ended = await deleteInvitations(db, await listEndedInvitations(db, organizationIds, disabled))
+  return ended.length > 0 && await recordAtEnd(db, ended.map((invitation) =>
+    ({ actor: systemOf(invitation.organization_id), event: withdrawalOf(invitation) })))
+}
+
+const withdrawalOf = ({ id, email, role }: Invitation) =>
+  eventOf('invitation.withdraw', id, { email, role, with: 'inviter' })
 
 /** Deletes up to 1,000 expired invitations, with events. Returns the number. The caller has locked the organization. */
 export async function expireInvitations (db: Db, organizationId: string): Promise<number> {
@@ -149,7 +156,7 @@ export async function endMembership (
   const details = { role: member.role, ...endingOf(tokens.ended, organization_id) }
   await recordEvent(db, actor, eventOf('member.delete', userId, details))
   await deleteMember(db, organization_id, userId, tokens)
-  await endInvitations(db, [organization_id])
+  await endInvitations(db, organization_id)
   if (actor.type === 'user' && actor.id === userId) {
     const details = { organization: (await findOrganization(db, organization_id))?.name ?? organization_id }
     const { ip, user_agent } = actor
