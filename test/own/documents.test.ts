@@ -6,6 +6,7 @@ import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/ent
 import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
 import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
 import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { checkDocument } from '../../src/rules/documents/check.ts'
 import { MAX_YAML_TOKENS, YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
 
 const entries = (format: DocumentFormat, text: string) => {
@@ -127,6 +128,15 @@ t.test('yaml: what is no plain mapping is unreadable', async (t) => {
     'a: 1\n---\nb: 2', '? [a]\n: 1', '? : 1', 'a: *nowhere', 'base: &b {x: 1}\nc:\n  <<: *b', 'a: [', 'a: "open', 'a:\n\t- b', '{a: &a [*a]}',
     'a: b: c', '!!set {a}'
   ]) t.equal(readDocument('yaml', text), undefined, JSON.stringify(text))
+})
+
+t.test('env: a document with line separators in comments is read alike with and without positions', async (t) => {
+  for (const text of ['A="x"\n#c\u2028B=s\n', 'A=\'x\'\n# c\u2028it\'s\n', 'A="a"\n\n  # c\u2028B="x\ny"\n', 'A="x" # c\u2029\n']) {
+    const read = readDocument('env', text)
+    const { error } = checkDocument('env', text)
+    t.equal(read === undefined, error !== undefined, JSON.stringify(text))
+    t.same(documentError('env', text), error)
+  }
 })
 
 t.test('yaml: a long number, and what many aliases refer to, is read once, exactly', async (t) => {

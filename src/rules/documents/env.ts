@@ -78,6 +78,8 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
   }
   let at = 0
   let names = 0
+  // dotenv ends a comment also at these line separators, which the fast path does not know.
+  const isFast = found === undefined && !/[\u2028\u2029]/.test(source)
   // A line is mostly like the line before it, so the pattern of that line is tried first.
   let isAfterQuoted = false
   while (at < source.length) {
@@ -99,7 +101,7 @@ export function readEnv (text: string, entries: Entries, found?: EnvAssignment[]
     }
     ENV_QUOTED.lastIndex = at
     // The caller of `found` needs positions, which the fast path does not have.
-    const quoted = found === undefined ? ENV_QUOTED.exec(source) : null
+    const quoted = isFast ? ENV_QUOTED.exec(source) : null
     if (quoted) {
       count(WORK.otherName)
       const [, name = '', double, single = ''] = quoted
