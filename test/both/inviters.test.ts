@@ -5,6 +5,7 @@ import type { Role } from '../../schemas/users.ts'
 import { addClient, switchClient } from '../../src/commands/people/clients.ts'
 import { revokeToken } from '../../src/commands/people/tokens.ts'
 import { switchUser } from '../../src/commands/people/users.ts'
+import { MAX_ENDED } from '../../src/repositories/people/invitations.ts'
 import { createGrant } from '../../src/repositories/people/oauth.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
@@ -228,19 +229,26 @@ t.test('an ended invitation frees its seat and its address', async (t) => {
   t.equal((await byOwner('POST', members, { email, role: 'member' })).status, 201)
 })
 
-t.test('the disabling of an account ends its invitations in many organizations with a few statements', async (t) => {
+t.test('the disabling of an account ends its invitations in many organizations, also more than one transaction ends', async (t) => {
   const [iris, other] = [await makePerson(service), await makePerson(service)]
   const remove = await crowd(service, iris, 'administrator', 150)
+  const each = MAX_ENDED / 100
   await service.write(`INSERT INTO invitations
       (organization_id, id, email, email_normalized, role, invited_by_type, invited_by_id, invited_by_name, expires_at)
-    SELECT organization_id, lpad(person || right(organization_id, 20), 26, '0'), person || '@nimbus.example',
-      person || '@nimbus.example', 'member', 'user', person, 'Inviter', date_trunc('second', now() + interval '1 day')
-    FROM members, unnest(ARRAY[${iris.id}, ${other.id}]::bigint[]) person WHERE user_id = ${iris.id}`)
-  const open = async () => (await service.sql(`SELECT invited_by_id::text AS by, count(*)::int AS count FROM invitations
-    WHERE invited_by_id IN (${iris.id}, ${other.id}) GROUP BY 1`))
+    SELECT organization_id, lpad(n || 'X' || person || right(organization_id, 8), 26, '0'),
+      n || '-' || person || '@nimbus.example', n || '-' || person || '@nimbus.example', 'member', 'user', person, 'Inviter', date_trunc('second', now() + interval '1 day')
+    FROM members, generate_series(1, ${each}) n, unnest(ARRAY[${iris.id}, ${other.id}]::bigint[]) person
+    WHERE user_id = ${iris.id}`)
+  const open = async () => await service.sql(`SELECT invited_by_id::text AS by, count(*)::int AS count FROM invitations
+    WHERE invited_by_id IN (${iris.id}, ${other.id}) GROUP BY 1`)
   t.equal((await open()).length, 2)
   await switchUser(service.database, iris.email, true)
-  t.same(await open(), [{ by: String(other.id), count: 150 }])
+  t.same(await open(), [{ by: String(other.id), count: 150 * each }])
+  const ofIris = `details->>'email' LIKE '%-${iris.id}@nimbus.example'`
+  const recorded = await service.sql(`
+    SELECT 1 FROM late_events WHERE event->>'action' = 'invitation.withdraw' AND event->'details'->>'email' LIKE '%-${iris.id}@nimbus.example'
+    UNION ALL SELECT 1 FROM audit_events WHERE action = 'invitation.withdraw' AND ${ofIris}`)
+  t.equal(recorded.length, 150 * each, 'each is recorded')
   await remove()
 })
 

@@ -79,13 +79,13 @@ async function setDisabled (db: Db, id: string, disabled: boolean): Promise<void
 async function revokeSome (db: Db, id: string): Promise<number> {
   const { revoked, ended } = await revokeGrantsOfClient(db, id)
   const organizations = ended.map(({ organization_id }) => organization_id)
-  await endInvitationsEverywhere(db, organizations)
+  const effects = await endInvitationsEverywhere(db, organizations)
   await recordOfPerson(db, organizations.map(operatorOf), (organizationId) => ({
     action: 'oauth.revoke',
     resource_type: 'client',
     resource_id: id,
     details: { client: id, ...endingOf(ended, organizationId) }
-  }))
+  }), { effects })
   return revoked
 }
 

@@ -7,6 +7,7 @@ import { endingOf, type EndedTokens } from '../../db/callers/grants.ts'
 import { createMailer } from '../../mail/mailer.ts'
 import { invitation, newLink, type Message } from '../../mail/messages.ts'
 import { eventOf, operatorOf, recordEvent, recordOfPerson } from '../../repositories/audit/audit.ts'
+import { MAX_ENDED } from '../../repositories/people/invitations.ts'
 import { countOtherOwners, listOrganizationsOf } from '../../repositories/people/members.ts'
 import { findOrganization } from '../../repositories/levels/organizations.ts'
 import { createPersonalEvent } from '../../repositories/people/personal-events.ts'
@@ -190,6 +191,7 @@ export async function switchUser ({ db: handle }: Database, email: string, disab
     await recordForOperator(db, id, disabled ? 'user.disable' : 'user.enable', ended)
     return id
   })
+  while (await endMoreInvitations(handle, id));
   // Check after the commit, because concurrent commands that disable two owners see each other's change only then.
   return disabled ? findSoleOwnerships(handle, id) : []
 }
@@ -260,16 +262,24 @@ async function recordForOperator (
     user_id: userId, action, actor_type: 'operator', ip: null, user_agent: null, details: null
   })
   const organizations = await listOrganizationsOf(db, userId)
-  if (ended.length > 0 || action === 'user.disable') {
-    const disabled = action === 'user.disable' ? userId : null
-    const places = [...organizations, ...ended.map(({ organization_id }) => organization_id)]
-    await endInvitationsEverywhere(db, places, disabled)
-  }
+  // Also when the account is enabled again, so that no invitation of before becomes valid again.
+  const effects = action === 'user.disable' || action === 'user.enable'
+    ? await endInvitationsEverywhere(db, [...organizations, ...ended.map((one) => one.organization_id)], userId)
+    : []
   const actors = organizations.map(operatorOf)
   await recordOfPerson(db, actors, (organizationId) => ({
     action,
     resource_type: 'user',
     resource_id: String(userId),
     ...(ended.length > 0 && { details: endingOf(ended, organizationId) })
-  }))
+  }), { effects })
+}
+
+// Ends more invitations of a disabled account, in a transaction of its own. Returns whether more are left.
+async function endMoreInvitations (handle: Db, userId: number): Promise<boolean> {
+  return transaction(handle, async (db) => {
+    const effects = await endInvitationsEverywhere(db, await listOrganizationsOf(db, userId), userId)
+    await recordOfPerson(db, [], eventOf('user.disable', userId), { effects })
+    return effects.length === MAX_ENDED
+  })
 }

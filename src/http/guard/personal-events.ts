@@ -29,16 +29,14 @@ export async function recordForUser (
   if (ended.length > 0) request.hasEnded = true
   await recordForPersonAlone(db, request, user, action, details)
   // Ending API tokens changes rows on all nodes of Citus, so this transaction needs all nodes anyway.
-  if (await endInvitationsEverywhere(db, ended.map(({ organization_id }) => organization_id))) {
-    request.hasLateEvents = true
-  }
   const organizations = await (ended.length > 0 ? listOrganizationsOf : listOrganizationsIfAvailable)(db, user.id)
+  const effects = await endInvitationsEverywhere(db, ended.map(({ organization_id }) => organization_id))
   if (await recordOfPerson(db, actorsOf(request, user, organizations), (organizationId) => ({
     action,
     resource_type: 'user',
     resource_id: String(user.id),
     details: { ...details, ...endingOf(ended, organizationId) }
-  }))) request.hasLateEvents = true
+  }), { effects })) request.hasLateEvents = true
 }
 
 // The user as the actor of an event in each of the user's organizations.
@@ -63,10 +61,10 @@ export async function recordEndOfToken (
   db: Db, request: FastifyRequest, user: Person, organizationId: string, token: number
 ): Promise<void> {
   await recordForPersonAlone(db, request, user, 'api-token.delete', { organization: organizationId, token })
-  if (await endInvitationsEverywhere(db, [organizationId])) request.hasLateEvents = true
+  const effects = await endInvitationsEverywhere(db, [organizationId])
   const actors = [personOf(request, organizationId, user)]
   const event = { action: 'api-token.delete', resource_type: 'api-token', resource_id: String(token) } as const
-  if (await recordOfPerson(db, actors, event)) request.hasLateEvents = true
+  if (await recordOfPerson(db, actors, event, { effects })) request.hasLateEvents = true
 }
 
 /** Of consecutive wrong attempts, the first five and then every fifth are recorded, to limit the number of events. */

@@ -96,7 +96,12 @@ interface OfPersonOptions {
   /** The event is a refused sign-in. On Citus always a late event: the duration must not reveal organizations. */
   isRefusal?: boolean
   synchronousCommit?: SynchronousCommit
+  /** Events of other actors that follow from the person's event, such as ended invitations. */
+  effects?: readonly RecordedEvent[]
 }
+
+/** An event with its actor. */
+export interface RecordedEvent { actor: Actor, event: AuditEvent }
 
 /**
  * The `organization_id` in `late_events` of a person whose organizations could not be listed, because a Citus node did
@@ -114,23 +119,16 @@ export const UNLISTED_ORGANIZATIONS = '0'.repeat(26)
  */
 export async function recordOfPerson (
   db: Db, actors: readonly Actor[], event: AuditEvent | ((organizationId: string) => AuditEvent),
-  options: OfPersonOptions = {}
+  { isRefusal = false, synchronousCommit = 'on', effects = [] }: OfPersonOptions = {}
 ): Promise<boolean> {
-  return recordAtEnd(db, actors.map((actor) =>
-    ({ actor, event: typeof event === 'function' ? event(actor.organization_id) : event })), options)
-}
-
-/** Like `recordOfPerson`, for events of any actors in any organizations. */
-export async function recordAtEnd (
-  db: Db, events: readonly { actor: Actor, event: AuditEvent }[],
-  { isRefusal = false, synchronousCommit = 'on' }: OfPersonOptions = {}
-): Promise<boolean> {
+  const events = actors.map((actor): RecordedEvent =>
+    ({ actor, event: typeof event === 'function' ? event(actor.organization_id) : event })).concat(effects)
   // The event has the same time in all organizations.
   const occurred_at = chainOf(db).now().toISOString()
   const rows = events.map(({ actor, event }) => ({ ...eventRow(actor, event), occurred_at }))
   const ids = rows.map(({ organization_id }) => organization_id)
   const areLate = engineOf(db) === 'citus' &&
-    (isRefusal || ids.length > MAX_AT_ONCE_ON_CITUS || ids.includes(UNLISTED_ORGANIZATIONS))
+    (isRefusal || new Set(ids).size > MAX_AT_ONCE_ON_CITUS || ids.includes(UNLISTED_ORGANIZATIONS))
   const locked = await lockCounters(db, areLate ? [] : ids, 'free', synchronousCommit)
   const isFree = ({ organization_id }: EventRow) => locked.get(organization_id)?.hasKey === true
   const late = rows.filter((row) => !isFree(row))

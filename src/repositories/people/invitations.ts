@@ -4,7 +4,7 @@ import type { Role } from '../../../schemas/users.ts'
 import { authenticatedColumns } from '../../db/rows/authenticated.ts'
 import { isAuthentic, isKeyOf, macOf, readNow, updateAuthentic, type Db } from '../../db/database.ts'
 import { PIECE } from '../../db/callers/expired.ts'
-import { andOwn, byOrganization } from '../../db/postgres/engine.ts'
+import { andOwn, findByOrganization } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import {
@@ -71,7 +71,7 @@ export async function listInvitations (
   const { rows, total: all } = await readPage(page, async ({ limit, offset }) =>
     db.select({ ...columns, total }).from(invitations).where(own).orderBy(asc(invitations.id)).limit(limit)
       .offset(offset))
-  return { rows: rows.filter((row) => isAuthentic(db, 'invitations', row)).map(toInvitation), total: all }
+  return { rows: readRows(db, rows), total: all }
 }
 
 const selectOpen = (db: Db, organizationId: string, id: string) =>
@@ -181,11 +181,12 @@ export async function listGivenInvitations (db: Db, organizationId: string): Pro
   return readRows(db, rows)
 }
 
-const MAX_ENDED = 500
+/** Maximum invitations that one transaction ends in all organizations together. */
+export const MAX_ENDED = 500
 
 /**
  * The open invitations of these organizations that were given by this person, or by an API token that was deleted or
- * whose grant was revoked: at most 500. Omits rows with a wrong MAC.
+ * whose grant was revoked: at most `MAX_ENDED`. Omits rows with a wrong MAC.
  */
 export async function listEndedInvitations (
   db: Db, organizationIds: readonly string[], userId: number | null
@@ -204,30 +205,33 @@ export async function listEndedInvitations (
   return readRows(db, rows)
 }
 
-const readRows = (db: Db, rows: readonly Omit<typeof invitations.$inferSelect, 'email_normalized' | 'token_hash'>[]) =>
-  rows.filter((row) => isAuthentic(db, 'invitations', row as typeof invitations.$inferSelect)).map(toInvitation)
+type Row = Omit<typeof invitations.$inferSelect, 'email_normalized' | 'token_hash'>
+const readRows = <R extends Row>(db: Db, rows: readonly R[]): Invitation[] =>
+  rows.filter((row) => isAuthentic(db, 'invitations', row as never)).map(toInvitation)
 
 /**
- * Deletes invitations that still have the same inviter. Returns those that this call deleted. On Citus, each
- * organization needs its own statement.
+ * Deletes invitations that still have the same inviter. Leaves out those that another transaction has locked, so that
+ * this transaction does not wait. Returns the deleted ones.
  */
 export async function deleteInvitations (db: Db, ending: readonly Invitation[]): Promise<Invitation[]> {
   const rows = ending.map((invitation) => ({
     organization_id: invitation.organization_id, id: invitation.id, ...invitedBy(invitation.invited_by)
   }))
-  const deleted = new Set<string>()
-  for (const part of byOrganization(db, rows)) {
-    const found = await queryRows<{ id: string }>(db, sql`
-      DELETE FROM ${invitations} USING jsonb_to_recordset(${JSON.stringify(part)}::jsonb)
-        AS ending (organization_id char(26), id char(26), invited_by_type varchar, invited_by_id bigint)
-      WHERE ${invitations.organization_id} = ending.organization_id AND ${invitations.id} = ending.id
-        AND ${invitations.invited_by_type} = ending.invited_by_type
-        AND ${invitations.invited_by_id} = ending.invited_by_id
-        ${andOwn(sql`${invitations.organization_id}`, part[0]!.organization_id)}
-      RETURNING ${invitations.id} AS id`)
-    for (const { id } of found) deleted.add(id)
-  }
-  return ending.filter(({ id }) => deleted.has(id))
+  const deleted = await findByOrganization(db, rows, (organizationId, json) => queryRows<{ id: string }>(db, sql`
+    WITH ending AS MATERIALIZED (
+      SELECT i.organization_id, i.id FROM invitations i
+      JOIN jsonb_to_recordset(${json}::jsonb)
+        AS given (organization_id char(26), id char(26), invited_by_type varchar, invited_by_id bigint)
+        ON i.organization_id = given.organization_id AND i.id = given.id
+          AND i.invited_by_type = given.invited_by_type AND i.invited_by_id = given.invited_by_id
+      WHERE true${andOwn(sql`i.organization_id`, organizationId)}
+      FOR UPDATE OF i SKIP LOCKED
+    )
+    DELETE FROM invitations i USING ending WHERE i.organization_id = ending.organization_id
+      AND i.id = ending.id${andOwn(sql`i.organization_id`, organizationId)}
+    RETURNING i.id AS id`))
+  const ids = new Set(deleted.map(({ id }) => id))
+  return ending.filter(({ id }) => ids.has(id))
 }
 
 export async function deleteInvitation (db: Db, organizationId: string, id: string): Promise<void> {

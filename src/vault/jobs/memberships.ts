@@ -2,7 +2,7 @@ import type { Role } from '../../../schemas/users.ts'
 import type { Db } from '../../db/database.ts'
 import { counterOf, requireOpen } from '../../db/changes/chain.ts'
 import { endingOf, endTokensOfBefore, lockTokensOfMember } from '../../db/callers/grants.ts'
-import { eventOf, recordAtEnd, recordEvent, systemOf, type Actor } from '../../repositories/audit/audit.ts'
+import { eventOf, recordEvent, systemOf, type Actor, type RecordedEvent } from '../../repositories/audit/audit.ts'
 import {
   deleteExpiredInvitations, deleteInvitation, deleteInvitations, listEndedInvitations, listGivenInvitations,
   lockInvitation, type Invitation, type Inviter
@@ -102,17 +102,16 @@ export async function endInvitations (db: Db, organizationId: string): Promise<v
 }
 
 /**
- * Ends the invitations of API tokens that ended in these organizations, and with `disabled` those of a disabled
- * account, with events. Call this at the end of a transaction of a person or client, before `recordOfPerson`. Takes a
- * few statements, however many organizations there are, and ends at most 500 invitations; the others cannot be accepted
- * either (`acceptInvitation`). Returns whether an event is recorded later.
+ * Deletes the open invitations of API tokens that ended in these organizations, and with `disabled` those of a disabled
+ * account: at most `MAX_ENDED`, and none that another transaction has locked. The others cannot be accepted either
+ * (`acceptInvitation`). Returns the events, for `recordOfPerson`. Takes two statements; on Citus one more for each
+ * organization.
  */
 export async function endInvitationsEverywhere (
   db: Db, organizationIds: readonly string[], disabled: number | null = null
-): Promise<boolean> {
+): Promise<RecordedEvent[]> {
   const ended = await deleteInvitations(db, await listEndedInvitations(db, organizationIds, disabled))
-  return ended.length > 0 && await recordAtEnd(db, ended.map((invitation) =>
-    ({ actor: systemOf(invitation.organization_id), event: withdrawalOf(invitation) })))
+  return ended.map((invitation) => ({ actor: systemOf(invitation.organization_id), event: withdrawalOf(invitation) }))
 }
 
 const withdrawalOf = ({ id, email, role }: Invitation) =>
