@@ -39,18 +39,20 @@ export async function preparePlace (dir: string, database: Record<string, string
   return { url: service.url, tenants, versions, cpu: service.cpu, stop: () => service.stop() }
 }
 
+/** `cost`: the CPU time of an answer in milliseconds, which depends less on the load of the machine than the rate. */
+interface Measured extends Outcome { cost: number }
+
 /** Sends the requests of a row to both services in turns. A ratio is the median of the rounds' ratios. */
 export async function measurePlaces (
   load: ReturnType<typeof startLoad>, { row, requests, bar, connections = CONNECTIONS, expect = 200 }: PlaceRow,
   places: { own: Place, other: Place }, reference: string, { rounds, seconds }: { rounds: number, seconds: number }
 ): Promise<Line> {
-  // `cost`: the CPU time of an answer, which depends less on the load of the machine than the rate.
-  const fire = async (place: Place, seconds: number): Promise<Outcome & { cost: number }> => {
+  const fire = async (place: Place, seconds: number): Promise<Measured> => {
     const begun = place.cpu()
     const outcome = await load.fire({ url: place.url, requests: requests(place), expect, seconds, connections })
     return { ...outcome, cost: (place.cpu() - begun) / (outcome.rate * seconds) }
   }
-  const pairs: [own: Outcome & { cost: number }, other: Outcome & { cost: number }][] = []
+  const pairs: [own: Measured, other: Measured][] = []
   for (const place of [places.own, places.other]) await fire(place, 1)
   for (let round = 0; round < rounds; round++) {
     // Every second round begins with the other service, because the first one of a round may be at a disadvantage.

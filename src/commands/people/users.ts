@@ -275,7 +275,8 @@ async function recordForOperator (
   }), { effects })
 }
 
-// Ends more invitations of a disabled account, in a transaction of its own. Returns whether more are left.
+// Ends the invitations that are left of an account that was disabled or enabled, in a transaction of its own. Returns
+// whether more may be left.
 async function endMoreInvitations (handle: Db, userId: number): Promise<boolean> {
   return transaction(handle, async (db) => {
     const effects = await endInvitationsEverywhere(db, await listOrganizationsOf(db, userId), userId)

@@ -15,9 +15,9 @@ export const isRefused = (reason: WarningReason): reason is RefusedReason =>
 const MAY_DIFFER = /[#\\$"'`]/
 // A name, a number or a special parameter of a shell.
 const EXPANSION = /\$[\w{($#?@*!-]/
+const UNESCAPED_EXPANSION = new RegExp(`(?<!\\\\)${EXPANSION.source}`)
 const UNESCAPED_BACKTICK = /(?<!\\)`/
 const COMMENT = /[^\S\n]+#/y
-const UNESCAPED_EXPANSION = /(?<!\\)\$[\w{($#?@*!-]/
 // A quoted value as dotenv matches the value. A quote without an end was refused before.
 const QUOTED = /^(?:'(?:\\'|[^'])*'|"(?:\\"|[^"])*"|`(?:\\`|[^`])*`)$/
 const SIMPLE = /^[\w.,:/@%+-]*$/
