@@ -21,6 +21,13 @@ export function PartPicker ({ organization, none }: { organization: string, none
     <>
       <Field label='Project' name='project' options={[['', none], ...projects]} onInput={setProject} />
       {project !== '' && <LevelField key={project} organization={organization} project={project} />}
+      {project !== '' && (
+        <Field
+          label='Values from the levels above' name='inherited' value='true'
+          options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
+          hint='A program in an environment usually also needs the values of its target and of the project. They are only given out merged: not as documents, and not with their history.'
+        />
+      )}
     </>
   )
 }
@@ -44,8 +51,13 @@ function LevelField ({ organization, project }: { organization: string, project:
   )
 }
 
-/** The target and the environment that a person has chosen. */
-export function chosenPart ({ level = '' }: Fields): { target?: string, environment?: string } {
+/** The restriction that a person has chosen; empty for the whole project. */
+export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {
   const [target = '', environment] = level.split('/')
-  return { ...(target !== '' && { target }), ...(environment !== undefined && { environment }) }
+  const part = {
+    ...(target !== '' && { target }),
+    ...(environment !== undefined && { environment }),
+    ...(except_status !== '' && { except_status: 'production' as const })
+  }
+  return { ...part, ...(inherited === 'true' && Object.keys(part).length > 0 && { inherited: true }) }
 }

@@ -26,8 +26,8 @@ export function changed (text: string, undo?: () => Promise<void>) {
 
 /** Says what a request has changed, by default in the words of the answer, and loads the page again. */
 export async function saying (request: Promise<{ data: unknown }>, text?: string) {
-  const { data } = await request
-  changed(text ?? (data as { message: string }).message)
+  const { message, warning } = (await request).data as { message: string, warning?: string }
+  changed([text ?? message, warning].filter(Boolean).join(' '))
 }
 
 export const messageOf = (error: unknown): string => error instanceof Error ? error.message : String(error)

@@ -1,7 +1,7 @@
 import { Type, type Static } from '@sinclair/typebox'
 import { SECRET_NAME_LENGTH } from './changes.ts'
 import { CREATED_BY } from './last-change.ts'
-import { LevelName, READ_TYPE } from './secrets.ts'
+import { LeftOut, LevelName, READ_TYPE } from './secrets.ts'
 import { Answer, Example, Flag, Nullable, OneOf, Patterned, Slug, Timestamp, ULID_PATTERN } from './shapes.ts'
 import { VERSION_ACTIONS } from './versions.ts'
 
@@ -74,7 +74,7 @@ export type SecretName = Static<typeof SecretName>
 
 export const NamesAnswer = Answer('SecretNameList', {
   data: Type.Array(SecretName, { description: 'sorted by name' }),
-  meta: Type.Object({ total: Example(Type.Integer(), 1) }, { title: 'SecretNamesMeta' })
+  meta: Type.Object({ total: Example(Type.Integer(), 1), left_out: LeftOut }, { title: 'SecretNamesMeta' })
 })
 
 /** Maximum number of versions that a request for the history of a name opens. */

@@ -50,6 +50,11 @@ const LevelDocument = Type.Object({
 }, { title: 'LevelDocument' })
 export type LevelDocument = Static<typeof LevelDocument>
 
+/** In merged reads. Bare responses have the header `Strongroom-Left-Out`. */
+export const LeftOut = Type.Optional(Type.Array(LevelName, {
+  description: 'the levels above that the restrictions of the caller exclude, so that their values are missing here'
+}))
+
 const Secrets = Type.Object({
   type: Type.Literal('secrets'),
   attributes: Type.Object({
@@ -74,7 +79,8 @@ const SecretsMeta = Type.Object({
   hierarchy: Example(Type.Object(
     { project: Slug, target: Nullable(Slug), environment: Nullable(Slug) }, { title: 'Hierarchy' }
   ), { project: 'orbit', target: 'backend', environment: 'live' }),
-  action: Example(Type.String(), 'read')
+  action: Example(Type.String(), 'read'),
+  left_out: LeftOut
 }, { title: 'SecretsMeta' })
 
 export const SecretsAnswer = Answer('SecretsAnswer', { data: Secrets, meta: SecretsMeta })

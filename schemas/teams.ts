@@ -2,9 +2,11 @@ import { Type, type Static } from '@sinclair/typebox'
 import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
-  Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug, Timestamp, Ulid,
+  Answer, Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug,
+  Timestamp, Ulid,
   UPDATE_NAMED
 } from './shapes.ts'
+import { Inherited, InheritedWarning } from './tokens.ts'
 import { RoleName, ROLES } from './users.ts'
 
 /** Limits of teams. Listing the projects of a member reads at most `teamsOfMember` × `projects` roles. */
@@ -53,7 +55,8 @@ export const TeamRestriction = Type.Object({
     description: 'only environments whose `status` is another one at the moment. The status decides, not the name: a ' +
       'new environment is `development` unless the request sets `status`. A change of the status opens or hides the ' +
       'whole history of the environment'
-  }))
+  })),
+  inherited: Inherited
 }, {
   title: 'TeamRestriction',
   additionalProperties: false,
@@ -72,7 +75,7 @@ export type TeamMember = Static<typeof TeamMember>
 export type TeamProject = Static<typeof TeamProject>
 
 /** A team with its members and its roles in projects. */
-export const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
+const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
   ...attributes,
   name: Example(Type.String(), 'Platform and tools'),
   member_count: Example(Type.Integer(), 1),
@@ -82,6 +85,8 @@ export const WholeTeam = Resource('teams', { title: 'WholeTeam', id: ID }, {
     { id: '01JQZ6VB2N7Q4W8E1R5T9Y3K6H', slug: 'orbit', name: 'Orbit', role: 'developer', restrictions: [] }
   ])
 })
+
+export const WholeTeamAnswer = Answer('WholeTeamAnswer', { data: WholeTeam.item, warning: InheritedWarning })
 
 export const CreateTeamBody = Body(CREATE_NAMED, { title: 'CreateTeamBody', examples: [{ name: 'Platform' }] })
 export const UpdateTeamBody = Body(UPDATE_NAMED, {
@@ -100,7 +105,8 @@ export const SetTeamProjectBody = Body({
   restrictions: Type.Optional(Type.Array(TeamRestriction, {
     maxItems: TEAM_LIMITS.restrictions,
     description:
-      'the role is limited to these parts of the project; empty: the whole project; default: unchanged. Has no effect ' +
+      'the role is limited to these parts of the project; empty: the whole project; default: unchanged, as is ' +
+      '`inherited` of a part that had it. Has no effect ' +
       'for members whose role in the organization allows the same in the whole project'
   }))
 }, { title: 'SetTeamProjectBody', examples: [{ role: 'developer' }] })

@@ -8,9 +8,19 @@ import {
 /** Maximum number of unexpired API tokens: per organization, and per user in an organization. */
 export const TOKEN_LIMITS = { organization: 10_000, person: 1_000 } as const
 
+/** Merged reads of the parts also use the levels above. Only `true` is stored and shown. */
+export const Inherited = Type.Optional(Type.Boolean({
+  description: 'merged reads also give the names and values that the part inherits from the levels above; default: false'
+}))
+
+/** The warning if `inherited` has no effect, because the server does not merge the documents of a project. */
+export const InheritedWarning = Type.Optional(Type.String({
+  description: '`inherited` has no effect in a project, because its documents are not merged'
+}))
+
 /** A restriction of a token to a project, a target or an environment. */
 export const Restriction = Type.Object({
-  project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug)
+  project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug), inherited: Inherited
 }, {
   title: 'Restriction', additionalProperties: false, examples: [{ project: 'orbit', target: 'backend' }]
 })
@@ -65,6 +75,7 @@ const Restrictions = Type.Array(Restriction, {
   maxItems: 100, description: 'access is limited to these parts of the hierarchy; default: the whole organization'
 })
 const FIXED = 'cannot be changed; if sent, it must equal the current value'
+const FIXED_RESTRICTIONS = `${FIXED}; only \`inherited\` can change, to false; if omitted, it stays`
 
 export const CreateTokenBody = Body({
   name: NewName,
@@ -74,12 +85,15 @@ export const CreateTokenBody = Body({
 }, { title: 'CreateTokenBody', examples: [{ name: 'CI', abilities: ['secret:read', 'secret:decrypt'] }] })
 export type CreateTokenBody = Static<typeof CreateTokenBody>
 
-/** Abilities and restrictions cannot be changed; if sent, they must equal the current values. */
+/**
+ * Abilities and restrictions cannot be changed; if sent, they must equal the current values. Only `inherited` of a
+ * restriction can be removed, with false.
+ */
 export const UpdateTokenBody = Body({
   name: Type.Optional(Name),
   expires_at: expiry('unchanged', '; at most the expiry of the grant that the token was created with'),
   abilities: Type.Optional(PublishedAs(Abilities, Type.Array(AbilityName, { ...someAbilities, description: FIXED }))),
-  restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100, description: FIXED }))
+  restrictions: Type.Optional(Type.Array(Restriction, { maxItems: 100, description: FIXED_RESTRICTIONS }))
 }, { title: 'UpdateTokenBody', examples: [{ name: 'CI of the website', expires_at: '2099-03-01T12:00:00Z' }] })
 export type UpdateTokenBody = Static<typeof UpdateTokenBody>
 
@@ -121,5 +135,6 @@ export const CreatedToken = Answer('CreatedToken', {
     description:
       'the value; for a `User-Agent` that starts with `dotenv-go-sdk/` an object: `name`, `token`, `abilities`, `expires_at`'
   }), VALUE),
-  api_key: ApiToken
+  api_key: ApiToken,
+  warning: InheritedWarning
 })

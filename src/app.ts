@@ -21,6 +21,7 @@ import { answerByHand, type HandWritten } from './http/responses/raw-response.ts
 import type { OwnCounters } from './http/limits/counters.ts'
 import { installErrors, sendError } from './http/responses/errors.ts'
 import { installHeaders, setHeaders } from './http/responses/headers.ts'
+import { LEFT_OUT_HEADER } from './http/responses/left-out.ts'
 import { installEtags } from './http/repeats/etags.ts'
 import { health } from './http/observability/health.ts'
 import { childOf, createRequestLog, loggerOptions, requestId, standardLog, type LogStream } from './http/observability/log.ts'
@@ -241,7 +242,7 @@ export async function buildApp (
       ],
       exposedHeaders: [
         'X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset', 'Retry-After', 'X-Request-Id', 'ETag',
-        'Idempotent-Replayed', 'Link'
+        'Idempotent-Replayed', 'Link', LEFT_OUT_HEADER
       ],
       maxAge: 600
     })

@@ -80,8 +80,9 @@ function MemberItem ({ organization, member: { id, attributes: { name, email, ro
   )
 }
 
-const placeOf = ({ target, environment, except_status }: Restriction): string =>
-  [target ?? 'the project', environment].filter(Boolean).join(' / ') + (except_status === undefined ? '' : `, but not ${except_status}`)
+const placeOf = ({ target, environment, except_status, inherited }: Restriction): string =>
+  [target ?? 'the project', environment].filter(Boolean).join(' / ') +
+  (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
 const placesOf = (restrictions: readonly Restriction[]): string =>
   restrictions.length === 0 ? 'the whole project' : restrictions.map(placeOf).join('; ')
 
@@ -168,9 +169,9 @@ function OpenTeam ({ organization, id, name, reloadTeams }: Record<'organization
       (await call('listMembers', { path: { organization }, query: { page, per_page: 100 } })).data)
     return { ...team, others: all.found.filter((member) => team.members.every(({ id }) => id !== member.id)) }
   }, [])
-  const setProject = async ({ project = '', role = '', except_status = '', ...fields }: Fields) => {
+  const setProject = async ({ project = '', role = '', ...fields }: Fields) => {
     if (project === '') throw new Error('Choose a project first.')
-    const restriction = { ...chosenPart(fields), ...(except_status !== '' && { except_status: 'production' as const }) }
+    const restriction = chosenPart(fields)
     await saying(call('setTeamProject', {
       path: { ...path, project },
       dangerous,

@@ -446,7 +446,7 @@ export const api_tokens = pgTable('api_tokens', {
   token_suffix: varchar({ length: 4 }).notNull(),
   abilities: text().array().$type<Ability[]>().notNull(),
   /** The levels to which the token is restricted. Ids, because slugs can change. Null: the whole organization. */
-  slices: jsonb().$type<{ project_id: string, target_id: string | null, environment_id: string | null }[]>(),
+  slices: jsonb().$type<Omit<StoredSlice, 'except_status'>[]>(),
   expires_at: moment(),
   last_used_at: moment(),
   /** The creator, with the name at that time; null: an operator. */
@@ -554,12 +554,13 @@ export const team_members = pgTable('team_members', {
   index().on(table.organization_id, table.user_id)
 ])
 
-/** A restriction of a team's role (`Slice` in src/rules/slices.ts). */
-export interface SliceOfRole {
+/** A restriction (`Slice` in src/rules/slices.ts). */
+export interface StoredSlice {
   project_id: string
   target_id: string | null
   environment_id: string | null
   except_status?: ExceptStatus
+  inherited?: true
 }
 
 /** The projects of a team, and the role of its members in each project. */
@@ -569,7 +570,7 @@ export const team_projects = pgTable('team_projects', {
   project_id: ulid().notNull(),
   role: varchar({ length: 32, enum: ROLES }).notNull(),
   /** The parts of the project to which the role is restricted; null for the whole project. */
-  slices: jsonb().$type<SliceOfRole[]>(),
+  slices: jsonb().$type<StoredSlice[]>(),
   ...created,
   ...authenticated
 }, (table) => [

@@ -6,7 +6,7 @@ import { SCOPE_NAMES } from '../../schemas/scopes.ts'
 import { yieldToEventLoop } from '../crypto/event-loop.ts'
 import { findTeamRoles } from '../db/callers/memberships.ts'
 import type { Db } from '../db/database.ts'
-import { findSlugs } from '../db/rows/slugs.ts'
+import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { principalOf } from '../http/routes/actor.ts'
@@ -60,9 +60,7 @@ async function accessOf (db: Db, organization_id: string, { user_id, role }: Mem
   const { rows, total } = await listProjectsOfTeams(db, { organization_id, user_id }, page)
   const roles = await Promise.all(rows.map(({ id }) => findTeamRoles(db, { organization_id, user_id, id })))
   const all = roles.flat()
-  const ids = all.flatMap(({ slices }) => slices ?? []).flatMap(({ project_id, target_id, environment_id }) =>
-    [project_id, target_id, environment_id])
-  const slugs = await findSlugs(db, organization_id, ids)
+  const slugs = await findSlugs(db, organization_id, idsOf(all.flatMap(({ slices }) => slices ?? [])))
   const teams = await findTeamNames(db, organization_id, [...new Set(all.map(({ team_id }) => team_id))])
   const projects: ProjectAccess[] = []
   for (const [i, project] of rows.entries()) {

@@ -15,6 +15,7 @@ import { isDryRun } from '../http/repeats/dry-run.ts'
 import { listsEtag, requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
+import { sayLeftOut } from '../http/responses/left-out.ts'
 import {
   inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf
 } from '../http/guard/level-lookup.ts'
@@ -24,13 +25,12 @@ import { waitFor } from '../http/routes/request-deadline.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
 import {
-  activeKeyOf, ownSecret, placeOf, type Include, type LevelState, type SecretRow
+  activeKeyOf, ownSecret, type Include, type LevelState, type SecretRow
 } from '../repositories/levels/levels.ts'
 import { findDocumentsAt } from '../repositories/secrets/point-in-time.ts'
 import { purgeHistories } from '../repositories/operations/cleanup.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireKeptAt } from '../rules/moments.ts'
-import { isInside } from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
 import { acceptContent, notesOf, type Notes } from '../vault/documents/accept.ts'
 import { retrievalOf, revealKey } from '../vault/keys/descriptors.ts'
@@ -39,8 +39,8 @@ import { dryRunAnswer, outcomeOfDryRun, planChange, plannedLevel, type PlannedCh
 import type { Change } from '../vault/documents/plan-write.ts'
 import { storageKeyOf } from '../vault/keys/keys.ts'
 import {
-  answerReading, charactersOf, currentContents, eventOfReading, pastContents, readingEtag, visibleSecrets,
-  type Contents, type Reading
+  answerReading, charactersOf, currentContents, eventOfReading, pastContents, readingEtag, storedSecrets, viewOf,
+  type Contents, type Reading, type View
 } from '../vault/documents/read.ts'
 import { removeSome } from '../vault/jobs/cleanup.ts'
 import { writeLevel } from '../vault/documents/write.ts'
@@ -216,21 +216,21 @@ export const secrets: Domain = async (app) => {
     const storageKey = storageKeyOf(app.keyring, organization)
     let state = levelOf(request)
     validateReading(state, reading)
-    let visible = visibleSecrets(state, slices)
-    let etag = readingEtag(storageKey, state, visible, reading)
+    let view = viewOf(state, storedSecrets(state), slices, isMerging(reading))
+    let etag = readingEtag(storageKey, state, view, reading)
     if (isConditional(request)) {
       if (listsEtag(request.headers['if-none-match'], etag)) return reply.header('etag', etag).code(304).send()
       // The ETag differs: load the contents, which the first look-up omitted.
       state = await locate(app, request, includedContents(reading.decrypt))
       validateReading(state, reading)
-      visible = visibleSecrets(state, slices)
-      etag = readingEtag(storageKey, state, visible, reading)
+      view = viewOf(state, storedSecrets(state), slices, isMerging(reading))
+      etag = readingEtag(storageKey, state, view, reading)
     }
     reply.header('etag', etag)
-    const documents = await currentContents(app.keyring, storageKey, state, visible, reading.decrypt)
-    const answer = await answerReading(storageKey, state, visible, documents, reading)
-    if (reading.decrypt) await recordReading(request, state, visible, 'secret.decrypt')
-    return send(reply, reading, documents, answer)
+    const documents = await currentContents(app.keyring, storageKey, state, view.documents, reading.decrypt)
+    const answer = await answerReading(storageKey, state, view, documents, reading)
+    if (reading.decrypt) await recordReading(request, state, view.documents, 'secret.decrypt')
+    return send(reply, reading, view, documents, answer)
   }
 
   async function readPast (request: FastifyRequest, reply: FastifyReply, parameters: ReadParameters, at: Date) {
@@ -244,19 +244,22 @@ export const secrets: Domain = async (app) => {
       request, findDocumentsAt(app.reads, state, at, organization.plan.retention_days)
     ) ?? fail('not_found', { resource: state.level, at })
     if (found === 'future') return refuse('at', 'Lies in the future')
-    const visible = found.filter(({ level }) => isInside(slices, placeOf(state, level)))
-    requireKeptAt(visible, organization.plan)
-    const etag = readingEtag(storageKey, state, visible, reading)
+    const view = viewOf(state, found, slices, isMerging(reading))
+    requireKeptAt(view.documents, organization.plan)
+    const etag = readingEtag(storageKey, state, view, reading)
     reply.header('etag', etag)
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()
-    const documents = await pastContents(app.keyring, storageKey, visible, reading.decrypt)
-    const answer = await answerReading(storageKey, state, visible, documents, reading)
+    const documents = await pastContents(app.keyring, storageKey, view.documents, reading.decrypt)
+    const answer = await answerReading(storageKey, state, view, documents, reading)
     const action = reading.decrypt ? 'secret.decrypt' : 'version.read'
-    await recordReading(request, state, visible, action, { at: at.toISOString() })
-    return send(reply, reading, documents, answer)
+    await recordReading(request, state, view.documents, action, { at: at.toISOString() })
+    return send(reply, reading, view, documents, answer)
   }
 
-  async function send (reply: FastifyReply, { raw }: Reading, documents: Contents, answer: object) {
+  async function send (
+    reply: FastifyReply, { raw }: Reading, view: View<unknown>, documents: Contents, answer: object
+  ) {
+    if (raw) sayLeftOut(reply, view)
     reply.type(raw ? RAW_TYPE : READ_TYPE).serializer(JSON.stringify)
     return reply.send(await writeIfLarge(answer, charactersOf(documents)))
   }
@@ -354,6 +357,9 @@ const storing: Domain = async (app) => {
 // Only GET and HEAD can get 304 (RFC 9110, 13.1.2).
 const isConditional = ({ method, headers }: FastifyRequest) =>
   method !== 'POST' && headers['if-none-match'] !== undefined
+
+// Whether the response contains merged values because the request asks for them.
+const isMerging = ({ decrypt, merge }: Reading): boolean => decrypt && merge !== 'false'
 
 const includedContents = (decrypt: boolean): Include => decrypt ? 'readable' : 'documents'
 

@@ -4,7 +4,7 @@ import { ulid } from 'ulidx'
 import { NamedListQuery, NoContent } from '../../schemas/shapes.ts'
 import {
   AddTeamMemberBody, CreateTeamBody, SetTeamProjectBody, Team, TEAM_LIMITS, TeamMemberParams, TeamParams,
-  TeamProjectParams, UpdateTeamBody, WholeTeam, type TeamRestriction
+  TeamProjectParams, UpdateTeamBody, WholeTeamAnswer, type TeamRestriction
 } from '../../schemas/teams.ts'
 import type { Role } from '../../schemas/users.ts'
 import type { Db } from '../db/database.ts'
@@ -29,7 +29,8 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { answerPage } from '../rules/pagination.ts'
 import { canonicalRole, holds, scopesInProject } from '../rules/roles.ts'
-import { textOf, type Slice } from '../rules/slices.ts'
+import { textOf, type SentSlice } from '../rules/slices.ts'
+import { inheritedWarning } from '../vault/documents/open-documents.ts'
 
 const toItem = ({ id, ...attributes }: TeamRow) => ({ type: 'teams' as const, id, attributes })
 
@@ -57,7 +58,7 @@ export const teams: Domain = async (app) => {
       summary: 'Get a team with its members and its roles in projects',
       description: 'The path takes the id or the slug.',
       params: TeamParams,
-      response: { 200: WholeTeam.one }
+      response: { 200: WholeTeamAnswer }
     },
     handler: async (request) =>
       ({ data: await wholeTeam(app.reads, principalOf(request).organization.id, request.params.team) })
@@ -150,7 +151,7 @@ export const teams: Domain = async (app) => {
       description: 'The member gets the roles of the team in all its projects.',
       params: TeamMemberParams,
       body: AddTeamMemberBody,
-      response: { 200: WholeTeam.one }
+      response: { 200: WholeTeamAnswer }
     },
     handler: async (request) => {
       const user_id = parseId(request.params.member) ?? fail('not_found')
@@ -207,7 +208,7 @@ export const teams: Domain = async (app) => {
       description: '`restrictions` limits the role to targets, environments or what is not in production.',
       params: TeamProjectParams,
       body: SetTeamProjectBody,
-      response: { 200: WholeTeam.one }
+      response: { 200: WholeTeamAnswer }
     },
     handler: async (request) => {
       const principal = principalOf(request)
@@ -221,8 +222,8 @@ export const teams: Domain = async (app) => {
       const data = await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
         await requireRolesOf(db, principal, team_id, project_id)
-        const slices = body.restrictions && await slicesIn(db, levelOf(request), body.restrictions)
-        const set = await setTeamProject(db, { organization_id, team_id, project_id }, { role, slices }) ??
+        const sent = body.restrictions && await slicesIn(db, levelOf(request), body.restrictions)
+        const set = await setTeamProject(db, { organization_id, team_id, project_id }, { role, sent }) ??
           fail('limit_reached', { limit: TEAM_LIMITS.projects })
         const restrictions = set.slices?.map(textOf).join(' ')
         await record(db, request, 'team-project.update', team_id, {
@@ -230,7 +231,8 @@ export const teams: Domain = async (app) => {
         })
         return wholeTeam(db, organization_id, team_id)
       })
-      return { data }
+      const isInherited = body.restrictions?.some(({ inherited }) => inherited) === true
+      return { data, ...(isInherited && inheritedWarning([levelOf(request).project])) }
     }
   })
 
@@ -280,12 +282,12 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
-// Converts the restrictions of a role from slugs to ids, without duplicates; null for no restrictions.
+// Converts the restrictions of a role from slugs to ids.
 async function slicesIn (
   db: Db, { organization_id, project }: LevelState, restrictions: readonly TeamRestriction[]
-): Promise<Slice[] | null> {
-  const slices = new Map<string, Slice>()
-  for (const [i, { project: named = project.slug, except_status, ...level }] of restrictions.entries()) {
+): Promise<SentSlice[]> {
+  const slices: SentSlice[] = []
+  for (const [i, { project: named = project.slug, except_status, inherited, ...level }] of restrictions.entries()) {
     const at = `restrictions.${i}`
     const { target, environment } = level
     if (named !== project.slug) refuse(`${at}.project`, 'Expected the project of the path')
@@ -295,11 +297,10 @@ async function slicesIn (
     }
     const found = await findSlice(db, organization_id, { project: named, ...level })
     if (typeof found === 'string') return refuse(`${at}.${found}`, `There is no such ${found}`)
-    if (found.project_id !== project.id) return refuse(`${at}.project`, 'There is no such project')
-    const slice = { ...found, ...(except_status !== undefined && { except_status }) }
-    slices.set(textOf(slice), slice)
+    if (found.project.id !== project.id) return refuse(`${at}.project`, 'There is no such project')
+    slices.push({ ...found.slice, ...(except_status !== undefined && { except_status }), inherited })
   }
-  return slices.size === 0 ? null : [...slices.values()]
+  return slices
 }
 
 // Callers who grant or revoke the roles of a team, in all its projects or in the given project, need all permissions of

@@ -7,6 +7,7 @@ import {
 } from '../../schemas/tokens.ts'
 import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
+import { findSlugs, idsOf } from '../db/rows/slugs.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
@@ -22,8 +23,11 @@ import { requireNewName } from '../rules/formats/names.ts'
 import { mustBeOneOf } from '../rules/formats/choices.ts'
 import { parseId } from '../rules/formats/ids.ts'
 import { pageMeta, pageOf } from '../rules/pagination.ts'
-import { coversAll, isInside, type Slice } from '../rules/slices.ts'
+import {
+  coversAll, isInside, keepInherited, restrictionOf, textOf, type SentSlice, type Slice
+} from '../rules/slices.ts'
 import { requireTimestamp } from '../rules/formats/timestamps.ts'
+import { inheritedWarning } from '../vault/documents/open-documents.ts'
 import { endInvitations } from '../vault/jobs/memberships.ts'
 
 // The value of a token is never stored, not even for an `Idempotency-Key`. After a loss, the client rotates the token.
@@ -70,12 +74,12 @@ export const tokens: Domain = async (app) => {
       const { name, restrictions = [] } = request.body
       const abilities = abilitiesOf(request.body.abilities)
       const token = mintApiToken(principal.organization.id)
-      const api_key = await inOrganization(app, request, async (db, organization_id) => {
+      const { api_key, warning } = await inOrganization(app, request, async (db, organization_id) => {
         // The default is the latest expiry that the caller may set.
         const expires_at = request.body.expires_at === undefined
           ? principal.expires_at
           : await parseExpiry(db, request.body.expires_at)
-        const slices = await slicesOf(db, principal, restrictions)
+        const { slices, warning } = await slicesOf(db, principal, restrictions)
         refuseEscalation(principal, { abilities, slices, expires_at }, 'api-token:create')
         await requireQuota(db, organization_id, principal.person?.user_id ?? null)
         const created = await createToken(db, {
@@ -89,9 +93,9 @@ export const tokens: Domain = async (app) => {
         })
         const details = { abilities: abilities.join(' ') }
         await recordEvent(db, actorOf(request), eventOf('api-token.create', created.id, details))
-        return created
+        return { api_key: created, warning }
       })
-      return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key })
+      return reply.code(201).send({ success: true, message: NOT_AGAIN, token, api_key, ...warning })
     }
   })
 
@@ -119,7 +123,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'updateApiToken',
       summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
-      description: 'Scopes and restrictions are fixed: create another token instead.',
+      description: 'Scopes and restrictions are fixed: create another token instead. Only `inherited` can be removed.',
       params: TokenParams,
       body: UpdateTokenBody,
       response: { 200: ApiTokenAnswer }
@@ -130,7 +134,8 @@ export const tokens: Domain = async (app) => {
       const { body } = request
       const id = idOf(request)
       const data = await changeLocked(request, id, async (db, token, latest) => {
-        await refuseFixed(db, token, body)
+        refuseFixed(token, body)
+        const slices = await newSlices(db, token, body.restrictions)
         const expires_at = await newExpiry(db, token, body.expires_at)
         // A leaked token must not extend itself.
         if (isOneself(principal, id)) refuseAs(principal, 'api-token:update')
@@ -142,7 +147,7 @@ export const tokens: Domain = async (app) => {
           if (!token.is_live) await requireQuota(db, organization.id, token.user_id, token)
         }
         await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
-        const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at }) ?? fail('not_found')
+        const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found')
         const members = Object.keys(body).join(' ')
         await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members }))
         return changed
@@ -257,22 +262,41 @@ function requireVisible<T extends { id: number, slices: Slice[] | null }> (
 const grantOf = ({ abilities, slices, expires_at }: TokenRow) =>
   ({ abilities: abilities as Ability[], slices: slices ?? [], expires_at })
 
+const isSame = (one: readonly string[], other: readonly string[]): boolean => {
+  const [all, others] = [new Set(one), new Set(other)]
+  return all.size === others.size && [...all].every((each) => others.has(each))
+}
+
 // Fixed fields may be sent if they are unchanged, so that clients can send back a token as they read it.
-async function refuseFixed (db: Db, token: TokenRow, { abilities, restrictions }: UpdateTokenBody) {
-  const isSame = (one: readonly unknown[], other: readonly unknown[]) => {
-    const [all, others] = [one, other].map((list) => new Set(list.map((each) => JSON.stringify(each))))
-    return all!.size === others!.size && [...all!].every((each) => others!.has(each))
-  }
+function refuseFixed (token: TokenRow, { abilities }: UpdateTokenBody) {
   if (abilities !== undefined && !isSame(abilitiesOf(abilities), token.abilities)) {
     refuse('abilities', 'Cannot be changed', 'abilities_are_fixed')
   }
-  if (restrictions === undefined) return
-  const plain = (all: readonly Restriction[]) =>
-    all.map(({ project, target, environment }) => [project, target, environment])
-  if (!isSame(plain(restrictions), plain((await showToken(db, token)).restrictions))) {
-    refuse('restrictions', 'Cannot be changed', 'restrictions_are_fixed')
-  }
 }
+
+// The restrictions without each `inherited` that the request removes; undefined if nothing changes. Restrictions to
+// deleted levels are not shown, so the request cannot contain them; they stay.
+async function newSlices (
+  db: Db, { organization_id, slices }: TokenRow, restrictions: readonly Restriction[] | undefined
+): Promise<Slice[] | undefined> {
+  if (restrictions === undefined) return undefined
+  const present: readonly Slice[] = slices ?? []
+  const slugs = await findSlugs(db, organization_id, idsOf(present))
+  // Restrictions with slugs in place of the ids.
+  const shown = present.map((slice) => restrictionOf(slice, slugs).map(named)[0])
+  const kept = keepInherited(restrictions.map(named), shown.filter((slice) => slice !== undefined))
+  const remaining = new Set(kept.map(textOf))
+  const next = present.map((slice, i): Slice => {
+    const { inherited: _, ...without } = slice
+    return shown[i] === undefined || remaining.has(textOf(shown[i])) ? slice : without
+  })
+  const after = next.flatMap((slice) => restrictionOf(slice, slugs).map(named)).map(textOf)
+  if (!isSame(kept.map(textOf), after)) refuse('restrictions', 'Cannot be changed', 'restrictions_are_fixed')
+  return isSame(next.map(textOf), present.map(textOf)) ? undefined : next
+}
+
+const named = ({ project, target, environment, inherited }: Restriction): SentSlice =>
+  ({ project_id: project, target_id: target ?? null, environment_id: environment ?? null, inherited })
 
 // Refuses an expiry after the end of the token's grant: the token ends with its grant, so this expiry misleads.
 function refuseBeyond (latest: Date | null, expires_at: Date | null) {
@@ -301,22 +325,30 @@ async function newExpiry (db: Db, { expires_at: current }: TokenRow, text: strin
   return sent?.getTime() === current?.getTime() ? undefined : await parseExpiry(db, text)
 }
 
-async function slicesOf (db: Db, principal: Principal, restrictions: readonly Restriction[]): Promise<Slice[]> {
+async function slicesOf (
+  db: Db, principal: Principal, restrictions: readonly Restriction[]
+): Promise<{ slices: Slice[], warning: { warning?: string } }> {
   const { organization, slices: own } = principal
-  const slices: Slice[] = []
+  const slices: SentSlice[] = []
+  const inheriting = []
   for (const [i, restriction] of restrictions.entries()) {
     if (restriction.environment !== undefined && restriction.target === undefined) {
       refuse(`restrictions.${i}.target`, 'Required with environment')
     }
-    const slice = await findSlice(db, organization.id, restriction)
+    const { inherited = false } = restriction
+    if (inherited && restriction.target === undefined) {
+      refuse(`restrictions.${i}.inherited`, 'Only with a target: no level is above a project')
+    }
+    const found = await findSlice(db, organization.id, restriction)
     // A restricted caller must not learn whether a level outside of the restrictions exists.
-    if (own.length > 0 && (typeof slice === 'string' || !isInside(own, slice))) {
+    if (own.length > 0 && (typeof found === 'string' || !isInside(own, found.slice))) {
       refuseAs(principal, 'api-token:create')
     }
-    if (typeof slice === 'string') return refuse(`restrictions.${i}.${slice}`, `There is no such ${slice}`)
-    slices.push(slice)
+    if (typeof found === 'string') return refuse(`restrictions.${i}.${found}`, `There is no such ${found}`)
+    slices.push({ ...found.slice, inherited })
+    if (inherited) inheriting.push(found.project)
   }
-  return slices
+  return { slices: keepInherited(slices, []), warning: inheritedWarning(inheriting) }
 }
 
 // Prevents privilege escalation: a caller cannot create, change or rotate a token with more abilities, wider

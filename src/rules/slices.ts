@@ -12,18 +12,21 @@ export interface Place {
 
 /**
  * A restriction of a token, or of a team's role in a project, to a part of the hierarchy. It contains ids, so a rename
- * does not change it. With `except_status`, it includes only environments that currently have another status.
+ * does not change it. With `except_status`, it includes only environments that currently have another status. With
+ * `inherited`, merged reads of its levels also use the documents of the levels above (see `inherits`).
  */
 export interface Slice {
   project_id: string
   target_id: string | null
   environment_id: string | null
   except_status?: ExceptStatus
+  inherited?: true
 }
 
-/** Whether a token restricted to `inner` can access only levels that a token restricted to `outer` can access. */
+/** Whether a token restricted to `inner` can read and change only what a token restricted to `outer` can. */
 export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
-  return outer.length === 0 || (inner.length > 0 && inner.every((slice) => isInside(outer, slice)))
+  return outer.length === 0 || (inner.length > 0 && inner.every((slice) =>
+    isInside(outer, slice) && (slice.inherited === undefined || inherits(outer, slice))))
 }
 
 /** Whether a level is inside of a restriction. Without restrictions, the caller can access the whole organization. */
@@ -35,6 +38,30 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
     (slice.except_status === undefined || hasOtherStatus(place, slice.except_status)))
 }
 
+/**
+ * Whether a merged read of a level that is inside of the restrictions uses the documents of all levels above: one
+ * restriction to the level, or to a level above, has `inherited`, or is to the whole project.
+ */
+export function inherits (slices: readonly Slice[], place: Place): boolean {
+  const including = slices.filter(includesAbove)
+  return slices.length === 0 || (including.length > 0 && isInside(including, place))
+}
+
+/** Whether merged reads by a restriction also use the documents above its level. No level is above a project. */
+export const includesAbove = (slice: Slice): boolean => slice.inherited === true || isWholeProject(slice)
+
+/** A restriction of a request. Without `inherited`, a present restriction to the same part keeps its `inherited`. */
+export type SentSlice = Omit<Slice, 'inherited'> & { inherited?: boolean | undefined }
+
+/** The restrictions that a request sets in place of the present ones, without duplicates. */
+export function keepInherited (sent: readonly SentSlice[], present: readonly SentSlice[]): Slice[] {
+  const inheriting = new Set(present.filter(({ inherited }) => inherited).map(textOf))
+  return distinct(sent.map(({ inherited, ...slice }): Slice => {
+    const including: Slice = { ...slice, inherited: true }
+    return inherited ?? inheriting.has(textOf(including)) ? including : slice
+  }))
+}
+
 /** The restrictions to a project, or to parts of it. */
 export const slicesIn = (slices: readonly Slice[], projectId: string): Slice[] =>
   slices.filter(({ project_id }) => project_id === projectId)
@@ -43,12 +70,13 @@ const hasOtherStatus = ({ environment_id, status }: Place, except: ExceptStatus)
   (environment_id ?? null) !== null && (status ?? null) !== null && status !== except
 
 /** A unique text of the level of a restriction: its ids from the project down. */
-export const pathOf = ({ project_id, target_id, environment_id }: Slice): string =>
+export const pathOf = ({ project_id, target_id, environment_id }: SentSlice): string =>
   [project_id, target_id, environment_id].filter((id) => id !== null).join('/')
 
 /** A unique text of a restriction. */
-export const textOf = (slice: Slice): string =>
-  slice.except_status === undefined ? pathOf(slice) : `${pathOf(slice)}!${slice.except_status}`
+export const textOf = (slice: SentSlice): string => pathOf(slice) +
+  (slice.except_status === undefined ? '' : `!${slice.except_status}`) +
+  (slice.inherited === true ? '+inherited' : '')
 
 /** The projects that the restrictions include as a whole; null without restrictions, which means all projects. */
 export function projectsInside (slices: readonly Slice[]): string[] | null {
@@ -65,8 +93,8 @@ export const distinct = (slices: readonly Slice[]): Slice[] =>
   [...new Map(slices.map((slice) => [textOf(slice), slice])).values()]
 
 /**
- * The levels that are inside of both lists. Unlike in `isInside`, an empty list includes no level. The duration grows
- * with the sum of the lengths, not with their product.
+ * The levels that are inside of both lists; a level inherits if it does so by both lists. Unlike in `isInside`, an
+ * empty list includes no level. The duration grows with the sum of the lengths, not with their product.
  */
 export function intersect (one: readonly Slice[], other: readonly Slice[]): Slice[] {
   return distinct([...partsInside(one, other), ...partsInside(other, one)])
@@ -83,13 +111,21 @@ function partsInside (inner: readonly Slice[], outer: readonly Slice[]): Slice[]
   return inner.flatMap((slice) => {
     const ids = pathOf(slice).split('/')
     return ids.flatMap((_, i) => [...byPath.get(ids.slice(0, i + 1).join('/'))?.values() ?? []])
-      .map(({ except_status }) => except_status === undefined ? slice : { ...slice, except_status })
+      .map((other) => intersectionOf(slice, other))
   })
+}
+
+// The intersection of a restriction with another one, whose level is equal or above.
+function intersectionOf (slice: Slice, other: Slice): Slice {
+  const { inherited: _, ...place } = slice
+  const { except_status = slice.except_status } = other
+  const both = { ...place, ...(except_status !== undefined && { except_status }) }
+  return isWholeProject(both) || !(includesAbove(slice) && includesAbove(other)) ? both : { ...both, inherited: true }
 }
 
 /** A restriction with slugs, as the API shows it, in an array; an empty array if the level was deleted. */
 export function restrictionOf (
-  { project_id, target_id, environment_id, except_status }: Slice, slugs: ReadonlyMap<string, string>
+  { project_id, target_id, environment_id, except_status, inherited }: Slice, slugs: ReadonlyMap<string, string>
 ): (Restriction & { except_status?: ExceptStatus })[] {
   const project = slugs.get(project_id)
   const target = slugs.get(target_id ?? '')
@@ -102,6 +138,7 @@ export function restrictionOf (
     project,
     ...(target !== undefined && { target }),
     ...(environment !== undefined && { environment }),
-    ...(except_status !== undefined && { except_status })
+    ...(except_status !== undefined && { except_status }),
+    ...(inherited !== undefined && { inherited })
   }]
 }

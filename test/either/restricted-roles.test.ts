@@ -56,6 +56,7 @@ const levelsOf = (slices: readonly Slice[]): Slice[] => slices.map(({ except_sta
 const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[], token: readonly Slice[] }> = {
   'to an environment': ({ sliceOf }) => same(sliceOf(), sliceOf('target')),
   'to another environment': ({ sliceOf }) => same(sliceOf('environment'), sliceOf('target')),
+  'to an environment and what it inherits': ({ sliceOf }) => same({ ...sliceOf(), inherited: true }, sliceOf('target')),
   'to a target': ({ sliceOf }) => same({ ...sliceOf(), environment_id: null }, sliceOf('target')),
   // The environments of the test data are not in production.
   'by status': ({ sliceOf }) => ({

@@ -25,7 +25,7 @@ const BLOCKS: Record<string, readonly string[]> = {
     'own/tour', 'a picture'
   ],
   'CONTRIBUTING.md': ['the commands of README.md', 'own/recipe'],
-  'docs/access.md': Array(4).fill('own/tour'),
+  'docs/access.md': Array(5).fill('own/tour'),
   'docs/encryption.md': ['own/tour', 'own/encryption-doc', 'own/encryption-doc'],
   'docs/oauth.md': [
     HERE, 'either/oauth-doc', 'either/oauth-doc', 'either/oauth-doc', 'the answer to the block above, shortened',

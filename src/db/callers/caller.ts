@@ -4,14 +4,14 @@ import type { Role } from '../../../schemas/users.ts'
 import { STATEMENT_TIME } from '../columns.ts'
 import type { Db } from '../postgres/handle.ts'
 import { preparedSql, type Value } from '../postgres/prepared.ts'
-import type { SliceOfRole } from '../tables.ts'
+import type { StoredSlice } from '../tables.ts'
 import { andOwn, engineOf, findByOrganization, perEngine, type OfOrganization } from '../postgres/engine.ts'
 
 export interface RoleThroughTeam {
   team_id: string
   project_id: string
   role: Role
-  slices: readonly SliceOfRole[] | null
+  slices: readonly StoredSlice[] | null
 }
 
 /**

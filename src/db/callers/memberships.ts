@@ -6,7 +6,7 @@ import { andOwn, type OfOrganization } from '../postgres/engine.ts'
 import type { Db } from '../postgres/handle.ts'
 import { lookUp } from '../rows/lists.ts'
 import { preparedSql } from '../postgres/prepared.ts'
-import { projects, team_projects, type SliceOfRole } from '../tables.ts'
+import { projects, team_projects, type StoredSlice } from '../tables.ts'
 
 /** Selects the team roles that are loaded together with a member; without a field, no roles are loaded. */
 export interface TeamQuery {
@@ -18,7 +18,7 @@ export interface TeamQuery {
 
 /** A role that a team gives a member in a project. `project` is the slug; the MACs are hexadecimal. */
 export type TeamRoleFound = [
-  team_id: string, project_id: string, role: Role, slices: SliceOfRole[] | null, project: string,
+  team_id: string, project_id: string, role: Role, slices: StoredSlice[] | null, project: string,
   member_mac: string | null, project_mac: string | null
 ]
 

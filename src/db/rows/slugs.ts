@@ -14,6 +14,12 @@ const rowsById = preparedSql<Found, { organization_id: string, ids: string }>('s
     WHERE l.organization_id = ${$('organization_id')}::char(26)
       AND l.id IN (SELECT value::char(26) FROM jsonb_array_elements_text(${$('ids')}::jsonb))`), sql` UNION ALL `))
 
+/** The ids of the levels of restrictions, for `findSlugs`. */
+export const idsOf = (
+  slices: readonly Record<'project_id' | 'target_id' | 'environment_id', string | null>[]
+): (string | null)[] =>
+  slices.flatMap(({ project_id, target_id, environment_id }) => [project_id, target_id, environment_id])
+
 /** Maps ids of levels to slugs. Omits deleted levels. Throws TamperedRow if a MAC does not verify. */
 export async function findSlugs (
   db: Db, organization_id: string, ids: readonly (string | null)[]

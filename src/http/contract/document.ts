@@ -2,6 +2,7 @@ import { STATUS_CODES } from 'node:http'
 import { Document as YamlDocument, isCollection, isScalar, isSeq, Scalar, visit } from 'yaml'
 import { COMMON_STATUSES, CommonErrors } from '../../../schemas/errors.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
+import { LEFT_OUT_HEADER } from '../responses/left-out.ts'
 import { oneOfWords } from '../responses/serialization.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 
@@ -205,12 +206,18 @@ const HEADERS = {
       '`etag` of its level or the ETag of the response to a store or a restore',
     schema: TEXT
   },
+  [LEFT_OUT_HEADER]: {
+    description: 'Merged values without `meta`: the levels above that the restrictions exclude, such as `project, target`',
+    schema: TEXT
+  },
   Link: { description: 'The address of the next part, with `rel="next"` (RFC 8288); missing with the last part', schema: TEXT }
 }
 // The component name of a header: `Remaining`, `Request-Id`.
 const shortOf = (name: string) => name.replace(/^X-(?:RateLimit-)?/, '')
 const LIMITS = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'] as const
 const WITH_ETAG = /^restoreVersion$|^(?:read|store|retrieve|change)\w*(?:Secrets|Values|Names)/
+
+const WITHOUT_META = /^(?:read|retrieve)\w*(?:Secrets|Values)/
 
 const isGood = (status: string) => Number(status) < 400
 
@@ -233,6 +240,7 @@ function describe (paths: Paths): Paths {
       if (['401', '403', COMMON].includes(status)) names.push('WWW-Authenticate')
       if (/^(?:200|201|304)$/.test(status) && isTagged) names.push('ETag')
       if (status === '200' && isInParts) names.push('Link')
+      if (status === '200' && WITHOUT_META.test(operation.operationId ?? '')) names.push(LEFT_OUT_HEADER)
       if (names.length > 0) {
         response.headers = Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${shortOf(name)}` }]))
       }

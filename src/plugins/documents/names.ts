@@ -11,12 +11,13 @@ import { locate, levelOf, slicesOf } from '../../http/guard/level-lookup.ts'
 import { listsEtag } from '../../http/repeats/etags.ts'
 import { inTurn, type Turn } from '../../http/guard/turns.ts'
 import { sendRead, writeIfLarge } from '../../http/responses/large-responses.ts'
+import { sayLeftOut } from '../../http/responses/left-out.ts'
 import { preferredType } from '../../http/responses/negotiation.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
 import { waitFor } from '../../http/routes/request-deadline.ts'
 import type { Domain } from '../../http/routes/types.ts'
-import { ownSecret, type Include, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
+import { ownSecret, type Include, type LevelState } from '../../repositories/levels/levels.ts'
 import { listVersionContents, NEWEST } from '../../repositories/secrets/version-contents.ts'
 import { nameFilter, type Entries } from '../../rules/documents/entries.ts'
 import { dockerText, shellText, yamlText, type ExportedText } from '../../rules/editing/export.ts'
@@ -24,8 +25,8 @@ import { fail } from '../../rules/errors.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { nameHistory, type Change } from '../../vault/documents/name-history.ts'
 import {
-  charactersOf, currentContents, eventOfReading, levelsByName, mergedValues, requireNames, VALUES_EDITION,
-  visibleSecrets, type Contents
+  charactersOf, currentContents, eventOfReading, leftOutOf, levelsByName, mergedValues, requireNames,
+  restrictionsInEtag, storedSecrets, VALUES_EDITION, viewOf, type Contents, type View
 } from '../../vault/documents/read.ts'
 import { storageKeyOf } from '../../vault/keys/keys.ts'
 
@@ -36,7 +37,7 @@ const ERRORS = [
 const UNCHANGED = Type.Null({ description: 'Not modified since the ETag in If-None-Match' })
 
 /** Decrypted documents of a level. */
-interface Opened { state: LevelState, visible: readonly SecretRow[], documents: Contents }
+interface Opened { state: LevelState, view: View, documents: Contents }
 
 /** Routes that read names and values. The routes of `secrets.ts` read whole documents. */
 export const names: Domain = async (app) => {
@@ -101,14 +102,15 @@ export const names: Domain = async (app) => {
     const type = format ?? preferredType(request.headers.accept, VALUES_TYPES)
     const opened = await open(request, reply, true, ['values', type])
     if (opened === undefined) return reply.code(304).send()
-    const { state, documents } = opened
-    const values = await mergedValues(state, documents)
+    const { state, view, documents } = opened
+    const values = await mergedValues(state, documents, { view })
     const form = TEXTS[type]
     const written = form && await textOf(form, values)
     // An error that contains names of the document is also recorded as a read.
     await record(request, opened, 'secret.decrypt')
     if (written !== undefined && 'names' in written) return fail(form!.refusal!, { names: written.names })
     if (isAnyKnown(request)) return reply.code(304).send()
+    sayLeftOut(reply, view)
     if (written !== undefined) return reply.type(`${form!.type}; charset=utf-8`).serializer(String).send(written.text)
     reply.type(type).serializer(JSON.stringify)
     return reply.send(await writeIfLarge(values, charactersOf(documents)))
@@ -118,17 +120,19 @@ export const names: Domain = async (app) => {
     const { merge = false, prefix = '', search = '' } = query
     const opened = await open(request, reply, merge, ['names', String(merge), prefix, search])
     if (opened === undefined) return reply.code(304).send()
-    const levels = await levelsByName(opened.state, opened.documents)
+    const { view } = opened
+    const levels = await levelsByName(opened.state, opened.documents, view)
     const listed = [...levels.keys()].filter(nameFilter(prefix, search))
     await yieldToEventLoop()
     const data = listed.sort().map((name): SecretName => {
       const overrides = [...levels.get(name)!]
       const level = overrides.pop()!
-      return { type: 'secret-names', attributes: { name, level, overrides } }
+      const shown = overrides.filter((level) => !view.inherited.includes(level))
+      return { type: 'secret-names', attributes: { name, level, overrides: shown } }
     })
     await record(request, opened, 'secret.names')
     if (isAnyKnown(request)) return reply.code(304).send()
-    return sendRead(reply, { data, meta: { total: data.length } }, charactersOf(opened.documents))
+    return sendRead(reply, { data, meta: { total: data.length, ...leftOutOf(view) } }, charactersOf(opened.documents))
   }
 
   async function traceName (
@@ -160,9 +164,9 @@ export const names: Domain = async (app) => {
   }
 
   async function record (
-    request: FastifyRequest, { state, visible }: Opened, action: 'secret.decrypt' | 'secret.names'
+    request: FastifyRequest, { state, view }: Opened, action: 'secret.decrypt' | 'secret.names'
   ) {
-    const { event, bytes } = eventOfReading(state, visible, action)
+    const { event, bytes } = eventOfReading(state, view.documents, action)
     await app.recordRead(actorOf(request), event, bytes)
   }
 
@@ -178,10 +182,12 @@ export const names: Domain = async (app) => {
     const storageKey = storageKeyOf(app.keyring, organization)
     const look = (state: LevelState) => {
       requireNames(state)
-      const visible = visibleSecrets(state, slices).filter(({ level_id }) => isMerged || level_id === state.level_id)
-      const etag = etagOf(storageKey, visible, VALUES_EDITION, ...shape, state.project.secret_format)
+      const documents = storedSecrets(state).filter(({ level_id }) => isMerged || level_id === state.level_id)
+      const view = viewOf(state, documents, slices, isMerged)
+      const parts = [VALUES_EDITION, ...shape, state.project.secret_format, ...restrictionsInEtag(view)]
+      const etag = etagOf(storageKey, view.documents, ...parts)
       reply.header('etag', etag)
-      return { state, visible, etag }
+      return { state, view, etag }
     }
     let found = look(levelOf(request))
     const known = request.headers['if-none-match']
@@ -190,8 +196,8 @@ export const names: Domain = async (app) => {
       // The ETag differs: load the contents, which the first look-up omitted.
       found = look(await locate(app, request, 'readable'))
     }
-    const { state, visible } = found
-    return { state, visible, documents: await currentContents(app.keyring, storageKey, state, visible, true) }
+    const { state, view } = found
+    return { state, view, documents: await currentContents(app.keyring, storageKey, state, view.documents, true) }
   }
 }
 

@@ -13,11 +13,11 @@ import { andOwn, engineOf, type OfOrganization } from '../../db/postgres/engine.
 import { matching } from '../../db/rows/matching.ts'
 import { queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
-import { findSlugs } from '../../db/rows/slugs.ts'
+import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { members, projects, team_members, team_projects, teams, users } from '../../db/tables.ts'
 import { andSelected, named, orderOf, patternsOf, perSelection } from '../../db/rows/selection.ts'
 import { readPage, type NamedPageRequest } from '../../rules/pagination.ts'
-import { restrictionOf, type Slice } from '../../rules/slices.ts'
+import { keepInherited, restrictionOf, type SentSlice } from '../../rules/slices.ts'
 
 export type TeamRow = TeamAttributes & { id: string }
 type Found = Raw<TeamRow> & Pick<Authenticated<'teams'>, 'organization_id' | 'mac'>
@@ -96,8 +96,7 @@ export async function listTeamProjects (db: Db, organizationId: string, teamId: 
     .orderBy(asc(projects.slug)).limit(TEAM_LIMITS.projects)
   const genuine = rows.filter(({ row }) => isAuthentic(db, 'team_projects', row))
   const slices = genuine.flatMap(({ row }) => row.slices ?? [])
-  const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>
-    [project_id, target_id, environment_id]))
+  const slugs = await findSlugs(db, organizationId, idsOf(slices))
   return genuine.map(({ row: { role, slices }, project, name }) => {
     requireAuthentic(db, 'projects', project)
     const restrictions: TeamRestriction[] = (slices ?? []).flatMap((slice) => restrictionOf(slice, slugs))
@@ -208,14 +207,17 @@ const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
   matching(team_projects, { organization_id, team_id, project_id })
 
 /**
- * Sets the role of a team in a project, and the restrictions of the role (null: none). Undefined fields stay unchanged;
- * the default for a new row is the role `member` without restrictions. Returns the row; undefined if the team has
- * reached its limit of projects.
+ * Sets the role of a team in a project, and the restrictions of the role (empty: none). Undefined fields stay
+ * unchanged, also `inherited` of a restriction to the same part; the default for a new row is the role `member` without
+ * restrictions. Returns the row; undefined if the team has reached its limit of projects.
  */
 export async function setTeamProject (
-  db: Db, key: TeamProjectKey, { role, slices }: { role: Role | undefined, slices: Slice[] | null | undefined }
+  db: Db, key: TeamProjectKey, { role, sent }: { role: Role | undefined, sent: readonly SentSlice[] | undefined }
 ): Promise<AuthenticatedRow<'team_projects'> | undefined> {
-  if (await db.$count(team_projects, itsProject(key)) > 0) {
+  const [present] = await db.select({ slices: team_projects.slices }).from(team_projects).where(itsProject(key))
+  const kept = sent && keepInherited(sent, present?.slices ?? [])
+  const slices = kept?.length === 0 ? null : kept
+  if (present !== undefined) {
     const changes = { ...(role !== undefined && { role }), ...(slices !== undefined && { slices }) }
     return await updateAuthentic(db, 'team_projects', itsProject(key), changes) ?? tampered()
   }

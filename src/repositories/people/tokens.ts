@@ -13,11 +13,11 @@ import { andOwn, engineOf } from '../../db/postgres/engine.ts'
 import { matching } from '../../db/rows/matching.ts'
 import { authenticRow, queryRows } from '../../db/rows/query.ts'
 import { namesNoLevel } from '../../db/rows/slices.ts'
-import { findSlugs } from '../../db/rows/slugs.ts'
+import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
 import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } from '../../rules/pagination.ts'
-import { pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
+import { includesAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
@@ -111,18 +111,23 @@ export async function listTokens (
 }
 
 // The rule of `coversAll` as an SQL condition, so that the check does not block the event loop. A token matches if it
-// has restrictions, and for each of them the environment, target or project is among the caller's restrictions. The
-// caller's restrictions are a subquery, which PostgreSQL hashes once for all rows. Malformed restrictions do not match.
+// has restrictions, and for each of them the environment, target or project is among the caller's restrictions; for one
+// with `inherited`, among those that include the levels above. The caller's restrictions are subqueries, which
+// PostgreSQL hashes once for all rows. Malformed restrictions do not match.
 const isCoveredBy = (slices: readonly Slice[]): SQL => {
-  const paths = JSON.stringify(slices.map(pathOf))
-  const isCovered = (...ids: (keyof Slice)[]) => sql`${
-    sql.join(ids.map((id) => sql.raw(`(inside->>'${id}')`)), sql` || '/' || `)
-  } IN (SELECT value FROM jsonb_array_elements_text(${paths}::jsonb))`
+  const isCovered = (by: readonly Slice[]) => {
+    const paths = JSON.stringify(by.map(pathOf))
+    const isOneOf = (...ids: (keyof Slice)[]) => sql`${
+      sql.join(ids.map((id) => sql.raw(`(inside->>'${id}')`)), sql` || '/' || `)
+    } IN (SELECT value FROM jsonb_array_elements_text(${paths}::jsonb))`
+    return sql`(${isOneOf('project_id', 'target_id', 'environment_id')} OR ${isOneOf('project_id', 'target_id')}
+      OR ${isOneOf('project_id')})`
+  }
   return sql`jsonb_typeof(${api_tokens.slices}) = 'array' AND ${api_tokens.slices} <> '[]' AND NOT EXISTS (
     SELECT FROM jsonb_array_elements(
       CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside
-    WHERE (${isCovered('project_id', 'target_id', 'environment_id')} OR ${isCovered('project_id', 'target_id')}
-      OR ${isCovered('project_id')}) IS NOT TRUE)`
+    WHERE CASE WHEN inside ? 'inherited' THEN ${isCovered(slices.filter(includesAbove))}
+      ELSE ${isCovered(slices)} END IS NOT TRUE)`
 }
 
 /** A person's API token, as shown to the person and the operator. */
@@ -210,7 +215,7 @@ export const endsWith = (
 export async function updateToken (
   db: Db, organizationId: string, id: number,
   changes: Partial<Pick<TokenRow,
-    'name' | 'expires_at' | 'token_hash' | 'token_prefix' | 'token_suffix' | keyof ReturnType<typeof madeBy>>>
+    'name' | 'expires_at' | 'slices' | 'token_hash' | 'token_prefix' | 'token_suffix' | keyof ReturnType<typeof madeBy>>>
 ): Promise<ApiToken | undefined> {
   const updated_at = changedAt(api_tokens.updated_at, changes)
   const changed = await updateAuthentic(db, 'api_tokens', oneOf(organizationId, id), changes, { updated_at })
@@ -312,12 +317,13 @@ export async function findTokenNames (
 }
 
 /**
- * Resolves the slugs of a restriction to ids. If a slug names no level, returns the kind of the first missing level.
- * Locks the project, because a concurrent deletion of a level does not see a token that is not committed yet.
+ * Resolves the slugs of a restriction to ids, and returns the project. If a slug names no level, returns the kind of
+ * the first missing level. Locks the project, because a concurrent deletion of a level does not see a token that is not
+ * committed yet.
  */
 export async function findSlice (
   db: Db, organizationId: string, { project, target, environment }: Restriction
-): Promise<Slice | Level> {
+): Promise<{ slice: Slice, project: AuthenticatedRow<'projects'> } | Level> {
   const named = matching(projects, { organization_id: organizationId, slug: project })
   // The lock is a separate statement, so that after a wait for a concurrent deletion the next statement sees its
   // result.
@@ -339,7 +345,8 @@ export async function findSlice (
   requireAuthentic(db, 'projects', row.project)
   if (row.target !== null) requireAuthentic(db, 'targets', row.target)
   if (row.environment !== null) requireAuthentic(db, 'environments', row.environment)
-  return { project_id: row.project.id, target_id: row.target?.id ?? null, environment_id: row.environment?.id ?? null }
+  const [target_id, environment_id] = [row.target?.id ?? null, row.environment?.id ?? null]
+  return { slice: { project_id: row.project.id, target_id, environment_id }, project: row.project }
 }
 
 export type TokenRow = Authenticated<'api_tokens'> & Pick<typeof api_tokens.$inferSelect,
@@ -353,8 +360,7 @@ export type LockedToken = TokenRow & { is_live: boolean }
 // look like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
   const slices = rows.flatMap((row) => row.slices ?? [])
-  const slugs = await findSlugs(db, organizationId, slices.flatMap(({ project_id, target_id, environment_id }) =>
-    [project_id, target_id, environment_id]))
+  const slugs = await findSlugs(db, organizationId, idsOf(slices))
   return rows.map((row) => {
     const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
     const { created_by_type: type, created_by_id: by, created_by_name: byName } = row

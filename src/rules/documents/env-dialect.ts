@@ -51,8 +51,9 @@ export function envDifferences (
 }
 
 /** Whether the value directly follows the separator, and the separator the name. */
-const isOnOneLine = (source: string, { from, separatorTo, valueFrom }: EnvAssignment): boolean =>
-  separatorTo === valueFrom && !source.slice(from, separatorTo).includes('\n')
+const isOnOneLine = (source: string, { from, name, separatorTo, valueFrom }: EnvAssignment): boolean =>
+  separatorTo === valueFrom &&
+  (separatorTo - from === name.length + '='.length || !source.slice(from, separatorTo).includes('\n'))
 
 const nameOffset = (source: string, { from, name, separatorTo }: EnvAssignment): number =>
   from + source.slice(from, separatorTo).lastIndexOf(name)

@@ -32,8 +32,19 @@ export interface OpenedDocument { state: LevelState, secret: SecretRow, text: st
 const BATCH_BYTES = 512 * 1024
 
 /** Whether the server can read names in the documents of a project. */
-export const hasNames = ({ encryption_type, secret_format }: LevelState['project']) =>
+export const hasNames = (
+  { encryption_type, secret_format }: Pick<LevelState['project'], 'encryption_type' | 'secret_format'>
+) =>
   encryption_type !== 'client' && secret_format !== 'text'
+
+/** The warning to a request with `inherited` in projects of which some have no documents that the server can merge. */
+export function inheritedWarning (
+  projects: readonly Pick<LevelState['project'], 'slug' | 'encryption_type' | 'secret_format'>[]
+): { warning?: string } {
+  const slugs = [...new Set(projects.filter((project) => !hasNames(project)).map(({ slug }) => slug))]
+  const where = slugs.map((slug) => `\`${slug}\``).join(', ')
+  return slugs.length === 0 ? {} : { warning: `\`inherited\` has no effect in ${where}: documents there are not merged` }
+}
 
 /**
  * Loads and decrypts documents in their order, and yields to the event loop between two documents. `content` is

@@ -13,7 +13,7 @@ import type { FullVersion } from '../../repositories/secrets/versions.ts'
 import { emptyEntries, type DocumentFormat, type Entries, type NamedFormat } from '../../rules/documents/entries.ts'
 import { documentError, readDocument } from '../../rules/documents/read.ts'
 import { fail, refuse } from '../../rules/errors.ts'
-import { isInside, type Slice } from '../../rules/slices.ts'
+import { inherits, isInside, type Slice } from '../../rules/slices.ts'
 import { etagOf, openCurrent, openPast, openVersion } from './documents.ts'
 import { dataKeyOf } from '../keys/keys.ts'
 
@@ -34,9 +34,43 @@ export interface Reading {
 }
 
 /** The documents of a level and of its ancestors that a caller with these restrictions may read. */
-export function visibleSecrets (state: LevelState, slices: readonly Slice[]): SecretRow[] {
-  return state.secrets.filter((secret) => secret.is_stored && isInside(slices, placeOf(state, secret.level)))
+export const visibleSecrets = (state: LevelState, slices: readonly Slice[]): SecretRow[] =>
+  viewOf(state, storedSecrets(state), slices, false).documents
+
+/** What a caller with restrictions may read of the documents of a level and of the levels above. */
+export interface View<D = SecretRow> {
+  /** The documents of the read, project first. */
+  documents: D[]
+  /** The levels above of which only the merged values and names may be shown. */
+  inherited: readonly Level[]
+  /** The levels above, with or without a document, that the restrictions exclude from a merged read. */
+  leftOut: readonly Level[]
 }
+
+/**
+ * Selects the documents of a level and of its ancestors for a merged read, or only its visible documents. A merged read
+ * also uses the levels above if the restrictions include what the level inherits.
+ */
+export function viewOf<D extends { level: Level }> (
+  state: LevelState, documents: readonly D[], slices: readonly Slice[], isMerged: boolean
+): View<D> {
+  const above = LEVELS.slice(0, LEVELS.indexOf(state.level))
+  const hidden = isMerged ? above.filter((level) => !isInside(slices, placeOf(state, level))) : []
+  const isInheriting = hidden.length > 0 && inherits(slices, placeOf(state))
+  const inherited = isInheriting ? hidden : []
+  return {
+    documents: documents.filter(({ level }) => inherited.includes(level) || isInside(slices, placeOf(state, level))),
+    inherited,
+    leftOut: isInheriting ? [] : hidden
+  }
+}
+
+/** The stored documents of a level and of its ancestors. */
+export const storedSecrets = ({ secrets }: LevelState): SecretRow[] => secrets.filter(({ is_stored }) => is_stored)
+
+/** The part of an ETag that depends on the restrictions: the response names or hides levels because of them. */
+export const restrictionsInEtag = ({ inherited, leftOut }: View<unknown>): string[] =>
+  inherited.length + leftOut.length === 0 ? [] : [`inherited ${inherited.join()}`, `left out ${leftOut.join()}`]
 
 /** The format of a project's documents. Throws 422 if the server cannot read names in the documents. */
 export function requireNames ({ project: { encryption_type, secret_format } }: LevelState): NamedFormat {
@@ -57,15 +91,16 @@ export const VALUES_EDITION = '2'
 
 /** The ETag of a response, from its documents and the parameters of the request. */
 export function readingEtag (
-  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], reading: Reading
+  storageKey: KeyObject, state: LevelState, view: View<Shown>, reading: Reading
 ): string {
+  const { documents: visible } = view
   const { decrypt, merge, raw, filters, isRetrieve, at } = reading
   // Re-encryption changes the key version of a version, but not its revision.
   const past = at === undefined ? [] : [at.toISOString(), ...visible.map(({ key_version }) => String(key_version))]
   return etagOf(
     storageKey, visible, isRetrieve ? 'retrieve' : 'read', String(decrypt), merge, String(raw),
     JSON.stringify(filters ?? null), state.project.secret_format, state.project.slug, state.target?.slug ?? '',
-    state.environment?.slug ?? '', ...decrypt ? [VALUES_EDITION] : [], ...past
+    state.environment?.slug ?? '', ...decrypt ? [VALUES_EDITION] : [], ...past, ...restrictionsInEtag(view)
   )
 }
 
@@ -137,12 +172,12 @@ async function contentsOf<D extends Pick<Shown, 'level'>> (
 
 /** The response to a read: with `raw` an object of names and values, otherwise the documents in the requested form. */
 export async function answerReading (
-  storageKey: KeyObject, state: LevelState, visible: readonly Shown[], documents: Contents, reading: Reading
+  storageKey: KeyObject, state: LevelState, view: View<Shown>, documents: Contents, reading: Reading
 ): Promise<SecretsAnswer | Record<string, string>> {
   const { merge, raw, filters } = reading
-  if (!raw) return toAnswer(state, reading, visible, documents, storageKey)
+  if (!raw) return toAnswer(state, reading, view, documents, storageKey)
   const levels = merge === 'true' ? LEVELS : [state.level]
-  return filterValues(await valuesOf(state, documents, levels, refuseUnreadable), filters)
+  return filterValues(await valuesOf(state, documents, levels, refuseUnreadable(view)), filters)
 }
 
 /** The decrypted document; without a data key, the encrypted blob. */
@@ -155,17 +190,20 @@ export function contentOf (blob: string, dataKey: KeyObject | undefined): string
 }
 
 /** The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document. */
-export const mergedValues = async (state: LevelState, documents: Contents, pace?: Pace): Promise<Entries> =>
-  valuesOf(state, documents, LEVELS, refuseUnreadable, pace)
+export const mergedValues = async (
+  state: LevelState, documents: Contents, { view, pace }: { view?: Inheriting, pace?: Pace }
+): Promise<Entries> => valuesOf(state, documents, LEVELS, refuseUnreadable(view), pace)
 
 type Pace = (began: number) => Promise<void>
 
 /** For each name in the documents, the levels that have the name, project first. 422 for an invalid document. */
-export async function levelsByName ({ project }: LevelState, documents: Contents): Promise<Map<string, Level[]>> {
+export async function levelsByName (
+  { project }: LevelState, documents: Contents, view: Inheriting
+): Promise<Map<string, Level[]>> {
   const found = new Map<string, Level[]>()
   for (const [level, text] of documents) {
     const { secret_format } = project
-    const names = Object.keys(readDocument(secret_format, text) ?? refuseUnreadable(level, secret_format, text))
+    const names = Object.keys(readDocument(secret_format, text) ?? refuseUnreadable(view)(level, secret_format, text))
     for (const name of names) {
       const levels = found.get(name)
       if (levels === undefined) found.set(name, [level])
@@ -176,9 +214,11 @@ export async function levelsByName ({ project }: LevelState, documents: Contents
   return found
 }
 
-// The caller may decrypt this document, so the error says why it does not parse.
-const refuseUnreadable = (level: Level, format: DocumentFormat, text: string) =>
-  fail('document_unreadable', { level, ...documentError(format, text) })
+type Inheriting = Pick<View<unknown>, 'inherited'>
+
+// The error says why a document does not parse, if the caller may decrypt the document, and not only what it merges.
+const refuseUnreadable = (view?: Inheriting) => (level: Level, format: DocumentFormat, text: string) =>
+  fail('document_unreadable', { level, ...!view?.inherited.includes(level) && documentError(format, text) })
 
 // Merges the values of levels in their order. The value of a later level replaces that of an earlier level.
 // `unreadable` handles a document that does not parse.
@@ -198,12 +238,12 @@ async function valuesOf<Unreadable> (
 }
 
 async function toAnswer (
-  state: LevelState, reading: Reading, visible: readonly Shown[], documents: Contents, storageKey: KeyObject
+  state: LevelState, reading: Reading, view: View<Shown>, documents: Contents, storageKey: KeyObject
 ): Promise<SecretsAnswer> {
   const { decrypt, merge, action, filters, isRetrieve, path, at } = reading
   const { project, target, environment } = state
-  const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, visible, documents, storageKey)
-  const merged = merge === 'false' ? undefined : await valuesOf(state, documents, LEVELS, refuseUnreadable)
+  const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, view, documents, storageKey)
+  const merged = merge === 'false' ? undefined : await mergedValues(state, documents, { view })
   // If a document does not parse, the response has no values.
   const readable = () => valuesOf(state, documents, LEVELS, () => undefined)
   const values = action === 'decrypt' && isRetrieve ? merged ?? await readable() : undefined
@@ -221,20 +261,27 @@ async function toAnswer (
       timestamp: new Date().toISOString(),
       ...(at && { at }),
       hierarchy: { project: project.slug, target: target?.slug ?? null, environment: environment?.slug ?? null },
-      action
+      action,
+      ...leftOutOf(view)
     }
   }
 }
 
+/** The field of `meta` that names the levels which the restrictions exclude from a merged read. */
+export const leftOutOf = ({ leftOut }: View<unknown>): { left_out?: Level[] } =>
+  leftOut.length === 0 ? {} : { left_out: [...leftOut] }
+
+// The documents of the levels that the caller may read as such. Inherited documents are only merged.
 function levelsOf (
-  { project, target, environment }: LevelState, decrypt: boolean, visible: readonly Shown[],
-  documents: Contents, storageKey: KeyObject
+  { project, target, environment }: LevelState, decrypt: boolean, view: View<Shown>, documents: Contents,
+  storageKey: KeyObject
 ): Partial<Record<Level, LevelDocument>> {
   const slugs: Record<Level, string> = {
     project: project.slug, target: target?.slug ?? '', environment: environment?.slug ?? ''
   }
   const levels: Partial<Record<Level, LevelDocument>> = {}
-  for (const secret of visible) {
+  for (const secret of view.documents) {
+    if (view.inherited.includes(secret.level)) continue
     levels[secret.level] = {
       id: secret.id,
       encrypted: !decrypt,
