@@ -25,7 +25,7 @@ export function PartPicker ({ organization, none }: { organization: string, none
         <Field
           label='Values from the levels above' name='inherited' value='true'
           options={[['true', 'Included where the levels are merged'], ['', 'Left out']]}
-          hint='A program in an environment usually also needs the values of its target and of the project. They are only given out merged: not as documents, and not with their history.'
+          hint='A program in an environment usually also needs the values of its target and of the project. They appear in merged reads alone, not as documents or versions. For the whole project, this has no effect.'
         />
       )}
     </>
@@ -59,5 +59,6 @@ export function chosenPart ({ level = '', inherited, except_status = '' }: Field
     ...(environment !== undefined && { environment }),
     ...(except_status !== '' && { except_status: 'production' as const })
   }
-  return { ...part, ...(inherited === 'true' && Object.keys(part).length > 0 && { inherited: true }) }
+  // A team keeps `inherited` unless the request says false.
+  return { ...part, ...(Object.keys(part).length > 0 && { inherited: inherited === 'true' }) }
 }

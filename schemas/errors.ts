@@ -195,7 +195,7 @@ export const ERRORS = {
     { names: Type.Array(Type.String()) }, { names: ['PRIVATE_KEY'] }
   ),
   version_gone: error(
-    422, 'The document of a level at that time is gone: its version was deleted, purged or never recorded.',
+    422, 'The document of a level at that time is gone: its version was deleted, purged or never recorded. A level above that is only merged may also be outside the retention.',
     { level: Type.String(), side: SIDE }, { level: 'orbit/backend/live' }
   ),
   content_not_decryptable: error(422, 'The content cannot be decrypted with the current key of the project.'),

@@ -63,7 +63,7 @@ const NameAttributes = Type.Object({
   name: Example(Type.String(), 'HELLO'),
   level: Example(LevelName, 'environment'),
   overrides: Example(Type.Array(LevelName, {
-    description: 'the levels above whose documents have the name as well, from the project down; empty without `merge`'
+    description: 'the levels above whose documents have the name as well, if the caller can read them, from the project down; empty without `merge`'
   }), [])
 }, { title: 'SecretNameAttributes' })
 

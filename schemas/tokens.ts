@@ -75,7 +75,7 @@ const Restrictions = Type.Array(Restriction, {
   maxItems: 100, description: 'access is limited to these parts of the hierarchy; default: the whole organization'
 })
 const FIXED = 'cannot be changed; if sent, it must equal the current value'
-const FIXED_RESTRICTIONS = `${FIXED}; only \`inherited\` can change, to false; if omitted, it stays`
+const FIXED_RESTRICTIONS = `${FIXED}; but \`inherited: false\` removes it, and a restriction without it keeps it`
 
 export const CreateTokenBody = Body({
   name: NewName,

@@ -245,7 +245,7 @@ export const secrets: Domain = async (app) => {
     ) ?? fail('not_found', { resource: state.level, at })
     if (found === 'future') return refuse('at', 'Lies in the future')
     const view = viewOf(state, found, slices, isMerging(reading))
-    requireKeptAt(view.documents, organization.plan)
+    requireKeptAt(view.documents, organization.plan, view.onlyMerged)
     const etag = readingEtag(storageKey, state, view, reading)
     reply.header('etag', etag)
     if (listsEtag(request.headers['if-none-match'], etag)) return reply.code(304).send()

@@ -91,7 +91,7 @@ export const tokens: Domain = async (app) => {
           expires_at,
           made_by: principal
         })
-        const details = { abilities: abilities.join(' ') }
+        const details = { abilities: abilities.join(' '), ...restrictionsIn(slices) }
         await recordEvent(db, actorOf(request), eventOf('api-token.create', created.id, details))
         return { api_key: created, warning }
       })
@@ -123,7 +123,7 @@ export const tokens: Domain = async (app) => {
     schema: {
       operationId: 'updateApiToken',
       summary: 'Change the name or the expiry of an API token; omitted fields stay unchanged',
-      description: 'Scopes and restrictions are fixed: create another token instead. Only `inherited` can be removed.',
+      description: 'Scopes and restrictions are fixed: create another token instead. Only `inherited: false` in a restriction is a change.',
       params: TokenParams,
       body: UpdateTokenBody,
       response: { 200: ApiTokenAnswer }
@@ -149,7 +149,7 @@ export const tokens: Domain = async (app) => {
         await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found')
         const members = Object.keys(body).join(' ')
-        await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members }))
+        await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members, ...restrictionsIn(slices) }))
         return changed
       })
       return { data }
@@ -274,6 +274,10 @@ function refuseFixed (token: TokenRow, { abilities }: UpdateTokenBody) {
   }
 }
 
+// The restrictions in an audit event, as in the events of a team.
+const restrictionsIn = (slices: readonly Slice[] = []) =>
+  slices.length > 0 && { restrictions: slices.map(textOf).join(' ') }
+
 // The restrictions without each `inherited` that the request removes; undefined if nothing changes. Restrictions to
 // deleted levels are not shown, so the request cannot contain them; they stay.
 async function newSlices (
@@ -282,7 +286,6 @@ async function newSlices (
   if (restrictions === undefined) return undefined
   const present: readonly Slice[] = slices ?? []
   const slugs = await findSlugs(db, organization_id, idsOf(present))
-  // Restrictions with slugs in place of the ids.
   const shown = present.map((slice) => restrictionOf(slice, slugs).map(named)[0])
   const kept = keepInherited(restrictions.map(named), shown.filter((slice) => slice !== undefined))
   const remaining = new Set(kept.map(textOf))
@@ -295,6 +298,7 @@ async function newSlices (
   return isSame(next.map(textOf), present.map(textOf)) ? undefined : next
 }
 
+// A restriction with slugs in place of ids.
 const named = ({ project, target, environment, inherited }: Restriction): SentSlice =>
   ({ project_id: project, target_id: target ?? null, environment_id: environment ?? null, inherited })
 

@@ -26,7 +26,7 @@ export interface Slice {
 /** Whether a token restricted to `inner` can read and change only what a token restricted to `outer` can. */
 export function coversAll (outer: readonly Slice[], inner: readonly Slice[]): boolean {
   return outer.length === 0 || (inner.length > 0 && inner.every((slice) =>
-    isInside(outer, slice) && (slice.inherited === undefined || inherits(outer, slice))))
+    isInside(outer, slice) && (slice.inherited !== true || inherits(outer, slice))))
 }
 
 /** Whether a level is inside of a restriction. Without restrictions, the caller can access the whole organization. */
@@ -43,22 +43,29 @@ export function isInside (slices: readonly Slice[], place: Place): boolean {
  * restriction to the level, or to a level above, has `inherited`, or is to the whole project.
  */
 export function inherits (slices: readonly Slice[], place: Place): boolean {
-  const including = slices.filter(includesAbove)
+  const including = slices.filter(includesAllAbove)
   return slices.length === 0 || (including.length > 0 && isInside(including, place))
 }
 
-/** Whether merged reads by a restriction also use the documents above its level. No level is above a project. */
-export const includesAbove = (slice: Slice): boolean => slice.inherited === true || isWholeProject(slice)
+/** Whether merged reads by a restriction use the documents of all levels above its level; a project has none above. */
+export const includesAllAbove = (slice: Slice): boolean => slice.inherited === true || isWholeProject(slice)
 
 /** A restriction of a request. Without `inherited`, a present restriction to the same part keeps its `inherited`. */
 export type SentSlice = Omit<Slice, 'inherited'> & { inherited?: boolean | undefined }
 
-/** The restrictions that a request sets in place of the present ones, without duplicates. */
+/**
+ * The restrictions that a request sets in place of the present ones, without duplicates. One restriction with
+ * `inherited` is enough for its part.
+ */
 export function keepInherited (sent: readonly SentSlice[], present: readonly SentSlice[]): Slice[] {
-  const inheriting = new Set(present.filter(({ inherited }) => inherited).map(textOf))
-  return distinct(sent.map(({ inherited, ...slice }): Slice => {
-    const including: Slice = { ...slice, inherited: true }
-    return inherited ?? inheriting.has(textOf(including)) ? including : slice
+  const partOf = ({ inherited: _, ...slice }: SentSlice): Slice => slice
+  const inheriting = (slices: readonly SentSlice[]) =>
+    new Set(slices.filter(({ inherited }) => inherited).map((slice) => textOf(partOf(slice))))
+  const [kept, set] = [inheriting(present), inheriting(sent)]
+  return distinct(sent.map((slice): Slice => {
+    const part = partOf(slice)
+    const isKept = slice.inherited === undefined && kept.has(textOf(part))
+    return isKept || set.has(textOf(part)) ? { ...part, inherited: true } : part
   }))
 }
 
@@ -120,7 +127,7 @@ function intersectionOf (slice: Slice, other: Slice): Slice {
   const { inherited: _, ...place } = slice
   const { except_status = slice.except_status } = other
   const both = { ...place, ...(except_status !== undefined && { except_status }) }
-  return isWholeProject(both) || !(includesAbove(slice) && includesAbove(other)) ? both : { ...both, inherited: true }
+  return isWholeProject(both) || !(includesAllAbove(slice) && includesAllAbove(other)) ? both : { ...both, inherited: true }
 }
 
 /** A restriction with slugs, as the API shows it, in an array; an empty array if the level was deleted. */
@@ -139,6 +146,6 @@ export function restrictionOf (
     ...(target !== undefined && { target }),
     ...(environment !== undefined && { environment }),
     ...(except_status !== undefined && { except_status }),
-    ...(inherited !== undefined && { inherited })
+    ...(inherited === true && { inherited })
   }]
 }

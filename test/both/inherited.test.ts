@@ -1,5 +1,5 @@
 import t from 'tap'
-import { callWith, makeLevel, startApp, type Caller } from '../helpers/app.ts'
+import { callWith, earlier, makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { callAs, makePerson, makeTeam } from '../helpers/people.ts'
 
@@ -266,8 +266,82 @@ t.test('no token makes, changes or sees a token with inherited that it does not 
       t.equal(listed.some((token: any) => token.id === id), isAllowed, `${name} lists ${wanted}`)
       t.equal((await call('GET', `${keys}/${id}`)).status, isAllowed ? 200 : 404, `${name} reads ${wanted}`)
       t.equal((await call('PUT', `${keys}/${id}`, { name: 'Other' })).status, isAllowed ? 200 : 404, `${name} changes ${wanted}`)
+      t.equal((await call('POST', `${keys}/${id}/rotate`, {})).status, isAllowed ? 200 : 404, `${name} rotates ${wanted}`)
+      if (!isAllowed) t.equal((await call('DELETE', `${keys}/${id}`)).status, 404, `${name} deletes ${wanted}`)
     }
   }
+})
+
+t.test('what the restrictions of a token and of its person include must agree', async (t) => {
+  const owner = await withDocuments()
+  const { organization } = owner
+  const person = await makePerson(service, { [organization]: 'owner' })
+  const live = { project, target, environment }
+  const token = async (restriction: object) => {
+    const made = await (await callAs(service, person))('POST', `/organizations/${organization}/api-keys`, {
+      name: 'Theirs', abilities: DECRYPT, restrictions: [restriction], expires_at: new Date(Date.now() + 600_000).toISOString()
+    })
+    t.equal(made.status, 201, made.text)
+    return callWith(service, made.body.token)
+  }
+  const [plain, inheriting] = [await token(live), await token({ ...live, inherited: true })]
+  await makeTeam(service, organization, [person], { orbit: 'developer' })
+  await service.write(
+    `UPDATE members SET role = 'billing_manager' WHERE organization_id = '${organization}' AND user_id = ${person.id}`
+  )
+  const [{ attributes: { slug } }] = (await owner.call('GET', `/organizations/${organization}/teams`)).body.data
+  for (const [restrictions, isWhole] of [
+    [[], true],
+    [[{ target, environment, inherited: true }], true],
+    [[{ target, inherited: true }], true],
+    [[{ except_status: 'production', inherited: true }], true],
+    [[{ target, inherited: false }], false],
+    [[{ target, environment, inherited: false }], false],
+    [[{ target, environment: 'test', inherited: true }, { target, environment, inherited: false }], false]
+  ] as const) {
+    const set = await owner.call('PUT', `/organizations/${organization}/teams/${slug}/projects/orbit`, { restrictions })
+    t.equal(set.status, 200, set.text)
+    const name = JSON.stringify(restrictions)
+    const answer = await inheriting('GET', pathsOf(owner).values)
+    t.strictSame([answer.status, answer.body], [200, isWhole ? MERGED : LIVE], name)
+    t.equal(answer.headers[LEFT_OUT], isWhole ? undefined : 'project, target', name)
+    t.strictSame((await plain('GET', pathsOf(owner).values)).body, LIVE, name)
+  }
+})
+
+t.test('a level that is visible itself stays so beside one that is only merged', async (t) => {
+  const owner = await withDocuments()
+  const { call } = await make(owner, [{ project, target }, { project, target, environment, inherited: true }])
+  const paths = pathsOf(owner)
+  const both = (await call('GET', paths.both)).body.data.attributes
+  t.strictSame([Object.keys(both.levels), both.merged], [['target', 'environment'], MERGED])
+  const { body } = await call('GET', paths.names)
+  t.strictSame(body.data.map(({ attributes }: any) => [attributes.name, attributes.overrides]), [
+    ['ALL', ['target']], ['BOTH', []], ['OF_TARGET', []], ['OWN', []], ['SHARED', []]
+  ])
+  const ofTarget = await call('GET', `/${owner.organization}/orbit/backend/secrets/values`)
+  t.strictSame([ofTarget.body, ofTarget.headers[LEFT_OUT]], [TARGET, 'project'], 'the target itself inherits nothing')
+})
+
+t.test('a document above outside of the retention is gone, without the time of its version', async (t) => {
+  const owner = await service.organization({ plan: 'free' })
+  const { organization } = owner
+  await makeLevel(owner)
+  await store(owner, { project }, text(PROJECT))
+  await store(owner, { project, target, environment }, text(LIVE))
+  const its = `WHERE organization_id = '${organization}'`
+  for (const table of ['projects', 'targets', 'environments']) {
+    await service.sql(`UPDATE ${table} SET ${earlier('created_at', '30 days')} ${its}`)
+  }
+  await service.sql(`UPDATE secret_versions SET ${earlier('created_at', '20 days')} ${its}`)
+  await service.sql(`UPDATE secrets SET ${earlier('created_at', '20 days')}, ${earlier('updated_at', '20 days')} ${its}`)
+  await store(owner, { project }, text({ SHARED: 'new' }))
+  const at = new Date(Date.now() - 15 * 86_400_000).toISOString()
+  const path = `${pathsOf(owner).merged}&at=${at}`
+  const { call } = await make(owner, [{ project, target, environment, inherited: true }])
+  const { status, body } = await call('GET', path)
+  t.strictSame([status, body.error, body.details], [422, 'version_gone', { level: 'orbit' }])
+  t.match((await owner.call('GET', path)).body, { error: 'version_locked', details: { version_created_at: /Z$/ } })
 })
 
 t.test('a token shows inherited; an update that omits it keeps it, and false removes it', async (t) => {
@@ -276,8 +350,8 @@ t.test('a token shows inherited; an update that omits it keeps it, and false rem
   const place = { project, target, environment }
   const other = { project, target, environment: 'test' }
   const inheriting = { ...place, inherited: true }
-  const { id, call, body } = await make(owner, [inheriting, { ...other, inherited: false }])
-  t.strictSame(body.api_key.restrictions, [inheriting, other], 'false is the default, and not shown')
+  const { id, call, body } = await make(owner, [place, inheriting, { ...other, inherited: false }])
+  t.strictSame(body.api_key.restrictions, [inheriting, other], 'false is not shown, and one of two for a part is enough')
   t.notOk('warning' in body)
   const put = (restrictions: object[]) => owner.call('PUT', `${keys}/${id}`, { restrictions })
   for (const [sent, status, shown] of [

@@ -618,7 +618,13 @@ t.test('a narrowed caller lists exactly the tokens that reach no further than it
     { project_id: id(project), target_id: null, environment_id: null },
     { project_id: id(project), target_id: id('T'), environment_id: null },
     { project_id: id(project), target_id: id('T'), environment_id: id('E') },
-    { project_id: id(project), target_id: id('T'), environment_id: id('F') }
+    { project_id: id(project), target_id: id('T'), environment_id: id('F') },
+    ...project === 'B'
+      ? []
+      : [
+          { project_id: id(project), target_id: id('T'), environment_id: null, inherited: true as const },
+          { project_id: id(project), target_id: id('T'), environment_id: id('E'), inherited: true as const }
+        ]
   ])
   const sets = [
     [], ...slices.map((one) => [one]), ...slices.flatMap((one, i) => slices.slice(i + 1).map((other) => [one, other]))

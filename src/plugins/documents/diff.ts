@@ -95,7 +95,7 @@ export const diff: Domain = async (app) => {
     async function read ({ state, open }: Found): Promise<Entries> {
       const contents = await open()
       characters += charactersOf(contents)
-      return mergedValues(state, contents, { pace })
+      return mergedValues(state, contents, { onlyMerged: [] }, pace)
     }
   }
 

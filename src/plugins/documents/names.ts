@@ -103,7 +103,7 @@ export const names: Domain = async (app) => {
     const opened = await open(request, reply, true, ['values', type])
     if (opened === undefined) return reply.code(304).send()
     const { state, view, documents } = opened
-    const values = await mergedValues(state, documents, { view })
+    const values = await mergedValues(state, documents, view)
     const form = TEXTS[type]
     const written = form && await textOf(form, values)
     // An error that contains names of the document is also recorded as a read.
@@ -127,7 +127,7 @@ export const names: Domain = async (app) => {
     const data = listed.sort().map((name): SecretName => {
       const overrides = [...levels.get(name)!]
       const level = overrides.pop()!
-      const shown = overrides.filter((level) => !view.inherited.includes(level))
+      const shown = overrides.filter((level) => !view.onlyMerged.includes(level))
       return { type: 'secret-names', attributes: { name, level, overrides: shown } }
     })
     await record(request, opened, 'secret.names')

@@ -214,7 +214,8 @@ const itsProject = ({ organization_id, team_id, project_id }: TeamProjectKey) =>
 export async function setTeamProject (
   db: Db, key: TeamProjectKey, { role, sent }: { role: Role | undefined, sent: readonly SentSlice[] | undefined }
 ): Promise<AuthenticatedRow<'team_projects'> | undefined> {
-  const [present] = await db.select({ slices: team_projects.slices }).from(team_projects).where(itsProject(key))
+  const [present] = await db.select(authenticatedColumns('team_projects')).from(team_projects).where(itsProject(key))
+  if (present !== undefined) requireAuthentic(db, 'team_projects', present)
   const kept = sent && keepInherited(sent, present?.slices ?? [])
   const slices = kept?.length === 0 ? null : kept
   if (present !== undefined) {

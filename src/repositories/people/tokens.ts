@@ -17,7 +17,7 @@ import { findSlugs, idsOf } from '../../db/rows/slugs.ts'
 import { api_tokens, environments, former_token_hashes, organization_counters, organizations, projects, targets } from '../../db/tables.ts'
 import { andSelected, orderOf, patternsOf } from '../../db/rows/selection.ts'
 import { heldFrom, heldPage, readPage, type HeldPage, type NamedPageRequest } from '../../rules/pagination.ts'
-import { includesAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
+import { includesAllAbove, pathOf, restrictionOf, type Slice } from '../../rules/slices.ts'
 import type { Principal } from './principals.ts'
 
 export type NewToken = Pick<AuthenticatedRow<'api_tokens'>,
@@ -126,7 +126,7 @@ const isCoveredBy = (slices: readonly Slice[]): SQL => {
   return sql`jsonb_typeof(${api_tokens.slices}) = 'array' AND ${api_tokens.slices} <> '[]' AND NOT EXISTS (
     SELECT FROM jsonb_array_elements(
       CASE WHEN jsonb_typeof(${api_tokens.slices}) = 'array' THEN ${api_tokens.slices} ELSE '[]' END) AS inside
-    WHERE CASE WHEN inside ? 'inherited' THEN ${isCovered(slices.filter(includesAbove))}
+    WHERE CASE WHEN inside->'inherited' = 'true' THEN ${isCovered(slices.filter(includesAllAbove))}
       ELSE ${isCovered(slices)} END IS NOT TRUE)`
 }
 

@@ -42,7 +42,7 @@ export interface View<D = SecretRow> {
   /** The documents of the read, project first. */
   documents: D[]
   /** The levels above of which only the merged values and names may be shown. */
-  inherited: readonly Level[]
+  onlyMerged: readonly Level[]
   /** The levels above, with or without a document, that the restrictions exclude from a merged read. */
   leftOut: readonly Level[]
 }
@@ -54,13 +54,14 @@ export interface View<D = SecretRow> {
 export function viewOf<D extends { level: Level }> (
   state: LevelState, documents: readonly D[], slices: readonly Slice[], isMerged: boolean
 ): View<D> {
+  const isVisible = (level: Level) => isInside(slices, placeOf(state, level))
   const above = LEVELS.slice(0, LEVELS.indexOf(state.level))
-  const hidden = isMerged ? above.filter((level) => !isInside(slices, placeOf(state, level))) : []
+  const hidden = isMerged ? above.filter((level) => !isVisible(level)) : []
   const isInheriting = hidden.length > 0 && inherits(slices, placeOf(state))
-  const inherited = isInheriting ? hidden : []
+  const onlyMerged = isInheriting ? hidden : []
   return {
-    documents: documents.filter(({ level }) => inherited.includes(level) || isInside(slices, placeOf(state, level))),
-    inherited,
+    documents: documents.filter(({ level }) => onlyMerged.includes(level) || isVisible(level)),
+    onlyMerged,
     leftOut: isInheriting ? [] : hidden
   }
 }
@@ -69,8 +70,8 @@ export function viewOf<D extends { level: Level }> (
 export const storedSecrets = ({ secrets }: LevelState): SecretRow[] => secrets.filter(({ is_stored }) => is_stored)
 
 /** The part of an ETag that depends on the restrictions: the response names or hides levels because of them. */
-export const restrictionsInEtag = ({ inherited, leftOut }: View<unknown>): string[] =>
-  inherited.length + leftOut.length === 0 ? [] : [`inherited ${inherited.join()}`, `left out ${leftOut.join()}`]
+export const restrictionsInEtag = ({ onlyMerged, leftOut }: View<unknown>): string[] =>
+  onlyMerged.length + leftOut.length === 0 ? [] : [`merged ${onlyMerged.join()}`, `left out ${leftOut.join()}`]
 
 /** The format of a project's documents. Throws 422 if the server cannot read names in the documents. */
 export function requireNames ({ project: { encryption_type, secret_format } }: LevelState): NamedFormat {
@@ -191,19 +192,20 @@ export function contentOf (blob: string, dataKey: KeyObject | undefined): string
 
 /** The merged values of a level and its ancestors. 422 for an invalid document. Calls `pace` after each document. */
 export const mergedValues = async (
-  state: LevelState, documents: Contents, { view, pace }: { view?: Inheriting, pace?: Pace }
+  state: LevelState, documents: Contents, view: Pick<View<unknown>, 'onlyMerged'>, pace?: Pace
 ): Promise<Entries> => valuesOf(state, documents, LEVELS, refuseUnreadable(view), pace)
 
 type Pace = (began: number) => Promise<void>
 
 /** For each name in the documents, the levels that have the name, project first. 422 for an invalid document. */
 export async function levelsByName (
-  { project }: LevelState, documents: Contents, view: Inheriting
+  { project }: LevelState, documents: Contents, view: View<unknown>
 ): Promise<Map<string, Level[]>> {
   const found = new Map<string, Level[]>()
+  const refuseDocument = refuseUnreadable(view)
   for (const [level, text] of documents) {
     const { secret_format } = project
-    const names = Object.keys(readDocument(secret_format, text) ?? refuseUnreadable(view)(level, secret_format, text))
+    const names = Object.keys(readDocument(secret_format, text) ?? refuseDocument(level, secret_format, text))
     for (const name of names) {
       const levels = found.get(name)
       if (levels === undefined) found.set(name, [level])
@@ -214,11 +216,11 @@ export async function levelsByName (
   return found
 }
 
-type Inheriting = Pick<View<unknown>, 'inherited'>
-
-// The error says why a document does not parse, if the caller may decrypt the document, and not only what it merges.
-const refuseUnreadable = (view?: Inheriting) => (level: Level, format: DocumentFormat, text: string) =>
-  fail('document_unreadable', { level, ...!view?.inherited.includes(level) && documentError(format, text) })
+// Makes the function that refuses a document which does not parse. The error says why, unless the caller may see only
+// the merged values of the document.
+const refuseUnreadable = ({ onlyMerged }: Pick<View<unknown>, 'onlyMerged'>) =>
+  (level: Level, format: DocumentFormat, text: string) =>
+    fail('document_unreadable', { level, ...!onlyMerged.includes(level) && documentError(format, text) })
 
 // Merges the values of levels in their order. The value of a later level replaces that of an earlier level.
 // `unreadable` handles a document that does not parse.
@@ -243,7 +245,7 @@ async function toAnswer (
   const { decrypt, merge, action, filters, isRetrieve, path, at } = reading
   const { project, target, environment } = state
   const levels = merge === 'true' ? undefined : levelsOf(state, decrypt, view, documents, storageKey)
-  const merged = merge === 'false' ? undefined : await mergedValues(state, documents, { view })
+  const merged = merge === 'false' ? undefined : await mergedValues(state, documents, view)
   // If a document does not parse, the response has no values.
   const readable = () => valuesOf(state, documents, LEVELS, () => undefined)
   const values = action === 'decrypt' && isRetrieve ? merged ?? await readable() : undefined
@@ -281,7 +283,7 @@ function levelsOf (
   }
   const levels: Partial<Record<Level, LevelDocument>> = {}
   for (const secret of view.documents) {
-    if (view.inherited.includes(secret.level)) continue
+    if (view.onlyMerged.includes(secret.level)) continue
     levels[secret.level] = {
       id: secret.id,
       encrypted: !decrypt,
