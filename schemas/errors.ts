@@ -28,6 +28,17 @@ function unreadableInWords (
   return `Line ${line}: ${isQuoted ? `the name ${JSON.stringify(name)} occurs twice.` : UNREADABLE_REASONS[reason]}`
 }
 
+/** Why a request has no token that the service reads: `reason` of `unauthenticated`. */
+const MISSING_TOKEN = {
+  no_header: 'The request has no `Authorization` header.',
+  other_header: 'Headers such as `X-API-Key` are not read.',
+  several_headers: 'The request has several `Authorization` headers.',
+  no_token: 'The `Authorization` header has no token.',
+  no_scheme: 'The `Authorization` header does not begin with `Bearer` and a blank.',
+  other_scheme: 'The scheme of the `Authorization` header is not `Bearer`.'
+}
+export type MissingToken = keyof typeof MISSING_TOKEN
+
 function error<S extends number> (status: S, message: string): { status: S, message: string }
 /** An error with the schema fields of `details` and an example of `details`. */
 function error<S extends number, D extends TProperties> (
@@ -65,9 +76,15 @@ export const ERRORS = {
     ...error(400, 'The project is client-managed: only a client can rotate its key.'), as: 'client_managed_encryption'
   },
   server_managed_encryption: error(400, 'The project is server-managed: only the server can do this.'),
-  unauthenticated: error(
-    401, 'Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked.'
-  ),
+  unauthenticated: {
+    ...error(
+      401, 'Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked.',
+      { reason: OneOf(Object.keys(MISSING_TOKEN) as MissingToken[]) }, { reason: 'no_header' }
+    ),
+    inWords: ({ reason }: { reason: MissingToken }) =>
+      `${MISSING_TOKEN[reason]} Send one header \`Authorization: Bearer TOKEN\`.`,
+    mayLackDetails: true
+  },
   insufficient_permissions: error(
     403, 'The token lacks the required scope.',
     { required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) },
