@@ -218,9 +218,20 @@ t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is mad
   t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
 })
 
-t.test('who asks for help is told every command', async (t) => {
-  const { stderr } = await command([])
-  for (const name of ['help', '--help', '-h']) t.same(await command([name]), { code: 0, stdout: stderr, stderr: '' }, name)
+t.test('who asks for help is told every command, and no command runs', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const { stderr: usage } = await command([])
+  t.match(usage, /^Usage: strongroom COMMAND\n/)
+  const told = { code: 0, stdout: usage, stderr: '' }
+  for (const args of [
+    ['help'], ['--help'], ['-h'], ['serve', '--help'], ['serve', '-h'], ['init', '--organization', 'Nimbus', '--help'],
+    ['token', '--help'], ['token', 'add', '--help'], ['backup', 'file', '-h'], ['migrate', '--help']
+  ]) t.same(await command(args, { DATA_DIR: dir, DATABSE_URL: 'x' }), told, args.join(' '))
+  for (const option of ['--help', '-h']) {
+    t.same(await run(process.execPath, ['scripts/start.mjs', '--no-build', option], { DATA_DIR: dir, PORT: '0' }), told, `npm start -- ${option}`)
+  }
+  t.equal((await command(['srve', '--help'], { DATA_DIR: dir })).code, 2, 'an unknown command is still unknown')
+  t.notOk(existsSync(dir), 'nothing was made')
 })
 
 t.test('wrong usage is exit 2', async (t) => {
