@@ -28,6 +28,17 @@ function unreadableInWords (
   return `Line ${line}: ${isQuoted ? `the name ${JSON.stringify(name)} occurs twice.` : UNREADABLE_REASONS[reason]}`
 }
 
+/** Why a request has no token that the service reads: `reason` of `unauthenticated`. */
+const MISSING_TOKEN = {
+  no_header: 'The request has no `Authorization` header.',
+  other_header: 'Headers such as `X-API-Key` are not read.',
+  several_headers: 'The request has several `Authorization` headers.',
+  no_token: 'The `Authorization` header has no token.',
+  no_scheme: 'The `Authorization` header does not begin with `Bearer` and a blank.',
+  other_scheme: 'The scheme of the `Authorization` header is not `Bearer`.'
+}
+export type MissingToken = keyof typeof MISSING_TOKEN
+
 function error<S extends number> (status: S, message: string): { status: S, message: string }
 /** An error with the schema fields of `details` and an example of `details`. */
 function error<S extends number, D extends TProperties> (
@@ -65,9 +76,15 @@ export const ERRORS = {
     ...error(400, 'The project is client-managed: only a client can rotate its key.'), as: 'client_managed_encryption'
   },
   server_managed_encryption: error(400, 'The project is server-managed: only the server can do this.'),
-  unauthenticated: error(
-    401, 'Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked.'
-  ),
+  unauthenticated: {
+    ...error(
+      401, 'Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked.',
+      { reason: OneOf(Object.keys(MISSING_TOKEN) as MissingToken[]) }, { reason: 'no_header' }
+    ),
+    inWords: ({ reason }: { reason: MissingToken }) =>
+      `${MISSING_TOKEN[reason]} Send one header \`Authorization: Bearer TOKEN\`.`,
+    mayLackDetails: true
+  },
   insufficient_permissions: error(
     403, 'The token lacks the required scope.',
     { required_scope: AbilityName, granted_scopes: Type.Array(AbilityName) },
@@ -232,7 +249,19 @@ export const ERRORS = {
     { limit: Type.Integer() }, { limit: 100 }
   ),
   organization_required: error(422, 'Put the organization into the path.'),
-  rate_limit_exceeded: error(429, 'Too many requests.', { retry_after: Type.Integer() }, { retry_after: 42 }),
+  rate_limit_exceeded: {
+    ...error(429, 'Too many requests.', {
+      retry_after: Type.Integer(),
+      group: Type.String(),
+      limit: Type.Integer(),
+      window: Type.Integer({ description: 'in seconds' }),
+      variable: Type.String({ description: 'sets the limit' })
+    }, { retry_after: 42, group: 'api', limit: 100, window: 60, variable: 'RATE_LIMIT_API' }),
+    inWords: ({ retry_after, group, limit, window, variable }: {
+      retry_after: number, group: string, limit: number, window: number, variable: string
+    }) => `Too many requests: the limit \`${group}\` is ${limit} ${window === 60 ? 'a minute' : 'an hour'}. ` +
+      `Try again in ${retry_after} s. The operator of the service can change it with ${variable}.`
+  },
   header_fields_too_large: error(431, 'The request headers are too large.'),
   internal_error: error(500, 'Internal error. Try again later.'),
   integrity_error: error(

@@ -26,6 +26,15 @@ export const WRAPPED_BYTES = 3000
 const MASTER_KEY_ALLOWED = '<id>:<base64 of 32 bytes>, where id is 1 to 32 letters, digits, ".", "_" or "-"; ' +
   'create one with: echo "k1:$(openssl rand -base64 32)"; or the output of `key new`'
 
+/** The variables of the rate limits, with their defaults (S-14.2). */
+export const RATE_LIMITS = {
+  api: { variable: 'RATE_LIMIT_API', byDefault: 100 },
+  oauth: { variable: 'RATE_LIMIT_OAUTH', byDefault: 10 },
+  keyRotation: { variable: 'RATE_LIMIT_KEY_ROTATION', byDefault: 10 },
+  billing: { variable: 'RATE_LIMIT_BILLING', byDefault: 10 },
+  longOperations: { variable: 'RATE_LIMIT_LONG_OPERATIONS', byDefault: 60 }
+} as const
+
 const HOST = /^[A-Za-z0-9._:-]{1,255}$/
 const Command = Type.Array(Type.String({ pattern: '^[^\\0]{1,4096}$' }), { minItems: 1, maxItems: 64 })
 
@@ -103,6 +112,8 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
     if (text === undefined || text === '') return undefined
     return variable.read(text) ?? refuse(`${name} is ${variable.show(text)}; allowed: ${variable.allowed}`)
   }
+  const readLimit = (setting: keyof typeof RATE_LIMITS): number =>
+    read(RATE_LIMITS[setting].variable, perWindow) ?? RATE_LIMITS[setting].byDefault
 
   const config = {
     host: read('HOST', matching(HOST, 'a host name or an IP address without port, as in 127.0.0.1')) ?? '127.0.0.1',
@@ -149,11 +160,11 @@ function readVariables (env: NodeJS.ProcessEnv, own = new Set<string>()) {
      * that file). 0 disables the limits with this base value.
      */
     rateLimits: {
-      api: read('RATE_LIMIT_API', perWindow) ?? 100,
-      oauth: read('RATE_LIMIT_OAUTH', perWindow) ?? 10,
-      keyRotation: read('RATE_LIMIT_KEY_ROTATION', perWindow) ?? 10,
-      billing: read('RATE_LIMIT_BILLING', perWindow) ?? 10,
-      longOperations: read('RATE_LIMIT_LONG_OPERATIONS', perWindow) ?? 60
+      api: readLimit('api'),
+      oauth: readLimit('oauth'),
+      keyRotation: readLimit('keyRotation'),
+      billing: readLimit('billing'),
+      longOperations: readLimit('longOperations')
     },
     defaultPlan: read('DEFAULT_PLAN', word(PLANS)) ?? 'self-hosted',
     /** Settings for all invoices. Texts may have several lines. */

@@ -23,11 +23,12 @@ const NOUNS: Record<string, () => Promise<Noun>> = {
   openapi: async () => (await import('./serve/openapi-command.ts')).noun
 }
 
+const HELP_OPTIONS = ['--help', '-h']
+
 /** Words that print a text instead of running a command. */
 const TEXTS: Record<string, () => Promise<string>> = {
   help: usage,
-  '--help': usage,
-  '-h': usage,
+  ...Object.fromEntries(HELP_OPTIONS.map((option) => [option, usage])),
   '--version': async () => `${VERSION}\n`
 }
 
@@ -37,12 +38,15 @@ async function usage (): Promise<string> {
 }
 
 /**
- * Runs a command. Returns the exit status, by default 0 for success, 1 for failure and 2 for wrong usage. Calls `begin`
- * just before the command runs; from then on the command handles signals, not the caller.
+ * Runs a command. Prints the usage instead if an argument is `--help` or `-h`. Returns the exit status, by default 0
+ * for success, 1 for failure and 2 for wrong usage. Calls `begin` just before the command runs; from then on the
+ * command handles signals, not the caller.
  */
 export async function run (argv: string[], env: Environment, begin = () => {}): Promise<number> {
   const [name = '', ...args] = argv
-  const text = Object.hasOwn(TEXTS, name) ? TEXTS[name] : undefined
+  const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
+  const asksForHelp = load !== undefined && args.some((arg) => HELP_OPTIONS.includes(arg))
+  const text = asksForHelp ? usage : Object.hasOwn(TEXTS, name) ? TEXTS[name] : undefined
   if (text !== undefined) {
     return untilExit(async () => {
       await write(await text())
@@ -50,7 +54,6 @@ export async function run (argv: string[], env: Environment, begin = () => {}): 
       return 0
     })
   }
-  const load = Object.hasOwn(NOUNS, name) ? NOUNS[name] : undefined
   if (load === undefined) {
     process.stderr.write(name === ''
       ? await usage()

@@ -127,7 +127,8 @@ function intersectionOf (slice: Slice, other: Slice): Slice {
   const { inherited: _, ...place } = slice
   const { except_status = slice.except_status } = other
   const both = { ...place, ...(except_status !== undefined && { except_status }) }
-  return isWholeProject(both) || !(includesAllAbove(slice) && includesAllAbove(other)) ? both : { ...both, inherited: true }
+  const isInheriting = !isWholeProject(both) && includesAllAbove(slice) && includesAllAbove(other)
+  return isInheriting ? { ...both, inherited: true } : both
 }
 
 /** A restriction with slugs, as the API shows it, in an array; an empty array if the level was deleted. */

@@ -1,6 +1,8 @@
-import { request as httpRequest, Agent } from 'node:http'
+import { request as httpRequest, Agent, type IncomingMessage } from 'node:http'
+import { json } from 'node:stream/consumers'
 import t from 'tap'
 import { ulid } from 'ulidx'
+import type { MissingToken } from '../../schemas/errors.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { updateOrganization } from '../../src/repositories/levels/organizations.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
@@ -185,39 +187,36 @@ t.test('TI-04: no trick in a path changes who is asked for: 400, 404, 405, 422, 
   }
   t.ok(tried >= 500, `${tried} paths were tried`)
 
-  const twice = await new Promise<number>((resolve, reject) => {
+  const twice = await new Promise<IncomingMessage>((resolve, reject) => {
     const request = httpRequest({ host: '127.0.0.1', port, path: routes[2], agent })
     request.setHeader('authorization', [`Bearer ${owner.token}`, `Bearer ${owner.token}`])
-    request.on('response', (response) => { resolve(response.resume().statusCode ?? 0) }).on('error', reject).end()
+    request.on('response', resolve).on('error', reject).end()
   })
-  t.equal(twice, 401, 'two tokens are none')
+  t.equal(twice.statusCode, 401, 'two tokens are none')
+  t.match(await json(twice), { details: { reason: 'several_headers' } })
 })
 
-t.test('401 has one body; the challenge is plain when nothing was sent, and names the error otherwise', async (t) => {
+t.test('tokens that are malformed, unknown, expired or revoked have one body and one challenge', async (t) => {
   const expired = await service.token(o, ['*'], { expires_at: new Date(Date.now() - 1000) })
+  const keys = `/organizations/${o}/api-keys`
+  const { body: revoked } = await owner.call('POST', keys, { name: 'Revoked', abilities: ['project:read'] })
+  t.equal((await owner.call('DELETE', `${keys}/${revoked.api_key.id}`)).status, 204)
   const unknown = mintApiToken(o)
-  const basic = Buffer.from(`${owner.token}:`).toString('base64')
-  const rows: [authorization: string | undefined, sent: boolean][] = [
-    [undefined, false], ['', true], ['Bearer', true], ['Bearer ', true], [owner.token, true], [
-      `Basic ${basic}`, true
-    ], [`Token ${owner.token}`, true], [`Bearer\t${owner.token}`, true], [`Bearer${owner.token}`, true],
-    [`Bearer ${owner.token} x`, true], [
-      `Bearer ${owner.token},Bearer ${owner.token}`, true
-    ], [`Bearer "${owner.token}"`, true], [`Bearer ${unknown}`, true], [`Bearer ${expired.token}`, true],
-    [`Bearer ${owner.token.toLowerCase()}`, true], ['Bearer null', true], [`Bearer ${'a'.repeat(5000)}`, true]
+  const wrong = [
+    `Bearer\t${owner.token}`, `Bearer ${owner.token} x`, `Bearer ${owner.token},Bearer ${owner.token}`,
+    `Bearer "${owner.token}"`, `Bearer=${owner.token}`, `Bearer: ${owner.token}`, `Bearer ${owner.token.slice(0, -1)}`,
+    `Bearer ${unknown}`, `Bearer ${expired.token}`, `Bearer ${revoked.token}`, `Bearer ${owner.token.toLowerCase()}`,
+    'Bearer null', 'bearer x', `Bearer ${'a'.repeat(5000)}`
   ]
-  for (const [authorization, sent] of rows) {
-    const answer = await service.inject({
-      url: `/api/v1/${o}/projects`, headers: authorization === undefined ? {} : { authorization }
-    })
-    const label = String(authorization).slice(0, 60)
-    t.strictSame([answer.status, answer.text], [
-      401,
-      '{"error":"unauthenticated","message":"Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked."}'
-    ], label)
-    const challenge = String(answer.headers['www-authenticate'])
-    t.match(challenge, /^Bearer\b/, label)
-    if (authorization !== '') t.equal(challenge.includes('error="invalid_token"'), sent, label)
+  for (const authorization of wrong) {
+    for (const headers of [{ authorization }, { authorization, 'x-api-key': owner.token }]) {
+      const answer = await service.inject({ url: `/api/v1/${o}/projects`, headers })
+      t.strictSame([answer.status, answer.text], [
+        401,
+        '{"error":"unauthenticated","message":"Send the header `Authorization: Bearer TOKEN` with a token that is complete, not expired and not revoked."}'
+      ], authorization.slice(0, 60))
+      t.match(answer.headers['www-authenticate'], /^Bearer .*, error="invalid_token"/)
+    }
   }
   for (const authorization of [`bEaReR ${owner.token}`, `Bearer  ${owner.token}`, `Bearer     ${owner.token}`]) {
     const { status } = await service.inject({ url: `/api/v1/${o}/projects`, headers: { authorization } })
@@ -228,6 +227,41 @@ t.test('401 has one body; the challenge is plain when nothing was sent, and name
     'a token in the query is none'
   )
   t.notMatch(service.logs.join(''), unknown)
+})
+
+t.test('401 says what was sent instead of a token, never repeats it, and the challenge has no error', async (t) => {
+  const { token } = owner
+  const basic = Buffer.from(`${token}:`).toString('base64')
+  const rows: [headers: Record<string, string>, reason: MissingToken, words: RegExp][] = [
+    [{}, 'no_header', /no `Authorization` header/],
+    [{ cookie: `token=${token}`, 'proxy-authorization': `Bearer ${token}` }, 'no_header', /no `Authorization` header/],
+    ...['X-API-Key', 'x-api-key', 'X-Auth-Token', 'X-Access-Token'].map((name): typeof rows[number] =>
+      [{ [name]: token }, 'other_header', /`X-API-Key`.* not read/]),
+    ...['', ' ', 'Bearer', 'bearer', 'Bearer '].map((authorization): typeof rows[number] =>
+      [{ authorization }, 'no_token', /has no token/]),
+    ...[token, `Bearer${token}`, 'x', `"${token}"`].map((authorization): typeof rows[number] =>
+      [{ authorization }, 'no_scheme', /does not begin with `Bearer`/]),
+    ...[`Basic ${basic}`, `Token ${token}`, `token\t${token}`, `ApiKey  ${token}`, `${token} x`, `DPoP ${token}`].map(
+      (authorization): typeof rows[number] => [{ authorization }, 'other_scheme', /scheme .* is not `Bearer`/]
+    ),
+    [{ authorization: token, 'x-api-key': token }, 'no_scheme', /does not begin with `Bearer`/]
+  ]
+  const bodies = new Map<string, string>()
+  for (const [headers, reason, words] of rows) {
+    for (const url of [`/api/v1/${o}/projects`, '/api/v1/user', '/api/v1/nowhere-at-all/projects']) {
+      const answer = await service.inject({ url, headers })
+      const label = `${JSON.stringify(headers).slice(0, 60)} on ${url}`
+      t.equal(answer.status, 401, label)
+      t.match(answer.body, { error: 'unauthenticated', message: words, details: { reason } }, label)
+      t.match(answer.body.message, /Send one header `Authorization: Bearer TOKEN`\.$/, label)
+      t.equal(answer.text, bodies.get(reason) ?? answer.text, `${label}: one body for each reason`)
+      bodies.set(reason, answer.text)
+      t.match(answer.headers['www-authenticate'], /^Bearer realm="strongroom", resource_metadata="[^"]+"$/, label)
+      for (const secret of [token, basic]) t.notMatch(answer.text + JSON.stringify(answer.headers), secret, label)
+    }
+  }
+  t.notMatch(service.logs.join(''), token)
+  t.notMatch(service.logs.join(''), basic)
 })
 
 t.test('403 names the scope that is missing, in the body and in the challenge', async (t) => {

@@ -33,24 +33,51 @@ const below = await startApp(t, { PUBLIC_URL: 'https://example.com/base' })
 const published = parse(readFileSync('openapi.yaml', 'utf8')) as Published
 const operationsOf = ({ paths }: Published) => Object.values(paths).flatMap((item) => Object.values(operationsIn(item)))
 
-t.test('GET / in a browser leads to the console or the documentation, below a path too; to others there is nothing', async (t) => {
+t.test('GET / leads a browser to the console or the documentation, and names the addresses to other clients', async (t) => {
   const BROWSER = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8'
   const without = await startApp(t, { DOCS_UI: 'off', CONSOLE: 'off' })
   const documented = await startApp(t, { CONSOLE: 'off', PUBLIC_URL: 'https://example.com/base' })
+  const undocumented = await startApp(t, { DOCS_UI: 'off' })
   const ask = async ({ inject }: typeof service, url: string, accept?: string) => {
-    const { status, headers } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
-    return [status, headers.location]
+    const { status, headers, body } = await inject({ url, headers: { ...(accept !== undefined && { accept }) } })
+    return status === 200 ? [status, body] : [status, headers.location]
   }
-  t.strictSame(await ask(service, '/', BROWSER), [303, '/console/'])
+  // Twice, because a page that does not depend on `Accept` is cached.
+  for (let n = 0; n < 2; n++) {
+    t.strictSame(await ask(service, '/', BROWSER), [303, '/console/'])
+    for (const accept of [
+      undefined, '*/*', 'application/json', 'application/json, text/plain, */*', 'text/html;q=0.5, application/json', 'x'
+    ]) {
+      t.strictSame(
+        await ask(service, '/', accept), [200, { console: '/console/', docs: '/docs', openapi: '/openapi.json' }],
+        accept ?? 'none'
+      )
+    }
+  }
   t.equal((await service.inject({ url: '/docs', headers: { accept: BROWSER } })).status, 200)
   for (const url of ['/', '/base', '/base/']) {
     t.strictSame(await ask(below, url, BROWSER), [303, '/base/console/'], url)
+    t.strictSame(await ask(below, url), [
+      200, { console: '/base/console/', docs: '/base/docs', openapi: '/base/openapi.json' }
+    ], url)
     t.strictSame(await ask(documented, url, BROWSER), [303, '/base/docs'], url)
+    t.strictSame(await ask(documented, url), [200, { docs: '/base/docs', openapi: '/base/openapi.json' }], url)
   }
-  for (const accept of [undefined, '*/*', 'application/json']) {
-    t.strictSame(await ask(service, '/', accept), [404, undefined], accept ?? 'none')
-  }
+  t.strictSame(await ask(undocumented, '/'), [200, { console: '/console/', openapi: '/openapi.json' }])
   t.strictSame(await ask(without, '/', BROWSER), [404, undefined], 'without console and Swagger UI')
+  t.strictSame(await ask(without, '/'), [200, { openapi: '/openapi.json' }])
+  for (const { inject } of [service, below, documented, undocumented, without]) {
+    for (const path of Object.values((await inject({ url: '/' })).body as Record<string, string>)) {
+      t.equal((await inject({ url: path, headers: { accept: BROWSER } })).status, 200, path)
+    }
+  }
+  const { headers } = await service.inject({ url: '/' })
+  t.strictSame(
+    [headers['content-type'], headers['cache-control']], ['application/json; charset=utf-8', 'no-cache']
+  )
+  t.match(headers.vary, /\bAccept\b/)
+  const post = await service.inject({ method: 'POST', url: '/' })
+  t.strictSame([post.status, post.headers.allow], [405, 'GET, HEAD, OPTIONS'])
 })
 
 t.test('the document and its edition in OpenAPI 3.0 name the same addresses, below a path too', async (t) => {

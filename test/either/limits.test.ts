@@ -1,7 +1,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import Fastify from 'fastify'
 import t, { type Test } from 'tap'
-import { ERRORS } from '../../schemas/errors.ts'
+import { ERRORS, messageOf } from '../../schemas/errors.ts'
 import { loadConfig } from '../../src/config.ts'
 import { mintApiToken } from '../../src/crypto/bearer.ts'
 import { addressKey } from '../../src/http/routes/addresses.ts'
@@ -27,6 +27,23 @@ t.before(async () => {
 
 const LIMITED = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset', 'retry-after']
 
+const VARIABLES: Record<LimitGroup, string> = {
+  api: 'RATE_LIMIT_API',
+  docs: 'RATE_LIMIT_API',
+  memberships: 'RATE_LIMIT_API',
+  oauth_token: 'RATE_LIMIT_OAUTH',
+  oauth_revoke: 'RATE_LIMIT_OAUTH',
+  sign_in: 'RATE_LIMIT_OAUTH',
+  key_rotation: 'RATE_LIMIT_KEY_ROTATION',
+  key_custody: 'RATE_LIMIT_LONG_OPERATIONS',
+  client_key_rotation: 'RATE_LIMIT_LONG_OPERATIONS',
+  project_restore: 'RATE_LIMIT_LONG_OPERATIONS',
+  project_restore_dry_run: 'RATE_LIMIT_LONG_OPERATIONS',
+  level_deletion: 'RATE_LIMIT_LONG_OPERATIONS',
+  billing: 'RATE_LIMIT_BILLING',
+  invoice_files: 'RATE_LIMIT_BILLING'
+}
+
 /** A call without a token from an address: it counts against the address alone. */
 function anonymous (service: TestApp, remoteAddress: string, headers: Record<string, string> = {}) {
   return service.inject({ method: 'GET', url: '/api/v1/organization', remoteAddress, headers })
@@ -38,8 +55,14 @@ function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
   test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
   const retryAfter = Number(answer.headers['retry-after'])
   test.ok(retryAfter <= window)
+  const { group, variable, ...details } = answer.body.details
+  test.strictSame(details, { retry_after: retryAfter, limit, window })
+  test.equal(variable, VARIABLES[group as LimitGroup], `${group}: the variable`)
   test.strictSame(answer.body, {
-    error: 'rate_limit_exceeded', message: ERRORS.rate_limit_exceeded.message, details: { retry_after: retryAfter }
+    error: 'rate_limit_exceeded',
+    message: `Too many requests: the limit \`${group}\` is ${limit} ${window === 60 ? 'a minute' : 'an hour'}. ` +
+      `Try again in ${retryAfter} s. The operator of the service can change it with ${variable}.`,
+    details: { retry_after: retryAfter, group, limit, window, variable }
   })
   test.equal(limitOf(answer), limit)
   test.equal(remainingOf(answer), 0)
@@ -56,7 +79,9 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
   app.decorate('config', loadConfig({}))
   const consume = await installLimits(app)
   app.setErrorHandler(async (error: ApiError, _request, reply) =>
-    reply.code(ERRORS[error.code].status).send({ error: error.code, message: error.message, details: error.details }))
+    reply.code(ERRORS[error.code].status).send({
+      error: error.code, message: messageOf(error.code, error.details), details: error.details
+    }))
   app.get('/:group/:key', async (request, reply) => {
     const { group, key } = request.params as { group: LimitGroup, key: string }
     await consume(group, key, 0, request, reply)
@@ -80,7 +105,9 @@ t.test('by default the groups allow what S-14.2 says: 100 and 10 a minute, 10 an
       }
       if (n === 1) t.ok(Math.abs(resetOf(answer) - now() - window) <= 2, `${group}: a window of ${window} seconds`)
     }
-    isExceeded(t, await call(group), limit, window)
+    const exceeded = await call(group)
+    isExceeded(t, exceeded, limit, window)
+    t.equal(exceeded.body.details.group, group)
     t.equal((await call(group, 'org:B')).status, 200, `${group}: another key has a count of its own`)
   }
   t.same(Object.keys(LIMITS).length, 14)

@@ -46,6 +46,9 @@ t.test('metrics are for the bearer of METRICS_TOKEN alone', async (t) => {
     t.equal(answer.status, 401, authorization.slice(0, 20))
     t.equal(answer.body.error, 'unauthenticated')
     t.match(answer.headers['www-authenticate'], /^Bearer /)
+    const hasToken = /^Bearer\s/.test(authorization)
+    t.equal(answer.headers['www-authenticate']!.includes('error='), hasToken, authorization.slice(0, 20))
+    t.equal(answer.body.details === undefined, hasToken, authorization.slice(0, 20))
   }
   t.equal((await scrape(service, `Bearer  ${METRICS_TOKEN}`)).status, 200, 'two blanks')
   const answer = await scrape()

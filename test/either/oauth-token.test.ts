@@ -891,6 +891,8 @@ t.test('OA-41 OA-76: ten requests a minute and address, counted before a body is
       at, '/api/oauth/token', exchange, as, { 'x-forwarded-for': '203.0.113.9', forwarded: 'for=203.0.113.9' }
     )
     refused(t, answer, 'rate_limit_exceeded', as, 429)
+    t.match(answer.body.error_description, /the limit `oauth_token` is 10 a minute.* RATE_LIMIT_OAUTH$/)
+    t.strictSame(Object.keys(answer.body), ['error', 'error_description', 'message'])
     t.match(answer.headers.get('retry-after'), /^[1-9]\d?$/)
     t.equal(answer.headers.get('x-ratelimit-remaining'), '0')
   }

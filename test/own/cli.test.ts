@@ -35,7 +35,7 @@ function refused (t: Test, ended: Ended, line: RegExp) {
 }
 
 const commandsOf = (greeting: string) =>
-  greeting.split('\n').filter((line) => /^ {2}(curl|STRONGROOM_URL)/.test(line)).map((line) => line.trim())
+  greeting.split('\n').filter((line) => /^ {2}(read|printf|STRONGROOM_URL)/.test(line)).map((line) => line.trim())
 const notLogged = (stdout: string) => stdout.split('\n').filter((line) => line !== '' && !line.startsWith('{'))
 
 t.test('from an empty directory: the first start, the next ones, and what is refused', async (t) => {
@@ -57,28 +57,37 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
       /^ {2}Owner +\S+@\S+$/,
       /^ {2}Password +\S{8,}$/,
       /^This is printed once/,
-      /^ {2}curl/,
-      /^ {2}curl/,
-      /^ {2}STRONGROOM_URL=/
+      /^ {2}read -r STRONGROOM_TOKEN/,
+      /^Then try:$/,
+      /^ {2}printf .* curl/,
+      /^ {2}printf .* curl/,
+      /^ {2}STRONGROOM_URL=/,
+      /^An organization has 100 requests a minute, the default of the specification. To raise it, set RATE_LIMIT_API\.$/
     ])
-    t.equal(notLogged(server.stdout()).length, 12, 'nothing else but log lines, which are JSON')
+    t.equal(notLogged(server.stdout()).length, 15, 'nothing else but log lines, which are JSON')
     for (const line of server.stdout().split('\n')) if (line.startsWith('{')) t.doesNotThrow(() => JSON.parse(line))
     t.equal(server.stderr(), '')
     ;({ organization, token } = server.first!)
     t.match(organization, ULID)
     t.match(token, TOKEN)
-    const commands = commandsOf(server.stdout())
+    t.equal(server.stdout().split(token).length, 2, 'the token is there once')
+    t.equal(server.stdout().split(server.first!.password).length, 2, 'and so is the password')
+    const [read, ...commands] = commandsOf(server.stdout())
     t.equal(commands.length, 3)
-    const outputs: string[] = []
-    for (const command of commands) {
-      const { code, stdout, stderr } = await run('sh', ['-c', command])
-      t.equal(code, 0, stderr)
-      t.notMatch(stdout, '"error"')
-      outputs.push(stdout)
+    // The commands as a person enters them, in one shell: `read` takes the token from the input.
+    for (const shell of ['sh', 'bash']) {
+      const outputs: string[] = []
+      for (const command of shell === 'sh' ? commands : commands.slice(0, 1)) {
+        const { code, stdout, stderr } = await run(shell, ['-c', `${read}\n${command}`], {}, `${token}\n`)
+        t.equal(code, 0, stderr)
+        t.notMatch(stdout, '"error"')
+        outputs.push(stdout)
+      }
+      t.match(outputs[0], `"ulid":"${organization}"`)
+      if (shell === 'bash') continue
+      t.match(outputs[1], '"slug":"orbit"')
+      t.match(outputs[2], 'All as it should be.')
     }
-    t.match(outputs[0], `"ulid":"${organization}"`)
-    t.match(outputs[1], '"slug":"orbit"')
-    t.match(outputs[2], 'All as it should be.')
     t.equal((await fetch(`${server.address}/docs`)).status, 200)
     const { body } = await client(server.address, { organization, token })('GET', '/orbit/encryption-key')
     t.equal(body.data.attributes.key_check_iterations, 600_000, 'what is served derives at full cost')
@@ -218,9 +227,20 @@ t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is mad
   t.same(readdirSync(directory).sort(), Object.keys(wrong).sort(), 'nothing was made')
 })
 
-t.test('who asks for help is told every command', async (t) => {
-  const { stderr } = await command([])
-  for (const name of ['help', '--help', '-h']) t.same(await command([name]), { code: 0, stdout: stderr, stderr: '' }, name)
+t.test('who asks for help is told every command, and no command runs', async (t) => {
+  const dir = join(scratchDirectory(t), 'data')
+  const { stderr: usage } = await command([])
+  t.match(usage, /^Usage: strongroom COMMAND\n/)
+  const told = { code: 0, stdout: usage, stderr: '' }
+  for (const args of [
+    ['help'], ['--help'], ['-h'], ['serve', '--help'], ['serve', '-h'], ['init', '--organization', 'Nimbus', '--help'],
+    ['token', '--help'], ['token', 'add', '--help'], ['backup', 'file', '-h'], ['migrate', '--help']
+  ]) t.same(await command(args, { DATA_DIR: dir, DATABSE_URL: 'x' }), told, args.join(' '))
+  for (const option of ['--help', '-h']) {
+    t.same(await run(process.execPath, ['scripts/start.mjs', '--no-build', option], { DATA_DIR: dir, PORT: '0' }), told, `npm start -- ${option}`)
+  }
+  t.equal((await command(['srve', '--help'], { DATA_DIR: dir })).code, 2, 'an unknown command is still unknown')
+  t.notOk(existsSync(dir), 'nothing was made')
 })
 
 t.test('wrong usage is exit 2', async (t) => {
@@ -529,9 +549,10 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
   })
 
   await t.test('two servers started at once on one empty database migrate once and make one organization', async (t) => {
-    const env = await empty('raced')
+    const env = { ...await empty('raced'), RATE_LIMIT_API: '500' }
     const servers = await Promise.all([startServer(t, env), startServer(t, env)])
     t.equal(servers.filter(({ first }) => first !== undefined).length, 1)
+    for (const { stdout } of servers) t.notMatch(stdout(), /requests a minute/, 'the limit is not the default')
     const { first } = servers.find(({ first }) => first !== undefined)!
     for (const { address } of servers) t.equal((await client(address, first!)('GET', '/projects')).status, 200)
     const sql = postgres(env.DATABASE_URL, { max: 1 })

@@ -1,6 +1,6 @@
 import { basename, resolve } from 'node:path'
 import { FIRST_ORGANIZATION } from '../../../schemas/organizations.ts'
-import { httpAddress, type Config } from '../../config.ts'
+import { httpAddress, RATE_LIMITS, type Config } from '../../config.ts'
 import { initialize, type Initialized } from '../people/initialize.ts'
 import type { Opened } from '../common/open.ts'
 
@@ -20,7 +20,7 @@ Strongroom serves on ${address}
   Database        ${describeDatabase(opened, config)}
 ${config.console ? `  Console         ${url}/console/\n` : ''}  Documentation   ${config.docsUi ? `${url}/docs` : `${url}/openapi.yaml`}
 `
-  return facts + (first === undefined ? replacements() : credentials(url, first))
+  return facts + (first === undefined ? replacements() : credentials(url, first) + limitOf(config))
 }
 
 const describeDatabase = ({ database: { kind, where, engine } }: Opened, { dataDir }: Config) =>
@@ -37,18 +37,30 @@ const replacements = () => `  Lost token      ${commandLine()} token add --organ
 
 `
 
+// The commands read the token from a variable, which keeps it out of the history of the shell and the process list.
 function credentials (url: string, { organization, user, token }: Initialized): string {
-  const bearer = `-H 'Authorization: Bearer ${token}'`
+  const curl = 'printf \'Authorization: Bearer %s\' "$STRONGROOM_TOKEN" | curl -s -H @-'
   return `  Organization    ${organization.id}
   API token       ${token}
   Owner           ${user.email}
   Password        ${user.password}
 
-This is printed once: keep the password, and the token, which has all scopes. Try:
+This is printed once: keep the password, and the token, which has all scopes. Run this, and enter the token:
 
-  curl -s ${url}/api/v1/organization ${bearer}
-  curl -s ${url}/api/v1/${organization.id}/projects ${bearer} -H 'Content-Type: application/json' -d '{"name":"Orbit"}'
-  STRONGROOM_URL=${url} STRONGROOM_TOKEN=${token} sh examples/tour.sh
+  read -r STRONGROOM_TOKEN && export STRONGROOM_TOKEN
+
+Then try:
+
+  ${curl} ${url}/api/v1/organization
+  ${curl} ${url}/api/v1/${organization.id}/projects -H 'Content-Type: application/json' -d '{"name":"Orbit"}'
+  STRONGROOM_URL=${url} sh examples/tour.sh
 
 `
+}
+
+function limitOf ({ rateLimits }: Config): string {
+  const { variable, byDefault } = RATE_LIMITS.api
+  return rateLimits.api === byDefault
+    ? `An organization has ${byDefault} requests a minute, the default of the specification. To raise it, set ${variable}.\n\n`
+    : ''
 }

@@ -1,4 +1,5 @@
 import type { FastifyRequest } from 'fastify'
+import type { MissingToken } from '../../../schemas/errors.ts'
 import { ApiError } from '../../rules/errors.ts'
 
 /** All values of a header. For some headers, `request.headers` has only the first value. */
@@ -9,6 +10,24 @@ const BEARER = /^Bearer +([\x21-\x7e]+)$/i
 
 /** The token of an `Authorization` header (RFC 6750, 2.1; RFC 9110 allows several blanks); undefined without one. */
 export const bearerIn = (authorization: string | undefined): string | undefined => BEARER.exec(authorization ?? '')?.[1]
+
+// Headers in which clients of other services send a token.
+const OTHER_HEADERS = ['x-api-key', 'x-auth-token', 'x-access-token']
+
+/**
+ * Why a request has no token, for the `details` of 401; undefined if it has one, even a malformed one. The reason never
+ * contains a part of a header, because a misplaced token is a secret.
+ */
+export function missingToken (request: FastifyRequest): { reason: MissingToken } | undefined {
+  const [authorization, ...others] = headerValues(request, 'authorization').map((value) => value.trim())
+  if (authorization === undefined) {
+    return { reason: OTHER_HEADERS.some((name) => name in request.headers) ? 'other_header' : 'no_header' }
+  }
+  if (others.length > 0) return { reason: 'several_headers' }
+  if (/^(?:Bearer)?$/i.test(authorization)) return { reason: 'no_token' }
+  if (/^Bearer\b/i.test(authorization)) return undefined
+  return { reason: /\s/.test(authorization) ? 'other_scheme' : 'no_scheme' }
+}
 
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'
 

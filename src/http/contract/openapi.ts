@@ -9,8 +9,8 @@ import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, withPathParameters, type Document } from './document.ts'
 import { explainer, EXPLORER, LAST } from './explorer.ts'
 import { cachePages } from './page-cache.ts'
-import { acceptsHtml } from '../pages/pages.ts'
 import { ICON, LOOK } from '../pages/style.ts'
+import { preferredType } from '../responses/negotiation.ts'
 
 const DESCRIPTION = `Encrypted secrets in a hierarchy of organization, project, target and environment, with version history.
 
@@ -75,22 +75,15 @@ export async function installOpenApi (app: FastifyInstance, tagsOfDomains: Tags)
 /** Serves the document and, if enabled, Swagger UI at `/docs`. The content security policy forbids inline scripts. */
 export async function installDocs (app: FastifyInstance) {
   const explain = explainer(app, basePath(app))
+  installRoot(app)
   await app.register(async (docs) => {
     // A page loads many files, so these routes have their own rate-limit group. Browsers revalidate the files by ETag.
-    docs.addHook('onRoute', (route) => {
-      route.config = { ...route.config, access: 'public', limit: 'docs', cache: 'no-cache' }
-    })
+    docs.addHook('onRoute', (route) => { route.config = { ...route.config, ...OF_DOCS } })
     cachePages(docs)
-    const hidden = { schema: { hide: true } }
     docs.get('/openapi.json', hidden, async () => publishedDocument(app))
     docs.get('/openapi-3.0.json', hidden, async () => readOpenApi30(app))
     docs.get('/openapi.yaml', hidden, async (_request, reply) =>
       reply.type('application/yaml; charset=utf-8').send(renderYaml(publishedDocument(app))))
-    const home = app.config.console ? '/console/' : '/docs'
-    if (home === '/docs' && !app.config.docsUi) return
-    // Redirects browsers to the console or the documentation; other clients get 404.
-    docs.get('/', hidden, async (request, reply) =>
-      acceptsHtml(request) ? reply.redirect(basePath(app) + home, 303) : fail('not_found'))
     if (!app.config.docsUi) return
     await docs.register(swaggerUi, {
       routePrefix: '/docs',
@@ -119,6 +112,24 @@ export async function installDocs (app: FastifyInstance) {
     })
   })
 }
+
+// Redirects browsers to the console or the documentation, and names the addresses to other clients. This route is not
+// cached by `cachePages`, because its response depends on `Accept`.
+function installRoot (app: FastifyInstance) {
+  const { console, docsUi } = app.config
+  const base = basePath(app)
+  const pages = { ...(console && { console: `${base}/console/` }), ...(docsUi && { docs: `${base}/docs` }) }
+  const home = pages.console ?? pages.docs
+  app.get('/', { ...hidden, config: OF_DOCS }, async ({ headers: { accept } }, reply) => {
+    if (preferredType(accept, ['application/json', 'text/html']) === 'application/json') {
+      return { ...pages, openapi: `${base}/openapi.json` }
+    }
+    return home === undefined ? fail('not_found') : reply.redirect(home, 303)
+  })
+}
+
+const OF_DOCS = { access: 'public', limit: 'docs', cache: 'no-cache' } as const
+const hidden = { schema: { hide: true } }
 
 /** The document as `openapi.yaml` and `openapi.json` have it. */
 export const publishedDocument = (app: FastifyInstance): object =>

@@ -24,7 +24,7 @@ import type { Counters } from '../limits/counters.ts'
 import { isDryRun } from '../repeats/dry-run.ts'
 import { installLimits, LIMITS, replacedBy, type Consume } from '../limits/limits.ts'
 import { readCookie } from '../pages/pages.ts'
-import { bearerIn, headerValues, requestFormatError } from '../bodies/request-format.ts'
+import { bearerIn, headerValues, missingToken, requestFormatError } from '../bodies/request-format.ts'
 import { hooksOf } from '../routes/routes.ts'
 import { waitFor } from '../routes/request-deadline.ts'
 
@@ -147,7 +147,7 @@ async function guard (app: FastifyInstance, consume: Consume, request: FastifyRe
   if (caller === undefined) {
     expectNothing(request)
     await address()
-    return fail('unauthenticated')
+    return fail('unauthenticated', missingToken(request))
   }
   request.user = caller.user ?? null
   request.validatedAt = performance.now()

@@ -1,6 +1,6 @@
 import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
-import type { Config } from '../../config.ts'
+import { RATE_LIMITS, type Config } from '../../config.ts'
 import { fail } from '../../rules/errors.ts'
 import { createCounters, type Counters, type Counting } from './counters.ts'
 
@@ -125,7 +125,9 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
     if (isExceeded) {
       const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
       reply.header('retry-after', retryAfter)
-      fail('rate_limit_exceeded', { retry_after: retryAfter })
+      const { setting, window } = LIMITS[group]
+      const { variable } = RATE_LIMITS[setting]
+      fail('rate_limit_exceeded', { retry_after: retryAfter, group, limit: max, window: window / 1000, variable })
     }
     return { counting: [group, key, LIMITS[group].window, max], end }
   }

@@ -5,7 +5,7 @@ import { databaseError, findAuthority, type Database } from '../../db/database.t
 import { queueOf } from '../../db/changes/queue.ts'
 import { readBacklog } from '../../repositories/operations/backlog.ts'
 import { fail } from '../../rules/errors.ts'
-import { bearerIn } from '../bodies/request-format.ts'
+import { bearerIn, missingToken } from '../bodies/request-format.ts'
 import type { Measured } from '../../telemetry/worker-metrics.ts'
 import { gauge, render, type Family, type Metrics } from '../../telemetry/metrics.ts'
 import type { ObserveRequest } from './log.ts'
@@ -124,7 +124,9 @@ export function installMetrics (
     schema: { hide: true },
     handler: async (request, reply) => {
       const given = bearerIn(request.headers.authorization)
-      if (given === undefined || !sameBytes(Buffer.from(given), expected)) return fail('unauthenticated')
+      if (given === undefined || !sameBytes(Buffer.from(given), expected)) {
+        return fail('unauthenticated', missingToken(request))
+      }
       return reply.type(TYPE).send(await measure())
     }
   })

@@ -37,7 +37,7 @@ export function installErrors (app: FastifyInstance) {
     }
     const answer = toApiError(error as FastifyError)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
-    if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, request))
+    if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, answer))
     if (answer.code === 'insufficient_permissions') {
       const { required_scope } = answer.details as { required_scope: string }
       reply.header('www-authenticate', `${REALM}, error="insufficient_scope", scope="${required_scope}"`)
@@ -57,13 +57,13 @@ export function installErrors (app: FastifyInstance) {
   })
 }
 
-// RFC 6750: the challenge has no error code if the request has no token, and `invalid_token` if the token is invalid.
+// RFC 6750, 3.1: the challenge has an error code only if the request has a token (then the error has no `details`).
 // `resource_metadata` says where to get a token (RFC 9728, 5.1).
-function challengeOf (app: FastifyInstance, request: FastifyRequest): string {
+function challengeOf (app: FastifyInstance, { details }: ApiError): string {
   const realm = `${REALM}, resource_metadata="${app.issuer()}/.well-known/oauth-protected-resource"`
-  return request.headers.authorization === undefined
-    ? realm
-    : `${realm}, error="invalid_token", error_description="The token is not valid"`
+  return details === undefined
+    ? `${realm}, error="invalid_token", error_description="The token is not valid"`
+    : realm
 }
 
 export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {

@@ -50,11 +50,15 @@ const OF_CATALOGUE: Record<string, OAuthErrorCode> = {
   internal_error: 'server_error'
 }
 
+// Errors of which the description says more than the one of the code.
+const SPECIFIC = new Set(['method_not_allowed', 'rate_limit_exceeded'])
+
 /** The OAuth error for an error of the API. */
 export function toOAuthError ({ code, details }: ApiError): OAuthError {
   const known = OF_CATALOGUE[code]
-  if (known !== undefined && known !== 'method_not_allowed') return new OAuthError(known)
+  if (known !== undefined && !SPECIFIC.has(code)) return new OAuthError(known)
   // RFC 6749, 5.2, forbids `"` and `\` in `error_description`.
   const description = messageOf(code, details).replace(/["\\]/g, "'").replace(/\.$/, '')
-  return new OAuthError(known ?? 'invalid_request', { description, details })
+  // S-14.1: a 429 of the OAuth endpoints has no `details`.
+  return new OAuthError(known ?? 'invalid_request', { description, ...(code !== 'rate_limit_exceeded' && { details }) })
 }
