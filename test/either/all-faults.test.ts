@@ -30,6 +30,7 @@ t.test('a request with faults in its body, query and headers names all, and the 
     [keys, { name: 'CI', abilities: ['a', 'a'] }, ['abilities', 'abilities.0', 'abilities.1']],
     [keys, { name: '', abilities: [], restrictions: [{ project: 'orbit', environment: 'live' }, { environment: 'live' }, 5] },
       ['name', 'abilities', 'restrictions.1.project', 'restrictions.2', 'restrictions.0.target']],
+    [keys, { abilities: ['*'], restrictions: [{ project: 'orbit', inherited: true }] }, ['name', 'restrictions.0.inherited']],
     [own('/projects?page=1'), undefined, ['name', 'page']],
     [own('/projects?page=1'), {}, ['name', 'page']],
     [own('/projects?page=1'), [], ['body', 'page']],
