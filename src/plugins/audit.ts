@@ -45,7 +45,16 @@ export const audit: Domain = async (app) => {
   })
 
   app.get('/:organization/audit-events/counts', {
-    config: { access: 'organization:read' },
+    config: {
+      access: 'organization:read',
+      rules: [{
+        reads: ['from', 'to'],
+        check: ({ query }) => {
+          const { from, to } = query as Filter
+          daysOf(filterOf({ from, to }))
+        }
+      }]
+    },
     schema: {
       operationId: 'countAuditEvents',
       summary: 'Count audit events per day; empty for restricted tokens and roles without projects',

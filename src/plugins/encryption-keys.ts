@@ -183,7 +183,10 @@ export const encryptionKeys: Domain = async (app) => {
   app.post('/:organization/:project/secrets/re-encrypt-history', {
     config: {
       access: 'key:rotate',
-      validate: ({ body }) => validateVersions(body as Static<typeof ReEncryptBody>),
+      rules: [
+        { reads: ['versions'], check: ({ body }) => { requireDifferent((body as Static<typeof ReEncryptBody>).versions) } },
+        { each: 'versions', check: requireBlob }
+      ],
       at: 'project',
       audit: 'history.re_encrypt',
       errors: [
@@ -207,11 +210,12 @@ export const encryptionKeys: Domain = async (app) => {
   })
 }
 
-function validateVersions ({ versions }: Static<typeof ReEncryptBody>) {
+function requireDifferent (versions: readonly { id: number }[]) {
   if (new Set(versions.map(({ id }) => id)).size !== versions.length) refuse('versions', 'Contains a version twice')
-  for (const [i, { content }] of versions.entries()) {
-    if (!isBlobText(content)) refuse(`versions.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
-  }
+}
+
+function requireBlob ({ content }: { content: string }, at: string) {
+  if (!isBlobText(content)) refuse(`${at}.content`, 'Expected base64 of 28 bytes to 1 MiB')
 }
 
 // The limit of a body with all documents is this multiple of the normal body limit, but at most `MAX_BYTES`.
@@ -262,7 +266,7 @@ const clientRotation: Domain = async (app) => {
       )
       let revealed = false
       for await (const [i, { content }] of yieldingBetween(secrets, ({ content }) => content.length)) {
-        if (!isBlobText(content)) refuse(`secrets.${i}.content`, 'Expected base64 of 28 bytes to 1 MiB')
+        requireBlob({ content }, `secrets.${i}`)
         revealed ||= revealsKey(key_check, content)
       }
       refuseRevealing(app.config, revealed)

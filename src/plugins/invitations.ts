@@ -53,7 +53,12 @@ export const invitations: Domain = async (app) => {
       at: 'organization',
       limitOfEffect: 'memberships',
       etag: true,
-      validate: (request) => validateInvitation(principalOf(request), request.body as Static<typeof InviteMemberBody>),
+      rules: [{
+        reads: ['email'],
+        check: ({ body }) => {
+          if (!isEmail((body as Static<typeof InviteMemberBody>).email)) refuse('email', 'Expected an e-mail address')
+        }
+      }],
       audit: 'invitation.create',
       errors: ['role_not_held', 'already_member', 'limit_reached', 'plan_limit_reached']
     },
@@ -63,6 +68,10 @@ export const invitations: Domain = async (app) => {
       description: 'The service sends an e-mail. If it has no mail server, `message` says how the person can accept.',
       body: InviteMemberBody,
       response: { 201: SentInvitation }
+    },
+    // Before the look-up of a stored response, so that a caller who has lost the role does not get it again.
+    preHandler: async (request) => {
+      requireRole(principalOf(request), canonicalRole((request.body as Static<typeof InviteMemberBody>).role))
     },
     handler: async (request, reply) => {
       const principal = principalOf(request)
@@ -237,9 +246,4 @@ export const invitations: Domain = async (app) => {
       }
     }
   }
-}
-
-function validateInvitation (principal: Principal, { email, role }: Static<typeof InviteMemberBody>) {
-  if (!isEmail(email)) refuse('email', 'Expected an e-mail address')
-  requireRole(principal, canonicalRole(role))
 }

@@ -9,7 +9,7 @@ import { actorOf, personOf, principalOf } from '../http/routes/actor.ts'
 import { requireSecondFactor } from '../http/guard/access.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
-import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
+import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { endUnsentCharges } from '../repositories/billing/invoices.ts'
@@ -58,6 +58,8 @@ export const organizations: Domain = async (app) => {
     config: {
       access: 'organization:create',
       etag: true,
+      // An API token belongs to one organization and cannot own another.
+      rules: [{ reads: [], check: ({ user }) => { if (user === null) fail('user_required') } }, slugRule('organization')],
       audit: 'organization.create',
       errors: ['user_required', 'slug_taken', 'organization_limit_reached']
     },
@@ -69,10 +71,8 @@ export const organizations: Domain = async (app) => {
       response: { 201: OrganizationAnswer }
     },
     handler: async (request, reply) => {
-      // An API token belongs to one organization and cannot own another.
-      const { id: access_token, user } = request.user ?? fail('user_required')
+      const { id: access_token, user } = request.user!
       const { body } = request
-      refuseReserved('organization', body.slug)
       const id = ulid()
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         const slug = await chooseSlug(db, 'organization', undefined, body)
@@ -97,6 +97,7 @@ export const organizations: Domain = async (app) => {
       at: 'organization',
       etag: true,
       changes: lockItem,
+      rules: [slugRule('organization')],
       audit: 'organization.update',
       errors: ['slug_taken', 'limit_reached']
     },
@@ -110,7 +111,6 @@ export const organizations: Domain = async (app) => {
     handler: async (request) => {
       const { id } = principalOf(request).organization
       const { body } = request
-      refuseReserved('organization', body.slug)
       // Users without a second factor must not lock themselves out or remove the requirement.
       if (body.require_second_factor !== undefined) requireSecondFactor(app, principalOf(request))
       const updated = await orSlugTaken(() => transaction(app.db, async (db) => {

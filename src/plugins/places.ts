@@ -8,7 +8,7 @@ import { CreateTargetBody, Target, TargetList, UpdateTargetBody } from '../../sc
 import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inLevel, levelOf, reachBelow, requireInside, requireSiblings } from '../http/guard/level-lookup.ts'
-import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
+import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent } from '../repositories/audit/audit.ts'
 import {
@@ -94,7 +94,7 @@ const placesOf = (
 
   app.post(listPath, {
     config: {
-      access: `${kind}:create`, at: parent, etag: true, audit: `${kind}.create`, errors: ['slug_taken']
+      access: `${kind}:create`, at: parent, rules: [slugRule(kind)], etag: true, audit: `${kind}.create`, errors: ['slug_taken']
     },
     schema: {
       operationId: `create${Kind}`,
@@ -105,7 +105,6 @@ const placesOf = (
     },
     handler: async (request, reply) => {
       const body = request.body as CreateBody
-      refuseReserved(kind, body.slug)
       const created = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
         const { organization_id, project, target } = level
         const among = kind === 'target' ? { project_id: project.id } : { target_id: target!.id }
@@ -132,6 +131,7 @@ const placesOf = (
       access: `${kind}:update`,
       at: kind,
       etag: true,
+      rules: [slugRule(kind)],
       changes: findItem,
       audit: `${kind}.update`,
       errors: ['slug_taken']
@@ -145,7 +145,6 @@ const placesOf = (
     },
     handler: async (request) => {
       const body = request.body as UpdateTargetBody & UpdateEnvironmentBody
-      refuseReserved(kind, body.slug)
       const updated = await orSlugTaken(() => inLevel(app, request, async (db, level) => {
         const { organization_id, level_id: id, project, environment } = level
         // Restrictions with `except_status` depend on the status, so only callers with access to the whole project set

@@ -8,11 +8,13 @@ import { transaction, type Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireScope } from '../http/guard/access.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
-import { readKeyCheck, refuseKeyCheck, warnOfIterations } from '../http/bodies/key-checks.ts'
+import {
+  KEY_CHECK_MEMBERS, readKeyCheck, refuseKeyCheck, requireKeyCheck, warnOfIterations
+} from '../http/bodies/key-checks.ts'
 import { inProject, levelOf, reachIn, requireSiblings } from '../http/guard/level-lookup.ts'
 import { requirePlanQuota } from '../http/limits/plan-limits.ts'
-import { chooseSlug, orSlugTaken, refuseReserved } from '../http/routes/slugs.ts'
-import type { Domain } from '../http/routes/types.ts'
+import { chooseSlug, orSlugTaken, slugRule } from '../http/routes/slugs.ts'
+import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { activeKeyOf } from '../repositories/levels/levels.ts'
 import type { KeyState } from '../repositories/keys/encryption-keys.ts'
@@ -37,6 +39,40 @@ async function findItem (db: Db, organizationId: string, id: string) {
   const attributes = await findProject(db, organizationId, id)
   return attributes && toItem(attributes)
 }
+
+// These rules read whether a member was sent, so only the value of `storage_mode` must be valid.
+const custodyRule = (check: (body: CreateProjectBody & UpdateProjectBody) => void): Rule => ({
+  reads: ['storage_mode'], check: ({ body }) => { check(body as CreateProjectBody & UpdateProjectBody) }
+})
+
+const CUSTODY_RULES: readonly Rule[] = [
+  custodyRule(({ storage_mode, encryption_key }) => {
+    if (storage_mode === 'client' && encryption_key !== undefined) {
+      refuse('encryption_key', 'Only allowed with storage_mode server, because a client does not send its key')
+    }
+  }),
+  custodyRule((body) => {
+    if (body.storage_mode === 'client') requireKeyCheck(body)
+    else refuseKeyCheck(body, 'Only allowed with storage_mode client')
+  }),
+  {
+    reads: ['storage_mode', ...KEY_CHECK_MEMBERS],
+    check: ({ body }) => { if ((body as CreateProjectBody).storage_mode === 'client') readKeyCheck(body as CreateProjectBody) }
+  }
+]
+
+const ONLY_TO_CLIENT = 'Only allowed with a change of storage_mode to client'
+const HANDOVER_RULES: readonly Rule[] = [
+  custodyRule(({ storage_mode, encryption_key }) => {
+    if (storage_mode !== 'server' && encryption_key !== undefined) {
+      refuse('encryption_key', 'Only allowed with a change of storage_mode to server')
+    }
+  }),
+  custodyRule((body) => { if (body.storage_mode !== 'client') refuseKeyCheck(body, ONLY_TO_CLIENT) }),
+  custodyRule(({ storage_mode, key_proof }) => {
+    if (storage_mode !== 'client' && key_proof !== undefined) refuse('key_proof', ONLY_TO_CLIENT)
+  })
+]
 
 export const projects: Domain = async (app) => {
   app.get('/:organization/projects', {
@@ -89,6 +125,7 @@ export const projects: Domain = async (app) => {
       access: 'project:create',
       // A token with restrictions cannot create a project, because a new project is outside of its restrictions.
       at: 'organization',
+      rules: [slugRule('project'), ...CUSTODY_RULES],
       etag: true,
       audit: 'project.create',
       errors: ['slug_taken', 'plan_limit_reached']
@@ -104,14 +141,17 @@ export const projects: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const { body } = request
-      refuseReserved('project', body.slug)
       const id = ulid()
       const keyId = { organization_id: organization.id, project_id: id, version: 1 }
       const encryption_type = body.storage_mode ?? 'server'
       // The key derivation takes 200 ms, so it runs before the transaction.
       const key = encryption_type === 'client'
-        ? registerClientKey(app.keyring, storageKeyOf(app.keyring, organization), keyId, clientKeyOf(body))
-        : await makeServerKey(app.keyring, keyId, serverKeyOf(body), app.costs.keyIterations)
+        ? registerClientKey(
+          app.keyring, storageKeyOf(app.keyring, organization), keyId, { ...readKeyCheck(body), hint: body.key_hint }
+        )
+        : await makeServerKey(
+          app.keyring, keyId, { key: body.encryption_key, hint: body.key_hint }, app.costs.keyIterations
+        )
       if (encryption_type === 'client') warnOfIterations(reply, key.iterations)
       const created = await orSlugTaken(() => transaction(app.db, async (db) => {
         await lockCurrentCanary(db, app.keyring)
@@ -140,6 +180,7 @@ export const projects: Domain = async (app) => {
       access: 'project:update',
       at: 'project',
       include: (request) => (request.body as UpdateProjectBody).storage_mode === undefined ? 'place' : 'key',
+      rules: [slugRule('project'), ...HANDOVER_RULES],
       etag: true,
       changes: findItem,
       // Changing the custody of a key requires the same scope as rotating the key.
@@ -162,7 +203,6 @@ export const projects: Domain = async (app) => {
     handler: async (request, reply) => {
       const { organization } = principalOf(request)
       const { body } = request
-      refuseReserved('project', body.slug)
       requireSiblings(request, levelOf(request), body.slug)
       const handover = await prepareHandover(request, reply, body)
       const change = async (db: Db, project: KeyState) => {
@@ -224,13 +264,6 @@ export const projects: Domain = async (app) => {
   async function prepareHandover (request: FastifyRequest, reply: FastifyReply, body: UpdateProjectBody) {
     const { organization } = principalOf(request)
     const { storage_mode } = body
-    if (storage_mode !== 'server' && body.encryption_key !== undefined) {
-      refuse('encryption_key', 'Only allowed with a change of storage_mode to server')
-    }
-    if (storage_mode !== 'client') {
-      refuseKeyCheck(body, 'Only allowed with a change of storage_mode to client')
-      if (body.key_proof !== undefined) refuse('key_proof', 'Only allowed with a change of storage_mode to client')
-    }
     if (storage_mode === undefined) return undefined
     const key = activeKeyOf(levelOf(request))
     const seen = { id: key.project_id, version: key.version, managed: key.managed }
@@ -261,16 +294,4 @@ export const projects: Domain = async (app) => {
     const revealed = refuseRevealing(app.config, handover.revealed)
     return { ...handover, seen, details: { ...details, ...(revealed && { key_proof_reveals_key: true }) } }
   }
-}
-
-function serverKeyOf (body: CreateProjectBody) {
-  refuseKeyCheck(body, 'Only allowed with storage_mode client')
-  return { key: body.encryption_key, hint: body.key_hint }
-}
-
-function clientKeyOf (body: CreateProjectBody) {
-  if (body.encryption_key !== undefined) {
-    refuse('encryption_key', 'Only allowed with storage_mode server, because a client does not send its key')
-  }
-  return { ...readKeyCheck(body), hint: body.key_hint }
 }

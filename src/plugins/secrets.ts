@@ -17,10 +17,10 @@ import { afterCommit } from '../http/repeats/idempotency.ts'
 import { writeIfLarge } from '../http/responses/large-responses.ts'
 import { sayLeftOut } from '../http/responses/left-out.ts'
 import {
-  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf
+  inLevel, levelOf, locate, namesIn, namesOf, requireInside, requireLevel, slicesOf, TARGET_RULE
 } from '../http/guard/level-lookup.ts'
 import { LEVEL_PATHS } from '../http/routes/level-paths.ts'
-import type { Domain } from '../http/routes/types.ts'
+import type { Domain, Rule } from '../http/routes/types.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import { emptySecret } from '../repositories/secrets/re-encryption.ts'
@@ -55,7 +55,7 @@ export const secrets: Domain = async (app) => {
       config: {
         access: 'secret:read',
         mayNeed: ['secret:decrypt', 'secret:history'],
-        validate: (request) => validateCombinations(readingOfQuery(request)),
+        rules: combinationRules(({ query }) => parametersOf(query as ReadSecretsQuery)),
         at: level,
         // The prefetch calls this function before the query is validated, when `decrypt` is still a string.
         include: (request) => {
@@ -93,11 +93,7 @@ export const secrets: Domain = async (app) => {
       access: 'authenticated',
       repeatable: false,
       mayNeed: ['secret:read', 'secret:decrypt', 'key:retrieve'],
-      validate: (request) => {
-        if (readingOfBody(request).action !== 'key:retrieve') {
-          validateCombinations(readingOfBody(request))
-        }
-      },
+      rules: [...combinationRules(readingOfBody), TARGET_RULE],
       at: ({ body }) => namesOf(body as RetrieveBody),
       include: (request) => {
         const { action = 'read' } = request.body as RetrieveBody
@@ -133,6 +129,7 @@ export const secrets: Domain = async (app) => {
     config: {
       access: 'secret:write',
       mayNeed: ['secret:purge'],
+      rules: [TARGET_RULE],
       at: ({ body }) => namesOf(body as DeleteBody),
       include: 'revisions',
       dryRun: true,
@@ -290,7 +287,7 @@ const storing: Domain = async (app) => {
     ...takeLargeBodies(app, { schema: StoreBody, maxBytes: MAX_ESCAPED_BYTES, factor: ESCAPED_FACTOR }),
     config: {
       access: 'secret:write',
-      validate: ({ body }) => validateContent(body as StoreBody),
+      rules: [{ reads: [], check: ({ body }) => { validateContent(body as StoreBody) } }, TARGET_RULE],
       at: ({ body }) => namesOf(body as StoreBody),
       isFoundByWrite: true,
       dryRun: true,
@@ -377,15 +374,32 @@ function validateContent ({ content, plaintext }: StoreBody) {
   }
 }
 
-// Validates parameter combinations, independently of the level.
-function validateCombinations ({ decrypt, merge, raw, filters }: Pick<Reading, 'decrypt' | 'merge' | 'raw' | 'filters'>) {
+type Combination = Pick<Reading, 'decrypt' | 'merge' | 'raw' | 'filters'> & { action?: string }
+
+// The combinations of parameters, independently of the level.
+function combinationRules (parametersOf: (request: FastifyRequest) => Combination): Rule[] {
   const code = 'invalid_parameter_combination'
-  if (!decrypt && merge !== 'false') refuse('merge', 'Only for decrypted documents', code)
-  if (!decrypt && raw) refuse('raw', 'Only for decrypted documents', code)
-  if (raw && merge === 'both') refuse('raw', 'Cannot be combined with merge both', code)
-  if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) {
-    refuse('filters', 'Only for decrypted documents', code)
-  }
+  const rule = (parameter: 'merge' | 'raw' | 'filters', check: (parameters: Combination) => void): Rule => ({
+    reads: ['action', 'decrypt', parameter],
+    check: (request) => {
+      const parameters = parametersOf(request)
+      if (parameters.action !== 'key:retrieve') check(parameters)
+    }
+  })
+  return [
+    rule('merge', ({ decrypt, merge }) => {
+      if (!decrypt && merge !== 'false') refuse('merge', 'Only for decrypted documents', code)
+    }),
+    rule('raw', ({ decrypt, merge, raw }) => {
+      if (!decrypt && raw) refuse('raw', 'Only for decrypted documents', code)
+      if (raw && merge === 'both') refuse('raw', 'Cannot be combined with merge both', code)
+    }),
+    rule('filters', ({ decrypt, filters }) => {
+      if (!decrypt && filters !== undefined && Object.keys(filters).length > 0) {
+        refuse('filters', 'Only for decrypted documents', code)
+      }
+    })
+  ]
 }
 
 // Validates the parameters against the project's `encryption_type` and `secret_format`.
@@ -396,15 +410,12 @@ function validateReading ({ project }: LevelState, { decrypt, merge, raw }: Read
   }
 }
 
+const parametersOf = ({ decrypt = false, merge = 'false', raw = false }: ReadSecretsQuery) =>
+  ({ action: decrypt ? 'decrypt' : 'read', decrypt, merge, raw })
+
 const readingOfQuery = ({ query }: FastifyRequest) => {
-  const { decrypt = false, merge = 'false', raw = false, at } = query as ReadSecretsQuery
-  return {
-    action: decrypt ? 'decrypt' : 'read',
-    decrypt,
-    merge,
-    raw,
-    ...(at !== undefined && { at: requireTimestamp('at', at) })
-  }
+  const { at } = query as ReadSecretsQuery
+  return { ...parametersOf(query as ReadSecretsQuery), ...(at !== undefined && { at: requireTimestamp('at', at) }) }
 }
 
 type ReadParameters = Omit<Reading, 'isRetrieve' | 'path'>

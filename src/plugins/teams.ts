@@ -11,7 +11,7 @@ import type { Db } from '../db/database.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { requireCurrent } from '../http/repeats/etags.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
-import { levelOf } from '../http/guard/level-lookup.ts'
+import { levelOf, requireTarget } from '../http/guard/level-lookup.ts'
 import { chooseSlug, orSlugTaken } from '../http/routes/slugs.ts'
 import type { Domain } from '../http/routes/types.ts'
 import { recordEvent, type AuditEvent } from '../repositories/audit/audit.ts'
@@ -198,6 +198,12 @@ export const teams: Domain = async (app) => {
       ...CHANGE,
       at: 'project',
       whole: true,
+      rules: [{ reads: ['role'], check: ({ body }) => { requireProjectRole(body as SetTeamProjectBody) } }, {
+        each: 'restrictions',
+        check: (restriction: TeamRestriction, at, { params }) => {
+          requirePart(restriction, at, (params as Static<typeof TeamProjectParams>).project)
+        }
+      }],
       etag: true,
       audit: 'team-project.update',
       errors: ['role_not_held', 'limit_reached']
@@ -215,9 +221,6 @@ export const teams: Domain = async (app) => {
       const { id: project_id } = levelOf(request).project
       const { body } = request
       const role = body.role && canonicalRole(body.role)
-      if (role !== undefined && scopesInProject(role).size === 0) {
-        refuse('role', 'This role grants no permissions in a project')
-      }
       requireRole(principal, role ?? 'member')
       const data = await changeTeam(request, async (db, { id: team_id }, organization_id) => {
         await lockProject(db, organization_id, { id: project_id }, 'share') ?? fail('not_found')
@@ -282,6 +285,20 @@ async function record (
   await recordEvent(db, actorOf(request), { action, resource_type: 'team', resource_id: id, details })
 }
 
+function requireProjectRole ({ role }: SetTeamProjectBody) {
+  if (role !== undefined && scopesInProject(canonicalRole(role)).size === 0) {
+    refuse('role', 'This role grants no permissions in a project')
+  }
+}
+
+function requirePart ({ project: named, except_status, ...level }: TeamRestriction, at: string, project: string) {
+  if (named !== undefined && named !== project) refuse(`${at}.project`, 'Expected the project of the path')
+  requireTarget(level, `${at}.`)
+  if (level.target === undefined && except_status === undefined) {
+    refuse(at, 'Expected a target, an environment or except_status')
+  }
+}
+
 // Converts the restrictions of a role from slugs to ids.
 async function slicesIn (
   db: Db, { organization_id, project }: LevelState, restrictions: readonly TeamRestriction[]
@@ -289,12 +306,6 @@ async function slicesIn (
   const slices: SentSlice[] = []
   for (const [i, { project: named = project.slug, except_status, inherited, ...level }] of restrictions.entries()) {
     const at = `restrictions.${i}`
-    const { target, environment } = level
-    if (named !== project.slug) refuse(`${at}.project`, 'Expected the project of the path')
-    if (environment !== undefined && target === undefined) refuse(`${at}.target`, 'Required with environment')
-    if (target === undefined && except_status === undefined) {
-      refuse(at, 'Expected a target, an environment or except_status')
-    }
     const found = await findSlice(db, organization_id, { project: named, ...level })
     if (typeof found === 'string') return refuse(`${at}.${found}`, `There is no such ${found}`)
     if (found.project.id !== project.id) return refuse(`${at}.project`, 'There is no such project')

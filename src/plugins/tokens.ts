@@ -8,10 +8,11 @@ import {
 import { mintApiToken, storedToken } from '../crypto/bearer.ts'
 import { readNow, type Db } from '../db/database.ts'
 import { findSlugs, idsOf } from '../db/rows/slugs.ts'
+import { requireTarget } from '../http/guard/level-lookup.ts'
 import { actorOf, principalOf } from '../http/routes/actor.ts'
 import { inOrganization } from '../http/routes/in-organization.ts'
 import type { RedactedReplay } from '../http/repeats/idempotency.ts'
-import type { Domain } from '../http/routes/types.ts'
+import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
@@ -59,6 +60,7 @@ export const tokens: Domain = async (app) => {
       access: 'api-token:create',
       goSdk: 'tokenInObject',
       redactedReplay: VALUE,
+      rules: [...ABILITY_RULES, { each: 'restrictions', check: requireRestriction }],
       audit: 'api-token.create',
       errors: ['limit_reached', 'integrity_error']
     },
@@ -117,6 +119,7 @@ export const tokens: Domain = async (app) => {
   app.put('/organizations/:organization/api-keys/:id', {
     config: {
       access: 'api-token:update',
+      rules: ABILITY_RULES,
       audit: 'api-token.update',
       errors: ['abilities_are_fixed', 'restrictions_are_fixed', 'limit_reached', 'integrity_error']
     },
@@ -309,12 +312,34 @@ function refuseBeyond (latest: Date | null, expires_at: Date | null) {
 }
 
 // Refuses unknown and repeated spellings, and `*` with other abilities, because `*` already includes them.
-function abilitiesOf (spellings: readonly string[]): Ability[] {
-  if (new Set(spellings).size !== spellings.length) refuse('abilities', 'Contains an ability twice')
-  if (spellings.includes('*') && spellings.length > 1) refuse('abilities', '* cannot be combined with other abilities')
-  return [...new Set(spellings.flatMap((spelling, i) =>
-    canonicalAbilities(spelling) ?? refuse(`abilities.${i}`, mustBeOneOf(['*', ...SCOPE_NAMES], spelling))))]
+const ABILITY_RULES: readonly Rule[] = [
+  {
+    reads: ['abilities'],
+    check: ({ body }) => {
+      const { abilities = [] } = body as UpdateTokenBody
+      if (new Set(abilities).size !== abilities.length) refuse('abilities', 'Contains an ability twice')
+      if (abilities.includes('*') && abilities.length > 1) {
+        refuse('abilities', '* cannot be combined with other abilities')
+      }
+    }
+  },
+  {
+    each: 'abilities',
+    check: (spelling: string, at) => {
+      if (canonicalAbilities(spelling) === undefined) refuse(at, mustBeOneOf(['*', ...SCOPE_NAMES], spelling))
+    }
+  }
+]
+
+function requireRestriction (restriction: Restriction, at: string) {
+  requireTarget(restriction, `${at}.`)
+  if (restriction.inherited && restriction.target === undefined) {
+    refuse(`${at}.inherited`, 'Only with a target: no level is above a project')
+  }
 }
+
+const abilitiesOf = (spellings: readonly string[]): Ability[] =>
+  [...new Set(spellings.flatMap((spelling) => canonicalAbilities(spelling)!))]
 
 async function parseExpiry (db: Db, text: string | null): Promise<Date | null> {
   if (text === null) return null
@@ -336,13 +361,7 @@ async function slicesOf (
   const slices: SentSlice[] = []
   const inheriting = []
   for (const [i, restriction] of restrictions.entries()) {
-    if (restriction.environment !== undefined && restriction.target === undefined) {
-      refuse(`restrictions.${i}.target`, 'Required with environment')
-    }
     const { inherited = false } = restriction
-    if (inherited && restriction.target === undefined) {
-      refuse(`restrictions.${i}.inherited`, 'Only with a target: no level is above a project')
-    }
     const found = await findSlice(db, organization.id, restriction)
     // A restricted caller must not learn whether a level outside of the restrictions exists.
     if (own.length > 0 && (typeof found === 'string' || !isInside(own, found.slice))) {

@@ -12,10 +12,10 @@ import { isDryRun } from '../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../http/repeats/etags.ts'
 import { afterCommit } from '../http/repeats/idempotency.ts'
 import {
-  inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside, slicesOf
+  inLevel, inProject, levelOf, locate, namesOf, requireFoundInside, requireInside, requireTarget, slicesOf
 } from '../http/guard/level-lookup.ts'
 import { requireConfirmation } from '../http/routes/confirmation.ts'
-import type { Domain } from '../http/routes/types.ts'
+import type { Domain, Rule } from '../http/routes/types.ts'
 import { inTurn, type Turn } from '../http/guard/turns.ts'
 import { sendRead } from '../http/responses/large-responses.ts'
 import { waitFor } from '../http/routes/request-deadline.ts'
@@ -61,7 +61,7 @@ export const versions: Domain = async (app) => {
       access: 'secret:history',
       goSdk: 'levelBySlugs',
       repeatable: false,
-      validate: ({ body }) => validateLevel(body as LevelOfHistory),
+      rules: LEVEL_RULES,
       at: ({ body }) => namesOf(body as LevelOfHistory),
       include: 'revisions',
       audit: 'none'
@@ -224,7 +224,7 @@ export const versions: Domain = async (app) => {
     config: {
       access: 'secret:purge',
       goSdk: 'levelBySlugs',
-      validate: ({ body }) => validateScope(body as PurgeBody),
+      rules: LEVEL_RULES,
       at: ({ body }) => namesOf(body as PurgeBody),
       include: 'revisions',
       audit: 'version.purge',
@@ -387,19 +387,26 @@ const loadedContents = new WeakMap<FastifyRequest, FullVersion>()
 const contentOf = (request: FastifyRequest) => loadedContents.get(request)!
 
 // Requires exactly the slugs of the level: a missing or an extra slug could purge more, or less, than intended.
-function validateLevel ({ level = 'environment', ...names }: LevelOfHistory) {
-  for (const slug of ['target', 'environment'] as const) {
-    const isNamed = names[slug] !== undefined
+const slugOfLevelRule = (slug: 'target' | 'environment'): Rule => ({
+  reads: ['level', 'scope'],
+  check: ({ body }) => {
+    const { level = 'environment', scope, [slug]: named } = body as LevelOfHistory & Pick<PurgeBody, 'scope'>
+    if (scope === 'project') return
     const isAbove = LEVELS.indexOf(slug) <= LEVELS.indexOf(level)
-    if (isAbove && !isNamed) refuse(slug, `Required with level ${level}`)
-    if (!isAbove && isNamed) refuse(slug, `Not allowed with level ${level}`)
+    if (isAbove && named === undefined) refuse(slug, `Required with level ${level}`)
+    if (!isAbove && named !== undefined) refuse(slug, `Not allowed with level ${level}`)
   }
-}
+})
 
-function validateScope (body: PurgeBody) {
-  if (body.scope !== 'project') validateLevel(body)
-  else if (body.level !== undefined) refuse('level', 'Not allowed with scope project')
-}
+const LEVEL_RULES: readonly Rule[] = [slugOfLevelRule('target'), slugOfLevelRule('environment'), {
+  reads: ['scope'],
+  check: ({ body }) => {
+    const { scope, level, ...names } = body as PurgeBody
+    if (scope !== 'project') return
+    if (level !== undefined) refuse('level', 'Not allowed with scope project')
+    requireTarget(names)
+  }
+}]
 
 function toItem (row: VersionRow): Version {
   const key = String(row.key_version)

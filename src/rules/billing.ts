@@ -1,5 +1,5 @@
 import { CURRENCIES, type Interval, type InvoiceStatus } from '../../schemas/billing.ts'
-import { refuse } from './errors.ts'
+import { refuseEach } from './errors.ts'
 
 const MONTHS: Record<Interval, number> = { month: 1, year: 12 }
 
@@ -149,13 +149,13 @@ function passesLuhn (digits: string): boolean {
   return sum % 10 === 0
 }
 
-/** Ends the request with 422 if a field of its body looks like a payment card number. */
-export function refuseCardNumbers (body: unknown, at = ''): void {
-  for (const [name, value] of Object.entries(body as object)) {
-    const member = at === '' ? name : `${at}.${name}`
-    if (typeof value === 'string' && holdsCardNumber(value)) {
-      refuse(member, 'Looks like a payment card number; remove it', 'card_number_refused')
-    }
-    if (typeof value === 'object' && value !== null) refuseCardNumbers(value, member)
+/** Ends the request with 422 if fields of its body look like payment card numbers. */
+export const refuseCardNumbers = (body: unknown) =>
+  refuseEach(membersWithCards(body as object), 'Looks like a payment card number; remove it', 'card_number_refused')
+
+function * membersWithCards (body: object, at = ''): Generator<string> {
+  for (const [name, value] of Object.entries(body)) {
+    if (typeof value === 'string' && holdsCardNumber(value)) yield at + name
+    if (typeof value === 'object' && value !== null) yield * membersWithCards(value as object, `${at}${name}.`)
   }
 }

@@ -1,9 +1,10 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import type { IncomingMessage } from 'node:http'
 import type { TSchema } from '@sinclair/typebox'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail } from '../../rules/errors.ts'
 import { MERGE_PATCH_TYPE } from '../../../schemas/changes.ts'
 import { withoutMark } from '../../rules/documents/read.ts'
+import { refuseBody } from './faults.ts'
 import { boundsOf, readJson, type Bounds } from './json.ts'
 
 const JSON_TYPE = /^\s*(application\/(?:merge-patch\+)?json)\s*(?:;\s*charset\s*=\s*(?:utf-8|"utf-8")\s*)?$/i
@@ -88,5 +89,5 @@ export const mayBeLeftOut = ({ required }: Readonly<Record<string, unknown>>) =>
  */
 export function bodyIn ({ routeOptions: { schema }, mediaType }: FastifyRequest, value: unknown): unknown {
   if (value === null && mediaType !== MERGE_PATCH_TYPE && mayBeLeftOut(schema?.body as TSchema)) return undefined
-  return value === null || Array.isArray(value) ? refuse('body', 'Expected object') : value
+  return value === null || Array.isArray(value) ? refuseBody('body', 'Expected object') : value
 }

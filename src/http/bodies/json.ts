@@ -2,7 +2,8 @@ import type { TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail } from '../../rules/errors.ts'
+import { refuseBody } from './faults.ts'
 
 /**
  * Limits of a body: number of fields and array elements, nesting depth. `nul`: strings may contain NUL characters.
@@ -126,8 +127,8 @@ function errorIn (text: string, end: number): FirstError {
 
 function refuseBadText (value: unknown, path: string, nul: boolean): void {
   if (typeof value === 'string') {
-    if (!nul && value.includes('\0')) refuse(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
-    if (/\p{Surrogate}/u.test(value)) refuse(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
+    if (!nul && value.includes('\0')) refuseBody(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
+    if (/\p{Surrogate}/u.test(value)) refuseBody(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
   } else if (typeof value === 'object' && value !== null) {
     for (const [key, member] of Object.entries(value)) {
       refuseBadText(key, path, nul)
@@ -205,7 +206,7 @@ class Scanner {
   #enter (isObject: boolean, at: number) {
     const isList = !isObject && this.#open.length === 1 && this.#open[0] !== undefined
     this.#open.push(isObject ? new Set() : undefined)
-    if (this.#open.length > this.#bounds.depth) refuse('body', `nested deeper than ${this.#bounds.depth} levels`)
+    if (this.#open.length > this.#bounds.depth) refuseBody('body', `nested deeper than ${this.#bounds.depth} levels`)
     this.#isNameNext = isObject
     if (!isObject) this.#count()
     if (isList) this.#pieces?.beginList(at)
@@ -248,7 +249,7 @@ class Scanner {
   }
 
   #count () {
-    if (++this.#members > this.#bounds.members) refuse('body', `more than ${this.#bounds.members} members and elements`)
+    if (++this.#members > this.#bounds.members) refuseBody('body', `more than ${this.#bounds.members} members and elements`)
   }
 }
 
@@ -297,7 +298,7 @@ class Pieces {
     this.#at = positionAfter(part, this.#at)
     if ((this.#element ?? this.#rest).length <= this.#most) return
     const member = this.#element === undefined ? 'body' : `${this.#member}.${this.#place}`
-    refuse(member, `longer than ${this.#most} characters`)
+    refuseBody(member, `longer than ${this.#most} characters`)
   }
 
   within (name: string) { this.#member = name.slice(0, MAX_PATH) }

@@ -3,7 +3,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest, FastifySchemaCompil
 import { principalOf } from '../routes/actor.ts'
 import { Type, type TArray, type TObject, type TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
-import { ApiError, fail } from '../../rules/errors.ts'
+import { ApiError, fail, MAX_FAULTS } from '../../rules/errors.ts'
 import { bodyIn, requireJson } from './body.ts'
 import { boundsOf, readJson, readLargeJson } from './json.ts'
 import { errorsByMember, validatorOf } from './validation.ts'
@@ -157,17 +157,17 @@ function inSteps (schema: TObject, list: string): FastifySchemaCompiler<TSchema>
   return (route) => {
     if (route.httpPart !== 'body') return validatorOf(route.schema, route.httpPart)
     const validate = async (body: unknown) => {
-      const value = valueOf(outside(body)) as Record<string, unknown[]>
-      for await (const [i, one] of yieldingBetween(value[list]!, sizeOf)) valueOf(element(one, `/${list}/${i}`))
+      const { value, error: errors = [] } = outside(body)
+      const { [list]: elements } = value as Record<string, unknown>
+      for await (const [i, one] of yieldingBetween(Array.isArray(elements) ? elements : [], sizeOf)) {
+        if (errors.length >= MAX_FAULTS) break
+        errors.push(...element(one, `/${list}/${i}`).error ?? [])
+      }
+      if (errors.length > 0) throw new ApiError('validation_failed', undefined, errorsByMember(errors.slice(0, MAX_FAULTS)))
     }
     // Fastify accepts async validators, but its types do not.
     return validate as never
   }
-}
-
-function valueOf ({ value, error }: ReturnType<ReturnType<typeof validatorOf>>): unknown {
-  if (error !== undefined) throw new ApiError('validation_failed', undefined, errorsByMember(error))
-  return value
 }
 
 // An estimate: the characters of all strings in the element.

@@ -17,9 +17,15 @@ export function messageOf ({ type, schema, value, message, errors }: ValueError)
   if (type !== ValueErrorType.Union) return message
   // A nullable value has a union of `null` and one other schema. The message is about the other schema.
   const alternatives = schema.anyOf as TSchema[]
-  const [problem] = errors.flatMap((one) => [...one]).filter((one) => one.schema.type !== 'null')
+  const problem = firstOf(errors)
   if (problem === undefined) return message
   return messageOf(problem) + (alternatives.some((one) => one.type === 'null') ? ', or null' : '')
+}
+
+// Stops at the first error: a value may have as many errors as the body has members.
+function firstOf (branches: readonly Iterable<ValueError>[]): ValueError | undefined {
+  for (const branch of branches) for (const one of branch) if (one.schema.type !== 'null') return one
+  return undefined
 }
 
 /** The values of an enumeration. `x-published` is the schema that the OpenAPI document shows instead of this one. */

@@ -1,12 +1,12 @@
 import { FormatRegistry, type TSchema } from '@sinclair/typebox'
 import { TypeCompiler, type TypeCheck } from '@sinclair/typebox/compiler'
 import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
+import { MAX_FAULTS } from '../../rules/errors.ts'
 import { parseTimestamp } from '../../rules/formats/timestamps.ts'
 import { messageOf } from './messages.ts'
 
 FormatRegistry.Set('date-time', (value) => parseTimestamp(value) !== undefined)
 
-const MAX_ERRORS = 20
 const MAX_PATH = 200
 
 /**
@@ -15,7 +15,10 @@ const MAX_PATH = 200
  */
 export const validatorCompiler: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => validatorOf(schema, httpPart)
 
-/** A validator; `at` is the path of the value in the body. The schema is compiled on first use, for a fast start. */
+/**
+ * A validator; `at` is the path of the value in the body. The schema is compiled on first use, for a fast start. The
+ * compiled check stops at the first error, and only an invalid value is searched for more errors, until `MAX_FAULTS`.
+ */
 export function validatorOf (schema: TSchema, httpPart = 'body') {
   let compiled: TypeCheck<TSchema> | undefined
   return (input: unknown, at = ''): { value?: unknown, error?: FastifySchemaValidationError[] } => {
@@ -28,10 +31,10 @@ export function validatorOf (schema: TSchema, httpPart = 'body') {
       const instancePath = (at + problem.path).slice(0, MAX_PATH)
       // TypeBox reports a missing field twice: as missing and as having the wrong type.
       if (error.some((known) => known.instancePath === instancePath)) continue
-      if (error.length === MAX_ERRORS) break
+      if (error.length === MAX_FAULTS) break
       error.push(errorOf(instancePath, messageOf(problem)))
     }
-    return { error }
+    return { value, error }
   }
 }
 
@@ -56,7 +59,7 @@ function fromText (schema: TSchema, query: Record<string, unknown>) {
     else if (text === '' && type.minLength !== 0) error.push(errorOf(`/${name}`, 'Must not be empty'))
     else value[name] = converted(type, text)
   }
-  return { value, error: error.slice(0, MAX_ERRORS) }
+  return { value, error: error.slice(0, MAX_FAULTS) }
 }
 
 function converted (schema: TSchema, text: unknown): unknown {

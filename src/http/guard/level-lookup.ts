@@ -1,5 +1,7 @@
 import type { FastifyContextConfig, FastifyInstance, FastifyRequest } from 'fastify'
 import { LRUCache } from 'lru-cache'
+import { requireRules } from '../bodies/faults.ts'
+import type { Rule } from '../routes/types.ts'
 import { actorOf, principalOf } from '../routes/actor.ts'
 import { requireCurrent } from '../repeats/etags.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
@@ -33,8 +35,6 @@ declare module 'fastify' {
      * ends with 404 only if the restrictions exclude the whole project.
      */
     filtersLevels?: true
-    /** Throws 422 for rules that no schema can express, before the look-up of the level or of a stored response. */
-    validate?: (request: FastifyRequest) => void
     /**
      * The handler calls `writeLevel`, which looks up the level under the lock of the organization. The level is looked
      * up before the handler only for requests that need team roles or have an `Idempotency-Key`.
@@ -73,12 +73,12 @@ export function installLevelLookup (app: FastifyInstance) {
     }
   })
   app.addHook('preHandler', (request, _reply, done) => {
-    const { at, preload, whole, validate } = request.routeOptions.config
+    const { at, preload, whole } = request.routeOptions.config
+    requireRules(request)
     const isOfWhole = at === 'organization' || whole
     // A team's role applies only to projects, never to the whole organization.
     const isRestricted = () => principalOf(request).slices.length > 0 || request.byTeams !== null
     if (isOfWhole && isRestricted()) return done(new HiddenResource())
-    validate?.(request)
     if (isFoundLater(request)) done()
     else if (namesLevel(at)) locate(app, request).then(() => done(), done)
     else if (preload !== undefined) waitFor(request, preload(request)).then(() => done(), done)
@@ -175,11 +175,16 @@ async function find (db: Db, request: FastifyRequest, include = includedBy(reque
   return reached
 }
 
-/** The names of a level in a body; 422 for an environment without a target. */
-export function namesOf ({ project, target, environment }: LevelNames): LevelNames {
-  if (environment !== undefined && target === undefined) refuse('target', 'Required with environment')
-  return { project, target, environment }
+/** The names of a level in a body. */
+export const namesOf = ({ project, target, environment }: LevelNames): LevelNames => ({ project, target, environment })
+
+/** 422 for an environment without its target. `at` is the path of the names in the body. */
+export function requireTarget ({ target, environment }: Omit<LevelNames, 'project'>, at = '') {
+  if (environment !== undefined && target === undefined) refuse(`${at}target`, 'Required with environment')
 }
+
+/** A body names an environment only with its target. */
+export const TARGET_RULE: Rule = { reads: [], check: ({ body }) => { requireTarget(body as LevelNames) } }
 
 /** The level of a request; the route must declare `at`. */
 export function levelOf (request: FastifyRequest): LevelState {

@@ -3,9 +3,10 @@ import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { PRECONDITION, ReadHeaders, WriteHeaders } from '../../../schemas/shapes.ts'
 import { sha256 } from '../../crypto/primitives.ts'
 import type { Db } from '../../db/database.ts'
-import { fail, refuse } from '../../rules/errors.ts'
+import { fail, refuseEach } from '../../rules/errors.ts'
 import { principalOf } from '../routes/actor.ts'
 import { hooksOf, isReader, takeHeaders } from '../routes/routes.ts'
+import type { Rule } from '../routes/types.ts'
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -16,8 +17,6 @@ declare module 'fastify' {
      * `If-None-Match`. The handler must call `requireCurrent` while it holds the lock on the resource.
      */
     changes?: (db: Db, organizationId: string, id: string) => Promise<object | undefined>
-    /** Set by `installEtags` for changes that reject preconditions. */
-    isUnconditional?: boolean
   }
   interface FastifyRequest {
     etag: string | null
@@ -42,7 +41,8 @@ export function installEtags (app: FastifyInstance) {
     }
     const { headers } = (route.schema ?? {}) as { headers?: { properties: object } }
     if (!isReader(route) && access !== 'public' && repeatable !== false && !('if-match' in (headers?.properties ?? {}))) {
-      route.config = { ...route.config, isUnconditional: true, errors: [...errors, 'validation_failed'] }
+      const { rules = [] } = route.config ?? {}
+      route.config = { ...route.config, rules: [UNCONDITIONAL, ...rules], errors: [...errors, 'validation_failed'] }
     }
     if (!etag) return
     route.schema = { ...route.schema, 'x-etag': true } as object
@@ -62,14 +62,6 @@ export function installEtags (app: FastifyInstance) {
       return null
     }]
   })
-  app.addHook('preHandler', ({ routeOptions: { config }, headers }, _reply, done) => {
-    if (config.isUnconditional) {
-      for (const name of ['if-match', 'if-none-match'] as const) {
-        if (headers[name] !== undefined) refuse(name, 'This operation does not support preconditions; remove this header')
-      }
-    }
-    done()
-  })
   // Fastify's HEAD routes set Content-Length, also for 304, which has no body.
   app.addHook('onRoute', (route) => {
     if (route.method !== 'HEAD') return
@@ -77,6 +69,15 @@ export function installEtags (app: FastifyInstance) {
       if (reply.statusCode === 304) reply.removeHeader('content-length')
     }]
   })
+}
+
+// Changes without support for preconditions have this rule.
+const UNCONDITIONAL: Rule = {
+  reads: [],
+  check: ({ headers }) => {
+    const sent = (['if-match', 'if-none-match'] as const).filter((name) => headers[name] !== undefined)
+    refuseEach(sent, 'This operation does not support preconditions; remove this header')
+  }
 }
 
 // The hash needs no key, because the ETag is sent only together with the resource.

@@ -11,6 +11,7 @@ import { HiddenResource } from '../guard/level-lookup.ts'
 import { missingPart } from '../guard/missing-part.ts'
 import { witnessOf } from '../routes/actor.ts'
 import { Repeated, replay } from '../repeats/idempotency.ts'
+import { BodyRefused, withLaterFaults } from '../bodies/faults.ts'
 import { errorsByMember } from '../bodies/validation.ts'
 
 /** The realm of every challenge (RFC 9110, 11.5). */
@@ -35,7 +36,7 @@ export function installErrors (app: FastifyInstance) {
         error = refused as FastifyError
       }
     }
-    const answer = toApiError(error as FastifyError)
+    const answer = await withAllFaults(request, error as FastifyError)
     if (answer.code === 'integrity_error') await recordViolation(app, request)
     if (answer.code === 'unauthenticated') reply.header('www-authenticate', challengeOf(app, answer))
     if (answer.code === 'insufficient_permissions') {
@@ -66,7 +67,14 @@ function challengeOf (app: FastifyInstance, { details }: ApiError): string {
     : realm
 }
 
-export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors }: ApiError) {
+// Converts an error. If it is about an invalid part of the request, adds the faults of the other parts.
+async function withAllFaults (request: FastifyRequest, thrown: FastifyError): Promise<ApiError> {
+  const error = toApiError(thrown)
+  const part = error instanceof BodyRefused ? 'body' : thrown.validationContext
+  return part === undefined || error.errors === undefined ? error : withLaterFaults(request, error, part)
+}
+
+export function sendError (request: FastifyRequest, reply: FastifyReply, { code, details, errors, first }: ApiError) {
   request.errorCode = code
   // A failed handler may have set an ETag. A later request with the ETag of an error gets 304.
   reply.removeHeader('etag')
@@ -76,16 +84,15 @@ export function sendError (request: FastifyRequest, reply: FastifyReply, { code,
     .send(details === undefined && errors === undefined
       ? PLAIN[code]
       : JSON.stringify({
-        ...bodyOf(code, details), ...(WITH_FIELD.has(code) && inWords(code, errors)), details, errors
+        ...bodyOf(code, details), ...(WITH_FIELD.has(code) && inWords(code, errors, first)), details, errors
       }))
 }
 
 const WITH_FIELD = new Set<ErrorCode>(['validation_failed', 'invalid_parameter_combination'])
 
 // Adds the first field error to the message, because many clients show only the message.
-function inWords (code: ErrorCode, errors: Record<string, string[]> = {}): { message?: string } {
-  const [first] = Object.entries(errors)
-  return first === undefined ? {} : { message: `${ERRORS[code].message} ${first[0]}: ${first[1][0]}.` }
+function inWords (code: ErrorCode, errors: Record<string, string[]> = {}, first?: string): { message?: string } {
+  return first === undefined ? {} : { message: `${ERRORS[code].message} ${first}: ${errors[first]![0]}.` }
 }
 
 const bodyOf = (code: ErrorCode, details?: unknown) => ({ error: codeOf(code), message: messageOf(code, details) })

@@ -5,6 +5,7 @@ import { listTakenOrganizations, SlugRefused } from '../../repositories/levels/o
 import { listTakenSlugs } from '../../repositories/levels/projects.ts'
 import { fail, refuse } from '../../rules/errors.ts'
 import { isForbidden, numberedSlugs, slugFrom, withSuffix, type SlugKind } from '../../rules/formats/slugs.ts'
+import type { Rule } from './types.ts'
 
 /**
  * The slug of a new resource: the given slug, or a slug from the name, with a number or a random suffix if a sibling
@@ -25,9 +26,13 @@ export async function chooseSlug (
 }
 
 /** Rejects slugs that are reserved words of static routes or could be read as an id. */
-export function refuseReserved (kind: SlugKind, slug: string | undefined) {
-  if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
-}
+export const slugRule = (kind: SlugKind): Rule => ({
+  reads: ['slug'],
+  check: ({ body }) => {
+    const { slug } = body as { slug?: string }
+    if (slug !== undefined && isForbidden(kind, slug)) refuse('slug', 'This word is reserved')
+  }
+})
 
 /** Runs an insert or update; 422 if the slug is taken. Other unique values are generated, so they cannot conflict. */
 export async function orSlugTaken<T> (work: () => Promise<T>): Promise<T> {

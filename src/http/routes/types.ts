@@ -1,5 +1,5 @@
 import type { Static, TSchema } from '@sinclair/typebox'
-import type { FastifyPluginAsync, FastifyTypeProvider, RawServerDefault } from 'fastify'
+import type { FastifyPluginAsync, FastifyRequest, FastifyTypeProvider, RawServerDefault } from 'fastify'
 import type { ErrorCode } from '../../../schemas/errors.ts'
 import type { EventName } from '../../../schemas/events.ts'
 import type { Scope } from '../../../schemas/scopes.ts'
@@ -30,6 +30,26 @@ interface ByTeams { needs: readonly AnyOf[], teams: readonly TeamRole[] | null }
 /** A background job; call `wake` after adding work. */
 interface Worker { start (): void, wake (): void, stop (): Promise<void> }
 
+/**
+ * A rule that no schema can express and that needs no database. `check` throws 422 with the names of the invalid
+ * members. Rules apply to the body of the request, or to the query if the route has no body.
+ */
+export type Rule = MemberRule | ElementRule
+
+interface MemberRule {
+  /** The members that the rule reads; default: all. The rule is skipped if the schema rejects one of them. */
+  reads?: readonly string[]
+  each?: never
+  check: (request: FastifyRequest) => void
+}
+
+interface ElementRule {
+  /** The list whose elements the rule checks, except for elements that the schema rejects. */
+  each: string
+  /** `path` is the name of the element in an error, such as `versions.0`. */
+  check: (element: never, path: string, request: FastifyRequest) => void
+}
+
 declare module 'fastify' {
   interface FastifyContextConfig {
     /** Required access: none, any valid token, or a token with this scope or all of these scopes. */
@@ -57,6 +77,8 @@ declare module 'fastify' {
     limitOfDryRun?: LimitGroup
     /** The body may have NUL characters. For routes that store these only in documents, never in a text column. */
     allowsNul?: true
+    /** Rules beyond the schema. They run before the look-up of the level or of a stored response. */
+    rules?: readonly Rule[]
     /** Error codes of the handler, in addition to the codes of every route. */
     errors?: readonly ErrorCode[]
     /**

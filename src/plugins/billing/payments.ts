@@ -27,7 +27,7 @@ const MAX_METHODS = 100
 const CODE = new RegExp(COUPON_PATTERN)
 const METHODS = '/organizations/:organization/billing/payment-methods'
 const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
-const validate = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
+const rules = [{ check: ({ body }: { body: unknown }) => { refuseCardNumbers(body) } }]
 
 export const payments: Domain = async (app) => {
   // Runs `work` in a transaction that locks the organization.
@@ -56,7 +56,7 @@ export const payments: Domain = async (app) => {
     config: {
       ...WRITE,
       also: '/organizations/:organization/payment-methods',
-      validate,
+      rules,
       audit: 'payment-method.create',
       errors: ['card_number_refused']
     },
@@ -121,7 +121,7 @@ export const payments: Domain = async (app) => {
   })
 
   app.post('/organizations/:organization/billing/charges', {
-    config: { ...WRITE, validate, audit: 'charge.create', errors: ['card_number_refused', 'invoicing_unavailable'] },
+    config: { ...WRITE, rules, audit: 'charge.create', errors: ['card_number_refused', 'invoicing_unavailable'] },
     schema: {
       operationId: 'createCharge',
       summary: 'Charge an amount with a separate invoice',
@@ -158,7 +158,7 @@ export const payments: Domain = async (app) => {
   app.post('/organizations/:organization/billing/charges/:charge/refund', {
     config: {
       ...WRITE,
-      validate,
+      rules,
       audit: 'refund.create',
       errors: ['charge_not_settled', 'refund_exceeds_charge', 'card_number_refused']
     },

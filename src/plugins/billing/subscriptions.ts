@@ -20,7 +20,7 @@ import { fail } from '../../rules/errors.ts'
 const FLAT = '/organizations/:organization/subscription'
 const STRUCTURED = '/organizations/:organization/billing/subscription'
 const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
-const validate = ({ body }: { body: unknown }) => { refuseCardNumbers(body) }
+const rules = [{ check: ({ body }: { body: unknown }) => { refuseCardNumbers(body) } }]
 
 export const subscriptions: Domain = async (app) => {
   // Closes ended billing periods first, so that the change applies to the current period.
@@ -66,7 +66,7 @@ export const subscriptions: Domain = async (app) => {
     config: {
       ...WRITE,
       also: FLAT,
-      validate,
+      rules,
       audit: 'subscription.create',
       errors: ['subscription_exists', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
     },
@@ -97,7 +97,7 @@ export const subscriptions: Domain = async (app) => {
     config: {
       ...WRITE,
       also: FLAT,
-      validate,
+      rules,
       audit: 'subscription.update',
       errors: ['no_subscription', 'plan_not_offered', 'plan_limit_reached', 'card_number_refused', 'invoicing_unavailable']
     },

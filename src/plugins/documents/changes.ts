@@ -9,13 +9,13 @@ import { isDryRun } from '../../http/repeats/dry-run.ts'
 import { requirePrecondition } from '../../http/repeats/etags.ts'
 import { actorOf, principalOf } from '../../http/routes/actor.ts'
 import { LEVEL_PATHS } from '../../http/routes/level-paths.ts'
-import type { Domain } from '../../http/routes/types.ts'
+import type { Domain, Rule } from '../../http/routes/types.ts'
 import { ownSecret, type LevelState, type SecretRow } from '../../repositories/levels/levels.ts'
 import {
   compactJson, jsonTree, patchIn, type JsonMember, type PatchValue
 } from '../../rules/documents/json-tree.ts'
 import { jsonValue } from '../../rules/documents/json.ts'
-import { ApiError, refuse } from '../../rules/errors.ts'
+import { ApiError, refuse, refuseEach } from '../../rules/errors.ts'
 import { counted } from '../../rules/formats/words.ts'
 import { editDocument, type Edited, type RequestedChanges } from '../../vault/documents/change.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
@@ -41,7 +41,7 @@ export const changes: Domain = async (app) => {
         freeJson: { members: CHANGE_LIMITS.members, depth: CHANGE_LIMITS.depth + 2 + DEPTH_SLACK },
         // There is no duplicate with PUT, because PUT means to replace the whole document.
         onlyMethod: true,
-        validate: validateChanges,
+        rules: CHANGE_RULES,
         dryRun: true,
         at: level,
         // Loads the size of the document, which counts in the limits of the write queue.
@@ -174,18 +174,24 @@ function changeOf (
   }
 }
 
-function validateChanges (request: FastifyRequest) {
-  const changes = changesIn(request)
-  const { set, unset, replace, memberOf } = changes
-  const long = [...set.keys(), ...unset].find((name) => name.length > SECRET_NAME_LENGTH)
-  if (long !== undefined) refuse(memberOf(long), `A name has at most ${SECRET_NAME_LENGTH} characters`)
-  const length = lengthOf(changes) + unset.reduce((sum, name) => sum + name.length, 0)
-  if (length > CHANGE_LIMITS.characters) refuse('body', `More than ${CHANGE_LIMITS.characters.toLocaleString('en')} characters in names and values: store the whole document`)
-  const both = unset.find((name) => set.has(name))
-  if (both !== undefined) refuse(`unset.${both.slice(0, MAX_MEMBER)}`, 'Also in `set`')
-  const unused = [...replace ?? []].find((name) => !set.has(name))
-  if (unused !== undefined) refuse(`replace.${unused.slice(0, MAX_MEMBER)}`, 'Not in `set`')
-}
+const CHANGE_RULES: readonly Rule[] = [
+  ({ set, unset, memberOf }: RequestedChanges) => {
+    const long = [...set.keys(), ...unset].filter((name) => name.length > SECRET_NAME_LENGTH)
+    refuseEach(long.map(memberOf), `A name has at most ${SECRET_NAME_LENGTH} characters`)
+  },
+  (changes: RequestedChanges) => {
+    const length = lengthOf(changes) + changes.unset.reduce((sum, name) => sum + name.length, 0)
+    if (length > CHANGE_LIMITS.characters) refuse('body', `More than ${CHANGE_LIMITS.characters.toLocaleString('en')} characters in names and values: store the whole document`)
+  },
+  ({ set, unset }: RequestedChanges) => {
+    const both = unset.filter((name) => set.has(name))
+    refuseEach(both.map((name) => `unset.${name.slice(0, MAX_MEMBER)}`), 'Also in `set`')
+  },
+  ({ set, replace }: RequestedChanges) => {
+    const unused = [...replace ?? []].filter((name) => !set.has(name))
+    refuseEach(unused.map((name) => `replace.${name.slice(0, MAX_MEMBER)}`), 'Not in `set`')
+  }
+].map((check) => ({ check: (request: FastifyRequest) => { check(changesIn(request)) } }))
 
 const lengthOf = ({ set }: Pick<RequestedChanges, 'set'>): number =>
   [...set].reduce((sum, [name, patch]) => sum + name.length + charactersOf(patch), 0)

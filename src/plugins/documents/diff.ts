@@ -48,7 +48,11 @@ export const diff: Domain = async (app) => {
       config: {
         access: ['secret:read', 'secret:decrypt'],
         mayNeed: ['secret:history'],
-        validate: comparisonOf,
+        rules: [
+          { reads: ['from'], check: (request) => { sideIn(request, 'from') } },
+          { reads: ['to'], check: (request) => { sideIn(request, 'to') } },
+          { reads: ['from', 'to', 'merge'], check: comparisonOf }
+        ],
         at: level,
         audit: ['secret.names', 'secret.decrypt'],
         errors: [
@@ -190,10 +194,12 @@ const LEVEL = new RegExp(
 const isOfHistory = (text: unknown) =>
   typeof text === 'string' && (VERSION.test(text) || parseTimestamp(text) !== undefined)
 
-function comparisonOf ({ query, params }: FastifyRequest): Comparison {
-  const { from, to, merge = false, values = false } = query as DiffQuery
-  const own = params as LevelNames
-  const comparison = { from: sideOf('from', from, own), to: sideOf('to', to, own), merge, values }
+const sideIn = ({ query, params }: FastifyRequest, member: Member): Side =>
+  sideOf(member, (query as DiffQuery)[member], params as LevelNames)
+
+function comparisonOf (request: FastifyRequest): Comparison {
+  const { merge = false, values = false } = request.query as DiffQuery
+  const comparison = { from: sideIn(request, 'from'), to: sideIn(request, 'to'), merge, values }
   const code = 'invalid_parameter_combination'
   if (comparison.from.kind !== comparison.to.kind) refuse('to', 'Compare two versions, two levels or two times', code)
   if (merge && comparison.from.kind === 'version') refuse('merge', 'A version is a single document', code)

@@ -12,7 +12,7 @@ import {
   listLevels, ownSecret, positionOf, type LevelPosition, type LevelState, type SecretRow
 } from '../../repositories/levels/levels.ts'
 import { nameFilter } from '../../rules/documents/entries.ts'
-import { refuse } from '../../rules/errors.ts'
+import { refuseEach } from '../../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../../rules/pagination.ts'
 import { etagOf } from '../../vault/documents/documents.ts'
 import { isUnreadable, nameRows, openLevels, ownDocument } from '../../vault/documents/matrix.ts'
@@ -31,7 +31,7 @@ export const matrix: Domain = async (app) => {
         anyOf: ['secret:read', 'secret:history'],
         when: ({ query }) => booleanIn((query as { decrypt?: unknown }).decrypt) === false
       },
-      validate: validateFilters,
+      rules: [{ reads: ['decrypt'], check: validateFilters }],
       at: 'project',
       filtersLevels: true,
       audit: 'secret.names',
@@ -104,9 +104,8 @@ export const matrix: Domain = async (app) => {
 function validateFilters ({ query }: FastifyRequest) {
   const { decrypt, ...filters } = query as MatrixQuery
   if (decrypt !== false) return
-  for (const name of ['prefix', 'search', 'only'] as const) {
-    if (filters[name] !== undefined) refuse(name, 'Only for decrypted documents', 'invalid_parameter_combination')
-  }
+  const sent = (['prefix', 'search', 'only'] as const).filter((name) => filters[name] !== undefined)
+  refuseEach(sent, 'Only for decrypted documents', 'invalid_parameter_combination')
 }
 
 function toColumn (
