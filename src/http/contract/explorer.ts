@@ -10,8 +10,8 @@ import { mapOperations, type Document, type Operation } from './document.ts'
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
 
-const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in. The examples use the organization of
-the first start, \`${FIRST_ORGANIZATION.slug}\`; create a project, a target and an environment first.
+const begin = (base: string) => `**To begin**, authorize with an API token, or sign in. The examples are placeholders, such as
+\`${FIRST_ORGANIZATION.slug}\`, until then; afterwards they name your organization, and a project, a target and an environment of it.
 
 Generate clients from [openapi.yaml](${base}/openapi.yaml), [openapi.json](${base}/openapi.json), or, for older
 generators, [openapi-3.0.json](${base}/openapi-3.0.json).`
@@ -85,11 +85,12 @@ export const EXPLORER = {
   wrapComponents: {
     FilterContainer: (_original: unknown, { React }: any) => ({ layoutSelectors, layoutActions }: any) => {
       const phrase = layoutSelectors.currentFilter()
-      return React.createElement('div', { className: 'filter wrapper' }, React.createElement('input', {
+      const label = React.createElement('label', { htmlFor: 'operation-filter' }, 'Filter operations')
+      return React.createElement('div', { className: 'filter wrapper' }, label, React.createElement('input', {
+        id: 'operation-filter',
         className: 'operation-filter-input',
         type: 'search',
-        placeholder: 'Filter operations: secrets, rotate, PATCH …',
-        'aria-label': 'Filter operations',
+        placeholder: 'secrets, rotate, PATCH …',
         value: typeof phrase === 'string' ? phrase : '',
         onChange: ({ target }: any) => layoutActions.updateFilter(target.value)
       }))

@@ -7,6 +7,7 @@ import { fail } from '../../rules/errors.ts'
 import { VERSION } from '../../version.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { arrange, renderYaml, withPathParameters, type Document } from './document.ts'
+import { EXAMPLES } from './examples.ts'
 import { explainer, EXPLORER, LAST } from './explorer.ts'
 import { cachePages } from './page-cache.ts'
 import { acceptsHtml } from '../pages/pages.ts'
@@ -102,7 +103,7 @@ export async function installDocs (app: FastifyInstance) {
         displayRequestDuration: true,
         deepLinking: true,
         filter: true,
-        plugins: [EXPLORER]
+        plugins: [EXAMPLES, EXPLORER]
       },
       // Swagger UI gets OpenAPI 3.0, because in OpenAPI 3.1 a document of this size takes Swagger UI seconds to read.
       transformSpecification: (document) => explain({ ...readOpenApi30(app), info: document.info }),
