@@ -1,6 +1,7 @@
 import { Type, type Static, type TObject } from '@sinclair/typebox'
 import { FIRST_ORGANIZATION } from './organizations.ts'
 import { AbilityName } from './scopes.ts'
+import { Restriction } from './tokens.ts'
 import { Example, Nullable, OneOf, PublishedAs, Slug, Timestamp, ToldApart, Ulid, exampleOf } from './shapes.ts'
 
 /** Roles of members of an organization. Requests may say `admin` for `administrator`. */
@@ -66,6 +67,7 @@ const TokenPrincipal = Type.Object({
   attributes: Type.Object({
     name: Example(Type.String(), 'First token'),
     abilities: Example(Type.Array(AbilityName), ['*']),
+    restrictions: Example(Type.Array(Restriction), []),
     expires_at: Example(Nullable(Timestamp), null)
   }, { title: 'TokenPrincipalAttributes' }),
   relationships

@@ -1,15 +1,17 @@
 // Writes dist/openapi-3.0.json, which the service serves: openapi.yaml converted to OpenAPI 3.0.3, for older code
 // generators. All errors have one schema there, because such generators support one error type per operation. A request
 // body has one media type, the first, and an operation one successful response, the last, because progenitor supports
-// no operation with two.
+// no operation with two. An operation has one security scheme: with two, clients of typescript-fetch send the token
+// without `Bearer`. Successful responses with a body are at the operations, because swagger-typescript-api follows
+// no reference when it looks for their media types.
 import { readFileSync, writeFileSync } from 'node:fs'
 import { parse } from 'yaml'
 
-const { info, components: { schemas, responses, ...components }, paths: items, ...rest } =
+const { info, components: { schemas, responses, securitySchemes, ...components }, paths: items, ...rest } =
   parse(readFileSync('openapi.yaml', 'utf8'))
 
 const NOTE = 'All errors have one schema in this edition, a request body has one media type, and an operation has one ' +
-  'successful response; the edition in OpenAPI 3.1 has all.'
+  'successful response and one security scheme; the edition in OpenAPI 3.1 has all.'
 
 const ERROR = {
   title: 'Error',
@@ -61,9 +63,14 @@ function convert (value) {
       // The keys in `properties` are field names, not keywords: a field may be called `type` or `default`.
       [key, DATA.has(key) ? member : key === 'properties' ? mapValues(member, convert) : convert(member)])),
     ...(type !== undefined && typeOf(type)),
+    ...namesOf(others.enum),
     ...(Array.isArray(anyOf) && choiceOf(anyOf))
   }
 }
+
+// An enum of Kotlin has a property `name` of its own. These are the names that clients in Java have anyway.
+const namesOf = (words) => words?.includes?.('name') &&
+  { 'x-enum-varnames': words.map((word) => word.toUpperCase().replace(/^-/, 'MINUS_')) }
 
 function typeOf (type) {
   const types = [type].flat()
@@ -110,23 +117,33 @@ function withOneMediaType ({ requestBody, ...operation }) {
 
 /** The successful responses of an operation but the last: the response to a dry run, if the other one has no body. */
 const furtherResponses = (operation) =>
-  Object.keys(operation.responses).filter((status) => /^2/.test(status)).slice(0, -1)
+  Object.keys(operation.responses).filter(isSuccess).slice(0, -1)
+
+const isSuccess = (status) => /^2/.test(status)
+const nameOf = ({ $ref }) => $ref.split('/').at(-1)
+const responseOf = (reference) => responses[nameOf(reference)]
+const isInPlace = (status, reference) => isSuccess(status) && responseOf(reference).content !== undefined
 
 function withOneResponse (operation) {
   const further = furtherResponses(operation)
-  const responses = Object.entries(operation.responses).filter(([status]) => !further.includes(status))
-  return { ...operation, responses: Object.fromEntries(responses) }
+  const others = Object.entries(operation.responses).filter(([status]) => !further.includes(status))
+    .map(([status, reference]) => [status, isInPlace(status, reference) ? responseOf(reference) : reference])
+  return { ...operation, responses: Object.fromEntries(others) }
 }
 
+const SCHEME = 'bearerToken'
+const withOneScheme = ({ security, ...operation }) =>
+  ({ ...operation, security: security.filter((way) => SCHEME in way) })
+
 const operations = Object.values(paths).flatMap((operations) => Object.values(operations))
-const removedResponses = new Set(operations.flatMap((operation) =>
-  furtherResponses(operation).map((status) => operation.responses[status].$ref.split('/').at(-1))))
 // The schemas of a removed media type and of a removed response are unused.
-const removedSchemas = new Set([
-  ...operations.flatMap(({ requestBody }) => Object.values(requestBody?.content ?? {}).slice(1)),
-  ...[...removedResponses].flatMap((name) => Object.values(responses[name].content))
-].map(({ schema }) => nameIn(schema)))
-const otherResponses = Object.fromEntries(Object.entries(responses).filter(([name]) => !removedResponses.has(name)))
+const removedSchemas = new Set(operations.flatMap((operation) => [
+  ...Object.values(operation.requestBody?.content ?? {}).slice(1),
+  ...furtherResponses(operation).flatMap((status) => Object.values(responseOf(operation.responses[status]).content))
+]).map(({ schema }) => nameIn(schema)))
+const movedResponses = new Set(operations.flatMap((operation) => Object.entries(operation.responses)
+  .filter(([status, reference]) => isInPlace(status, reference)).map(([, reference]) => nameOf(reference))))
+const otherResponses = Object.fromEntries(Object.entries(responses).filter(([name]) => !movedResponses.has(name)))
 const otherSchemas = Object.fromEntries(
   Object.entries(schemas).filter(([name]) => errorIn(name) === undefined && !removedSchemas.has(name))
 )
@@ -142,9 +159,12 @@ writeFileSync('dist/openapi-3.0.json', JSON.stringify({
   },
   components: {
     ...convert(components),
+    securitySchemes: {
+      [SCHEME]: { ...securitySchemes[SCHEME], description: 'An API token, or an access token of an application' }
+    },
     responses: convert(mapValues(otherResponses, withCodes)),
     schemas: { ...mapValues(otherSchemas, convert), Error: ERROR, OAuthError: OAUTH_ERROR }
   },
   paths: convert(mapValues(paths, (operations) => mapValues(operations, (operation) =>
-    withOneResponse(withOneMediaType(operation)))))
+    withOneScheme(withOneResponse(withOneMediaType(operation))))))
 }))

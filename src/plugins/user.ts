@@ -12,6 +12,7 @@ import {
   countInvitationsTo, findInvitingOrganization, listInvitationsTo, type OwnInvitation
 } from '../repositories/people/invitations.ts'
 import { readOrganization } from '../repositories/levels/organizations.ts'
+import { showRestrictions } from '../repositories/people/tokens.ts'
 import { listMemberships } from '../repositories/people/users.ts'
 import { fail } from '../rules/errors.ts'
 import { offsetOf, pageMeta, pageOf } from '../rules/pagination.ts'
@@ -20,7 +21,7 @@ import { acceptInvitation, declineInvitation, type Refusal } from '../vault/jobs
 /** Shows the caller, and lists, accepts and declines the invitations to a user. */
 export const user: Domain = async (app) => {
   app.get('/user', {
-    config: { access: 'authenticated', whenInactive: true },
+    config: { access: 'authenticated', whenInactive: true, errors: ['integrity_error'] },
     schema: {
       operationId: 'getUser',
       summary: 'Get the caller, a user or an API token, with the organizations that the caller can access',
@@ -28,7 +29,7 @@ export const user: Domain = async (app) => {
       response: { 200: PrincipalAnswer }
     },
     handler: async (request, reply) => {
-      const answer = request.user === null ? ofToken() : await ofUser(request.user.user)
+      const answer = request.user === null ? await ofToken() : await ofUser(request.user.user)
       return reply.type('application/json; charset=utf-8').serializer(JSON.stringify).send(answer)
 
       async function ofUser ({
@@ -49,13 +50,14 @@ export const user: Domain = async (app) => {
         }
       }
 
-      function ofToken (): TokenPrincipalAnswer {
-        const { id, name, scopes, expires_at, organization } = principalOf(request)
+      async function ofToken (): Promise<TokenPrincipalAnswer> {
+        const { id, name, scopes, slices, expires_at, organization } = principalOf(request)
+        const restrictions = await showRestrictions(app.db, organization.id, slices)
         return {
           data: {
             type: 'api-tokens',
             id: String(id),
-            attributes: { name, abilities: [...scopes], expires_at },
+            attributes: { name, abilities: [...scopes], restrictions, expires_at },
             relationships: linkage([organization])
           },
           included: [{

@@ -1116,15 +1116,27 @@ t.test('GET /api/v1/user answers the exact shapes, for a user and for an API tok
       type: 'api-tokens',
       id: answer.data.id,
       attributes: {
-        name: 'Test token', abilities: ['secret:read', 'project:read'], expires_at: '2090-01-01T00:00:00.000Z'
+        name: 'Test token',
+        abilities: ['secret:read', 'project:read'],
+        restrictions: [],
+        expires_at: '2090-01-01T00:00:00.000Z'
       },
       relationships: { organizations: { data: [{ type: 'organizations', id: ulid }] } }
     },
     included: [{ type: 'organizations', id: ulid, attributes: { ulid, name: 'Nimbus', slug: 'user-nimbus' } }]
   })
-  t.strictSame(
-    (await nimbus.call('GET', '/user')).body.data.attributes, { name: 'Test token', abilities: ['*'], expires_at: null }
-  )
+  t.strictSame((await nimbus.call('GET', '/user')).body.data.attributes, {
+    name: 'Test token', abilities: ['*'], restrictions: [], expires_at: null
+  })
+  await nimbus.call('POST', `/${ulid}/projects`, { name: 'Part' })
+  await nimbus.call('POST', `/${ulid}/part/targets`, { name: 'Web' })
+  for (const restrictions of [[{ project: 'part' }], [{ project: 'part', target: 'web' }]]) {
+    const { body } = await nimbus.call('POST', `/organizations/${ulid}/api-keys`, {
+      name: 'Part', abilities: ['secret:read'], restrictions
+    })
+    const { data } = (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${body.token}` } })).body
+    t.strictSame(data.attributes.restrictions, restrictions, 'a token sees its own restrictions')
+  }
   const alone = await callerFor(await makePerson(service), ulid)
   const nowhere = (await alone.call('GET', '/user')).body
   t.strictSame([nowhere.included, nowhere.data.relationships], [[], { organizations: { data: [] } }])

@@ -339,7 +339,7 @@ t.test('several operations of a path list its parameters once, at the path; in O
   }
 })
 
-t.test('its edition in OpenAPI 3.0 lints, too, has every operation, one schema of errors, and one media type of each body', async (t) => {
+t.test('its edition in OpenAPI 3.0 lints, too, has every operation, one schema of errors, one security scheme, and one media type of each body', async (t) => {
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8'))
   const file = 'dist/openapi-3.0.json'
   const older = JSON.parse(readFileSync(file, 'utf8'))
@@ -358,6 +358,20 @@ t.test('its edition in OpenAPI 3.0 lints, too, has every operation, one schema o
   for (const [name, response] of errorResponses) {
     const said: string = older.components.responses[name].description
     t.strictSame(said.split(': ')[1]?.split(', '), codesIn(response), `${name} says in words which codes there are`)
+  }
+  const bodies = allOf(older.paths).flatMap(({ responses }) => Object.entries(responses)
+    .filter(([status, response]) => /^2/.test(status) && '$ref' in response).map(([, { $ref }]) => $ref))
+  t.strictSame([...new Set(bodies)], ['#/components/responses/Answer204'], 'media types of successes are at the operations')
+  t.strictSame(Object.keys(older.components.securitySchemes), ['bearerToken'])
+  const withName = [...objectsIn(older)].filter(([at, { enum: words }]) =>
+    !at.endsWith('/properties') && Array.isArray(words) && words.includes('name'))
+  t.ok(withName.length > 0)
+  for (const [at, schema] of withName) {
+    t.strictSame((schema['x-enum-varnames'] as string[]).filter((word) => !/^[A-Z][A-Z0-9_]*$/.test(word)), [], at)
+  }
+  for (const { operationId, security } of allOf(older.paths)) {
+    const { security: both } = allOf(paths).find((operation) => operation.operationId === operationId)!
+    t.strictSame(security, both.filter((way) => 'bearerToken' in way), `${operationId} has one security scheme`)
   }
   t.notMatch(JSON.stringify(older), /"anyOf"|"const"|"type":\[|"null"|patternProperties/)
 })

@@ -2,6 +2,7 @@
 
 use futures_core::Stream;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
+use serde_json::Map;
 use std::{collections::HashMap, env, error, fmt::Debug, future::poll_fn};
 use strongroom::{Client, Error, ResponseValue, types};
 use types::{Slug, StoreBodyPlaintext};
@@ -241,8 +242,8 @@ impl Scenario {
         }
 
         self.step("change two names of the document");
-        let two = [("A", "third"), ("C", "new")].map(|(name, value)| (name.into(), value.parse().expect("a value")));
-        let changed = self.change(types::ChangeBody::builder().set(HashMap::from(two))).await?;
+        let two = Map::from_iter([("A", "third"), ("C", "new")].map(|(name, value)| (name.into(), value.into())));
+        let changed = self.change(types::ChangeBody::builder().set(two)).await?;
         self.expect(changed.changed == ["A"] && changed.added == ["C"], &changed);
 
         self.step("remove one of them");
@@ -300,7 +301,7 @@ impl Scenario {
         self.expect(row.cells[1].state == types::MatrixCellState::Inherited, row);
 
         self.step("plan a change without making it");
-        let fourth = HashMap::from([("A".into(), "fourth".parse().expect("a value"))]);
+        let fourth = Map::from_iter([("A".into(), "fourth".into())]);
         let call = client.change_environment_secrets().organization(organization).project(PROJECT).target(TARGET);
         let call = call.environment(ENVIRONMENT).dry_run(true).body(types::ChangeBody::builder().set(fourth));
         let planned = call.send().await?.into_inner();

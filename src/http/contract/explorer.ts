@@ -6,19 +6,20 @@ import { OWN_ERRORS } from '../guard/access-document.ts'
 import { DEPRECATED } from '../routes/aliases.ts'
 import { mapOperations, type Document, type Operation } from './document.ts'
 
-// Swagger UI shows three things that the document does not have: how to begin, the messages of errors, and a filter.
+// Swagger UI shows more than the document: how to begin, the messages of errors, sign-in, and a filter.
 
 type Plugin = NonNullable<NonNullable<FastifySwaggerUiOptions['uiConfig']>['plugins']>[number]
 
-const begin = (base: string) => `**To begin**, authorize with the token that the first start printed, or sign in. The examples use the organization of
-the first start, \`${FIRST_ORGANIZATION.slug}\`; create a project, a target and an environment first.
+const begin = (base: string) => `**To begin**, authorize with an API token, or sign in. The examples are placeholders, such as
+\`${FIRST_ORGANIZATION.slug}\`, until then; afterwards they name your organization, and a project, a target and an environment of it.
 
 Generate clients from [openapi.yaml](${base}/openapi.yaml), [openapi.json](${base}/openapi.json), or, for older
 generators, [openapi-3.0.json](${base}/openapi-3.0.json).`
 
 /**
- * Returns a function that adds the messages of an operation's errors to its description, for Swagger UI. Call this
- * before the routes are registered, because an `onRoute` hook collects the errors that routes declare.
+ * Returns a function that adds to the OpenAPI 3.0 edition what Swagger UI shows beside it: the messages of an
+ * operation's errors, and the security scheme `oauth`, with which people sign in. Call this before the routes are
+ * registered, because an `onRoute` hook collects what they declare.
  */
 export function explainer (app: FastifyInstance, base: string): (document: Document) => object {
   const routes = new Map<string, RouteOptions>()
@@ -28,18 +29,23 @@ export function explainer (app: FastifyInstance, base: string): (document: Docum
   })
   const explain = (operation: Operation) => {
     const { operationId = '', description = '' } = operation
+    // Other `onRoute` hooks add security and errors later, so the route is complete here, but not in the hook above.
+    const route = routes.get(operationId)
+    const secured = { ...operation, security: (route?.schema as Operation | undefined)?.security }
     const [purpose = '', own] = description.split(OWN_ERRORS)
-    if (own === undefined) return operation
-    // Other `onRoute` hooks add errors later, so `config.errors` is complete here, but not in the hook above.
-    const errors = new Set(routes.get(operationId)?.config?.errors?.filter((code) => own.includes(`\`${codeOf(code)}\``)))
-    return { ...operation, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
+    if (own === undefined) return secured
+    const errors = new Set(route?.config?.errors?.filter((code) => own.includes(`\`${codeOf(code)}\``)))
+    return { ...secured, description: `${purpose.trim()}\n\n${OWN_ERRORS}\n\n${messagesOf([...errors])}` }
   }
   return (document) => ({
     ...document,
     info: { ...document.info, description: `${document.info.description}\n\n${begin(base)}` },
+    components: { ...document.components, securitySchemes: securitySchemesOf(app) },
     paths: mapOperations(document.paths, explain)
   })
 }
+
+const securitySchemesOf = (app: FastifyInstance) => (app.swagger() as unknown as Document).components.securitySchemes
 
 const messagesOf = (errors: readonly ErrorCode[]) =>
   errors.map((code) => `- ${ERRORS[code].status} \`${codeOf(code)}\`: ${ERRORS[code].message}`).join('\n')
@@ -79,11 +85,12 @@ export const EXPLORER = {
   wrapComponents: {
     FilterContainer: (_original: unknown, { React }: any) => ({ layoutSelectors, layoutActions }: any) => {
       const phrase = layoutSelectors.currentFilter()
-      return React.createElement('div', { className: 'filter wrapper' }, React.createElement('input', {
+      const label = React.createElement('label', { htmlFor: 'operation-filter' }, 'Filter operations')
+      return React.createElement('div', { className: 'filter wrapper' }, label, React.createElement('input', {
+        id: 'operation-filter',
         className: 'operation-filter-input',
         type: 'search',
-        placeholder: 'Filter operations: secrets, rotate, PATCH …',
-        'aria-label': 'Filter operations',
+        placeholder: 'secrets, rotate, PATCH …',
         value: typeof phrase === 'string' ? phrase : '',
         onChange: ({ target }: any) => layoutActions.updateFilter(target.value)
       }))

@@ -58,6 +58,7 @@ body { margin: 0; background: #fff; }
 .swagger-ui .btn.authorize { border-color: #1f4b99; color: #1f4b99; }
 .swagger-ui .btn.authorize svg { fill: #1f4b99; }
 .swagger-ui .btn.execute { border-color: #1f4b99; background: #1f4b99; }
+.swagger-ui .filter label { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-weight: 600; }
 .swagger-ui .opblock .opblock-summary { min-height: 2.75rem; }
 :focus-visible { outline: .2rem solid #1f4b99; outline-offset: .15rem; }
 `

@@ -289,6 +289,15 @@ export async function showToken (db: Db, row: TokenRow): Promise<ApiToken> {
   return (await withRestrictions(db, row.organization_id, [row]))[0]!
 }
 
+/** The restrictions of a token, as the token itself may see them. */
+export async function showRestrictions (
+  db: Db, organizationId: string, slices: readonly Slice[]
+): Promise<Restriction[]> {
+  if (slices.length === 0) return []
+  const slugs = await findSlugs(db, organizationId, idsOf(slices))
+  return slices.flatMap((slice) => restrictionOf(slice, slugs))
+}
+
 export async function deleteTokens (db: Db, organizationId: string, ids: readonly number[]): Promise<void> {
   if (ids.length === 0) return
   await db.delete(api_tokens).where(isOneOfOrganization(api_tokens, organizationId, ids))
@@ -359,8 +368,7 @@ export type LockedToken = TokenRow & { is_live: boolean }
 // restrictions is deleted. Throws TamperedRow if a level has a wrong MAC: without this restriction, the token would
 // look like a token of the whole organization.
 async function withRestrictions (db: Db, organizationId: string, rows: readonly TokenRow[]): Promise<ApiToken[]> {
-  const slices = rows.flatMap((row) => row.slices ?? [])
-  const slugs = await findSlugs(db, organizationId, idsOf(slices))
+  const slugs = await findSlugs(db, organizationId, idsOf(rows.flatMap((row) => row.slices ?? [])))
   return rows.map((row) => {
     const { name, token_prefix, token_suffix, abilities, expires_at, last_used_at, created_at, updated_at } = row
     const { created_by_type: type, created_by_id: by, created_by_name: byName } = row
