@@ -20,7 +20,7 @@ import type { EventRow } from './events.ts'
 
 // Column keys are snake_case, so rows need no mapping. Lengths and enums come from schemas/. Foreign keys between
 // tables of an organization include `organization_id`, so a row can reference only rows of the same organization.
-// Queries of these tables have a condition on `organization_id` (exceptions: test/either/tenants.test.ts).
+// Queries of these tables have a condition on `organization_id` (exceptions: test/access/tenants.test.ts).
 
 const ulid = () => char({ length: 26 })
 const name = () => varchar({ length: NAME_LENGTH }).notNull()

@@ -1,4 +1,4 @@
-// duration: 60 s
+// runs: Citus; 60 s
 import { join } from 'node:path'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'

@@ -1,3 +1,4 @@
+// runs: Citus
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql } from 'drizzle-orm'
 import t from 'tap'

@@ -1,4 +1,4 @@
-// duration: 40 s
+// runs: Citus; 40 s
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { killAgainAndAgain } from '../helpers/crash.ts'

@@ -1,4 +1,4 @@
-// duration: 20 s
+// runs: Citus; 20 s
 import postgres from 'postgres'
 import t, { type Test } from 'tap'
 import { connect } from '../../src/db/database.ts'

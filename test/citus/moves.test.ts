@@ -1,4 +1,4 @@
-// duration: 60 s
+// runs: Citus; 60 s
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'

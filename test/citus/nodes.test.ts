@@ -1,4 +1,4 @@
-// duration: 60 s
+// runs: Citus; 60 s
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { CONSOLE_CLIENT, DAILY_SCOPES } from '../../schemas/console.ts'

@@ -1,4 +1,4 @@
-// duration: 30 s
+// runs: Citus; 30 s
 import { readFileSync } from 'node:fs'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'

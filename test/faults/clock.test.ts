@@ -1,4 +1,4 @@
-// duration: 100 s
+// runs: one database; fault; 100 s
 import { spawnSync } from 'node:child_process'
 import { existsSync, readdirSync, renameSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'

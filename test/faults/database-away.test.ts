@@ -1,4 +1,4 @@
-// duration: 150 s
+// runs: one database; fault; 150 s
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'
 import { cycles, RECOVERED, recovers } from '../helpers/faults.ts'

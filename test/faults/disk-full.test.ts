@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { spawnSync } from 'node:child_process'
 import { closeSync, mkdtempSync, openSync, readdirSync, rmSync, statSync, unlinkSync, writeSync } from 'node:fs'
 import { tmpdir } from 'node:os'

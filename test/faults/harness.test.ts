@@ -1,3 +1,4 @@
+// runs: one database; fault
 import t from 'tap'
 import { lost, outsideContract, recovers, shortcomings, watched, type Outcome } from '../helpers/faults.ts'
 import {

@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { connect, type Socket } from 'node:net'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'

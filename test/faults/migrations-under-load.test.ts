@@ -1,4 +1,4 @@
-// duration: 120 s
+// runs: one database; fault; 120 s
 import { readdirSync } from 'node:fs'
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'

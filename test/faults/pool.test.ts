@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { setTimeout as pause } from 'node:timers/promises'
 import postgres from 'postgres'
 import t from 'tap'

@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { readFileSync, writeFileSync } from 'node:fs'

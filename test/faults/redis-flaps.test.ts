@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { request, Agent } from 'node:http'
 import { setTimeout as pause } from 'node:timers/promises'
 import t from 'tap'

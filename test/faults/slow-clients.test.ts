@@ -1,3 +1,4 @@
+// runs: one database; fault
 import { readFileSync } from 'node:fs'
 import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'

@@ -1,4 +1,4 @@
-// duration: 110 s
+// runs: one database; fault; 110 s
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { join } from 'node:path'

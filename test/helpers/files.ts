@@ -1,49 +1,51 @@
-// Runs the given test files one after the other in one process, because loading the service, compiling the embedded
-// PostgreSQL and warming up takes longer than most files. Each file becomes a test that contains the tests of the file.
-import hooks from 'node:async_hooks'
+// Runs test files one after the other in one process, because loading the service, compiling the embedded PostgreSQL and
+// warming up takes longer than most files. scripts/test.mjs sends the path of each file, and gets its result.
 import { existsSync, readFileSync } from 'node:fs'
-import { syncBuiltinESMExports } from 'node:module'
 import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
-import type { Test } from 'tap'
-
-// tap tracks all promises with async hooks, to assign an uncaught error to a test. That takes a tenth of the time of a
-// run, so it is disabled here: only one file runs at a time, and uncaught errors are assigned to this file.
-const { createHook } = hooks
-hooks.createHook = () => {
-  const none = { enable: () => none, disable: () => none }
-  return none
-}
-syncBuiltinESMExports()
-const { default: t } = await import('tap')
-hooks.createHook = createHook
-syncBuiltinESMExports()
+import { Parser } from 'tap-parser'
+import t, { type Test } from 'tap'
+import { stringify } from 'yaml'
 
 const begin = t.test.bind(t)
 let running: Test | undefined
 process.on('uncaughtException', (error) => { (running ?? t).threw(error) })
-
-// Test files use the root test of the process, so redirects these functions to the test of the running file.
+// Test files use the root test of the process, so redirects these functions to the test of the running file. The runner
+// sets the time limits, because files do not know how busy the machine is.
 for (const name of ['test', 'before', 'teardown'] as const) {
   Object.defineProperty(t, name, {
-    value: (...args: never[]) =>
-      (running![name] as (...args: never[]) => unknown)(...args)
+    value: (...args: never[]) => (running![name] as (...args: never[]) => unknown)(...args)
   })
 }
-
-// scripts/test.mjs sets the timeouts. Files cannot change them, because they do not know how busy the machine is.
-const files = process.argv.slice(2)
-const timeout = Number(process.env.TAP_TIMEOUT) * 1000
-t.setTimeout(timeout * files.length)
+t.setTimeout(0)
 Object.defineProperty(t, 'setTimeout', { value: () => {} })
 
-for (const file of files) {
-  await begin(file, { timeout }, async (t) => {
-    running = t
-    const before = cpuSeconds()
-    t.teardown(() => { t.comment(`CPU ${(cpuSeconds() - before).toFixed(1)} s`) })
-    await import(pathToFileURL(resolve(file)).href)
+let failures: string[] = []
+const collect = (parser: Parser) => {
+  parser.on('assert', ({ ok, fullname, diag, closingTestPoint }) => {
+    if (!ok && !closingTestPoint) failures.push(`${fullname}\n${stringify(diag)}`)
   })
+  parser.on('child', collect)
+}
+const parser = new Parser()
+collect(parser)
+t.pipe(parser)
+
+process.on('message', (file: { path: string, timeout: number }) => {
+  run(file).then((result) => process.send!(result), (error: unknown) => { throw error })
+})
+process.on('disconnect', () => { t.end() })
+
+async function run ({ path, timeout }: { path: string, timeout: number }) {
+  failures = []
+  const [began, before] = [performance.now(), cpuSeconds()]
+  const { pass, fail, skips, failures: failed } = (await begin(path, { timeout }, async (t) => {
+    running = t
+    await import(pathToFileURL(resolve('dist/test', `${path}.test.js`)).href)
+  }))!
+  if (failures.length === 0) failures = failed.map(({ fullname, diag }) => `${fullname}\n${stringify(diag)}`)
+  const seconds = (performance.now() - began) / 1000
+  return { path, pass, fail, skipped: skips.map(({ name }) => name), failures, seconds, cpu: cpuSeconds() - before }
 }
 
 // CPU seconds of this process and, on Linux, of its ended child processes.

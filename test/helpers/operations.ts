@@ -804,7 +804,7 @@ export const OTHER_OPERATIONS: Record<string, Row> = Object.fromEntries(METHODS.
 /** Every operation, in an order in which the test data of each operation still exists. */
 export const OPERATIONS: Record<string, Row> = { ...OTHER_OPERATIONS, ...ROWS }
 
-/** The operations that a long test calls: all, but for test/own/recipe.test.ts only the new ones. */
+/** The operations that a long test calls: all, but for test/project/recipe.test.ts only the new ones. */
 export const CALLED = process.env.TEST_RECIPE === undefined ? OPERATIONS : OTHER_OPERATIONS
 
 function rowOf (at: string, { security, requestBody }: Documented): Row {

@@ -7,7 +7,7 @@ import { subscribe } from 'node:diagnostics_channel'
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-// The newest snapshot equals src/db/tables.ts (test/own/migrations.test.ts). Each process of a run reads the snapshot,
+// The newest snapshot equals src/db/tables.ts (test/database/migrations.test.ts). Each process of a run reads the snapshot,
 // because loading that module takes longer.
 const SNAPSHOTS = new URL('../../drizzle/meta/', import.meta.url)
 const [snapshot] = readdirSync(SNAPSHOTS).filter((name) => name.endsWith('_snapshot.json')).sort().reverse()
@@ -252,7 +252,7 @@ subscribe('strongroom:statement', (message) => {
   if (wrong !== undefined) throw new Error(`${wrong} (see test/helpers/statements.ts): ${text}`)
 })
 
-// At its exit, each process writes its statements to a file for test/last/plans.test.ts, which runs at the end.
+// At its exit, each process writes its statements to a file for test/database/plans.test.ts, which runs at the end.
 const COLLECTION = process.env.TEST_STATEMENTS
 const MOST = 5_000
 if (COLLECTION !== undefined) {

@@ -14,7 +14,7 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 import { portable, readTotpSecret, type Contents } from './contents.ts'
 
 // `npm run release:database`: makes the database of a release with at least one row in each table, by requests and
-// commands of the service, and writes its dump and its contents to test/releases/. `server/releases` upgrades it.
+// commands of the service, and writes its dump and its contents to test/releases/. `database/releases` upgrades it.
 
 const MASTER_KEY = `k1:${Buffer.alloc(32, 'key of the tests of releases').toString('base64')}`
 const PASSWORD = 'correct horse battery'

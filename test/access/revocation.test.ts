@@ -1,0 +1,441 @@
+// runs: one database; 22 s
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { once } from 'node:events'
+import { request as httpRequest } from 'node:http'
+import t from 'tap'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { buildApp } from '../../src/app.ts'
+import { describeTokens } from '../../src/commands/people/users.ts'
+import { hashToken, parseApiToken } from '../../src/crypto/bearer.ts'
+import { revokeGrant } from '../../src/repositories/people/oauth.ts'
+import { setDisabled } from '../../src/repositories/people/users.ts'
+import { ON_CITUS, startApp } from '../helpers/app.ts'
+import {
+  fingerprint, isGivenByTeams, OPERATIONS, prepare, READS, requestOf, settle, type Row
+} from '../helpers/operations.ts'
+import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
+import { startBeside } from '../helpers/traffic.ts'
+import { visitor } from '../helpers/visitor.ts'
+
+// Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
+
+const service = await startApp(t)
+const { caller: nimbus, ids } = await settle(service, 'ours')
+const o = nimbus.organization
+const rosa = await makePerson(service, { [o]: 'owner' })
+const ROSA = `organization_id = '${o}' AND user_id = ${rosa.id}`
+
+/** The service once more on the same database, with its own idea of how long a judgement holds. */
+async function listening (recheckAfter: number, write: (line: string) => void = () => {}): Promise<string> {
+  const app = await buildApp({
+    config: service.config,
+    database: service.database,
+    keyring: service.keyring,
+    costs: service.app.costs,
+    logStream: { write },
+    recheckAfter
+  })
+  t.teardown(() => app.close())
+  return app.listen({ host: '127.0.0.1', port: 0 })
+}
+
+async function accessToken () {
+  const { access, grant } = await issuePair(service, rosa, SCOPE_NAMES)
+  return { token: access, grant }
+}
+
+// API tokens that the first of two look-ups on Citus does not find: tokens of persons, and former values.
+const foundLater = new Set<string>()
+
+/** `ofPerson`: ends the person too, not what they are in this organization alone. */
+interface Ending {
+  token: string
+  end: () => Promise<unknown>
+  undo?: () => Promise<unknown>
+  ofPerson?: true
+}
+
+const ENDINGS: Record<string, () => Promise<Ending>> = {
+  'an API token that is deleted': async () => {
+    const { token } = await service.token(o, ['*'])
+    return {
+      token,
+      end: () =>
+        service.sql(`DELETE FROM api_tokens WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`)
+    }
+  },
+  'an API token that expires': async () => {
+    const { token } = await service.token(o, ['*'])
+    return {
+      token,
+      end: () => service.write(
+      `UPDATE api_tokens SET expires_at = now() WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`
+      )
+    }
+  },
+  'an API token that is rotated': async () => {
+    const { token } = await service.token(o, ['*'])
+    return { token, end: () => service.rotate(token) }
+  },
+  'an API token whose former value ends with the next rotation': async () => {
+    const { token } = await service.token(o, ['*'])
+    const next = await service.rotate(token, 3600)
+    foundLater.add(token)
+    return { token, end: () => service.rotate(next, 3600) }
+  },
+  'somebody whose account is closed': async () => ({
+    token: (await accessToken()).token,
+    end: () => setDisabled(service.database.db, rosa.id, true),
+    undo: () =>
+      setDisabled(service.database.db, rosa.id, false),
+    ofPerson: true
+  }),
+  'an application whose grant is revoked': async () => {
+    const { token, grant } = await accessToken()
+    return { token, end: () => revokeGrant(service.database.db, grant), ofPerson: true }
+  },
+  'a member whose role changes': async () => ({
+    token: (await accessToken()).token,
+    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE ${ROSA}`),
+    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE ${ROSA}`)
+  })
+}
+
+/** An API token that rosa made through an application, with all of her permissions. */
+async function tokenOfRosa (): Promise<string> {
+  const { token } = await accessToken()
+  const { status, text, body } = await service.inject({
+    method: 'POST',
+    url: `/api/v1/organizations/${o}/api-keys`,
+    headers: { authorization: `Bearer ${token}` },
+    payload: { name: 'Hers', abilities: ['*'], expires_at: new Date(Date.now() + 3_600_000).toISOString() }
+  })
+  if (status !== 201) throw new Error(text)
+  foundLater.add(body.token)
+  return body.token
+}
+
+const isRemoved = {
+  end: () => service.sql(`DELETE FROM members WHERE ${ROSA}`),
+  undo: () => service.write(`INSERT INTO members (organization_id, user_id, role) VALUES ('${o}', ${rosa.id}, 'owner')`)
+}
+
+Object.assign(ENDINGS, {
+  'somebody who is removed from the organization': async () => ({ token: (await accessToken()).token, ...isRemoved }),
+  'an API token of somebody who is removed': async () => ({ token: await tokenOfRosa(), ...isRemoved }),
+  'a member whose role changes, with an API token': async () => ({
+    token: await tokenOfRosa(),
+    end: () => service.write(`UPDATE members SET role = 'auditor' WHERE ${ROSA}`),
+    undo: () => service.write(`UPDATE members SET role = 'owner' WHERE ${ROSA}`)
+  })
+} satisfies typeof ENDINGS)
+
+// Somebody whose own role lets them look at bills, and whose team does everything in the projects of the tests.
+const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<Ending> => {
+  const theo = await makePerson(service, { [o]: 'billing_manager' })
+  const team = await makeTeam(
+    service, o, [theo], { [ids.project!]: 'administrator', [ids.client!]: 'administrator' }
+  )
+  const { access } = await issuePair(service, theo, SCOPE_NAMES)
+  const statement = sql(team, theo.id)
+  // A changed row has the MAC of the service.
+  return {
+    token: access, end: () => statement.startsWith('UPDATE') ? service.write(statement) : service.sql(statement)
+  }
+}
+const TEAM_ENDINGS: typeof ENDINGS = {
+  'a member whose team goes on without them': inTeam((team, id) =>
+    `DELETE FROM team_members WHERE organization_id = '${o}' AND team_id = '${team}' AND user_id = ${id}`),
+  'a member whose team loses its projects': inTeam((team) =>
+    `DELETE FROM team_projects WHERE organization_id = '${o}' AND team_id = '${team}'`),
+  'a member whose team gets another role': inTeam((team) =>
+    `UPDATE team_projects SET role = 'auditor' WHERE organization_id = '${o}' AND team_id = '${team}'`),
+  'a member whose team is restricted to other levels': inTeam((team) =>
+    `UPDATE team_projects SET slices = ('[{"project_id": "' || project_id || '", "target_id": "' || project_id ||
+      '", "environment_id": null}]')::jsonb WHERE organization_id = '${o}' AND team_id = '${team}'`),
+  'a member whose team is deleted': inTeam((team) =>
+    `DELETE FROM teams WHERE organization_id = '${o}' AND id = '${team}'`),
+  'somebody who is removed, with a team': inTeam((_team, id) =>
+    `DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${id}`)
+}
+
+const CREDENTIAL = /^\s*select .*\b(api_tokens\.token_prefix\b|join "?oauth_tokens"? )/is
+const MEMBERSHIP = /^\s*select queries\.query_index, \(\s*select jsonb_build_object\('member'/is
+const OWNER = /\bjsonb_build_object\('users'/i
+
+/** Matches the last statement with which the guard looks up a caller. On Citus, a caller can have two. */
+function lastLookup (row: Row, token: string): RegExp {
+  if (!ON_CITUS) return CREDENTIAL
+  if (parseApiToken(token) !== undefined) return foundLater.has(token) ? OWNER : CREDENTIAL
+  // The membership is on another node than the access token. A person who is removed between the two statements was
+  // never let in: 404, as for each person who is not a member.
+  return row.at.includes('{organization}') ? MEMBERSHIP : CREDENTIAL
+}
+
+/** Waits until a caller is looked up next, or has been; calls `then` at that moment. */
+function lookedUp (phase: 'before' | 'after', then = () => {}, statements = CREDENTIAL): Promise<void> {
+  return new Promise((resolve) => {
+    const listen = (message: unknown) => {
+      const statement = message as { phase: string, text: string }
+      if (statement.phase !== phase || !statements.test(statement.text)) return
+      unsubscribe('strongroom:statement', listen)
+      then()
+      resolve()
+    }
+    subscribe('strongroom:statement', listen)
+  })
+}
+
+/**
+ * Begins a request whose body goes on only after `meanwhile`, which begins when the guard has let the request in;
+ * answers it, and the rest of its body.
+ */
+async function begun (
+  address: string, row: Row, token: string, meanwhile: () => Promise<unknown>, headers: Record<string, string> = {}
+) {
+  const { method, url, payload } = requestOf(row, ids)
+  const text = JSON.stringify(payload ?? {})
+  const judged = lookedUp('after', undefined, lastLookup(row, token))
+  const request = httpRequest(new URL(url, address), {
+    method,
+    headers: {
+      authorization: `Bearer ${token}`,
+      'content-type': 'application/json',
+      'content-length': Buffer.byteLength(text),
+      ...headers
+    }
+  })
+  request.write(text.slice(0, 1))
+  await judged
+  await meanwhile()
+  return { request, rest: text.slice(1) }
+}
+
+/** Sends a request whose body ends only after `meanwhile`, which begins when the guard has let the request in. */
+async function heldOpen (
+  address: string, row: Row, token: string, meanwhile: () => Promise<unknown>
+): Promise<{ status: number, body: any, challenge: string }> {
+  const { request, rest } = await begun(address, row, token, meanwhile)
+  request.end(rest)
+  const [answer] = await once(request, 'response')
+  let received = ''
+  for await (const chunk of answer) received += chunk
+  return {
+    status: answer.statusCode,
+    body: received === '' ? undefined : JSON.parse(received),
+    challenge: answer.headers['www-authenticate'] ?? ''
+  }
+}
+
+t.test('a revoked caller changes nothing, also when its body arrives late: every change holds its caller until it commits', async (t) => {
+  // Only the transactions judge here: the guard's judgement would hold for ever.
+  const address = await listening(Infinity)
+  const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) =>
+    access !== 'public' && !at.startsWith('GET ') && !READS.includes(id))
+  t.ok(changes.length >= 22, `${changes.length} operations that change something`)
+  for (const [who, make] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS })) {
+    const wrong: string[] = []
+    const possible = who in TEAM_ENDINGS ? changes.filter(([, row]) => isGivenByTeams(row)) : changes
+    t.ok(possible.length >= 15, `${possible.length} of them are possible`)
+    for (const [id, row] of possible) {
+      await prepare(service, row, ids)
+      const { token, end, undo, ofPerson } = await make()
+      if (row.byPerson && !ofPerson) continue
+      let before = ''
+      const answer = await heldOpen(address, row, token, async () => {
+        await end()
+        before = await fingerprint(service)
+      })
+      // Roles of teams are looked up with the level, after the body has arrived.
+      const isMissing = who in TEAM_ENDINGS && ['insufficient_permissions', 'not_found'].includes(answer.body?.error)
+      if (!isMissing && (answer.status !== 401 || answer.body.error !== 'unauthenticated' ||
+        !answer.challenge.includes('error="invalid_token"'))) {
+        wrong.push(`${id}: ${answer.status} ${JSON.stringify(answer.body)}`)
+      }
+      if (await fingerprint(service) !== before) wrong.push(`${id} left something`)
+      await undo?.()
+    }
+    t.strictSame(wrong, [], who)
+  }
+})
+
+t.test('what one instance has ended is refused by all from the next request on', async (t) => {
+  const second = await startBeside(t, service)
+  const apps = [service.app, ...second === undefined ? [] : [second]]
+  const answers = (token: string, method: 'GET' | 'POST' = 'GET', payload?: object) => Promise.all(apps.map(async (app) =>
+    (await app.inject({
+      method, url: `/api/v1/${o}/projects`, headers: { authorization: `Bearer ${token}` }, ...payload && { payload }
+    })).statusCode))
+  const all = (status: number) => apps.map(() => status)
+  for (const [who, make] of Object.entries(ENDINGS)) {
+    const { token, end, undo } = await make()
+    // An auditor reads, and changes nothing; a body that lacks all has passed the guard.
+    const changes = who.includes('role changes')
+    const look = () => changes ? answers(token, 'POST', {}) : answers(token)
+    for (let use = 0; use < 3; use++) t.strictSame(await look(), all(changes ? 422 : 200), who)
+    await end()
+    const refused = await look()
+    t.ok(refused.every((status) => status === refused[0] && [401, 403, 404].includes(status)), `${who}: ${refused.join()}`)
+    await undo?.()
+  }
+  const { token } = await service.token(o, ['*'])
+  const [row] = await service.sql(
+    `SELECT id::text FROM api_tokens WHERE token_hash = '\\x${hashToken(token).toString('hex')}'`
+  )
+  t.strictSame(await answers(token), all(200))
+  const { statusCode } = await apps.at(-1)!.inject({
+    method: 'DELETE',
+    url: `/api/v1/organizations/${o}/api-keys/${String(row!.id)}`,
+    headers: { authorization: `Bearer ${nimbus.token}` }
+  })
+  t.equal(statusCode, 204)
+  t.strictSame(await answers(token), all(401))
+})
+
+t.test('what a late body would only read is judged again', async (t) => {
+  const address = await listening(0)
+  for (const [who, make] of Object.entries({ ...ENDINGS, ...TEAM_ENDINGS })) {
+    for (const id of READS) {
+      const { token, end, undo } = await make()
+      const { status, body } = await heldOpen(address, OPERATIONS[id]!, token, end)
+      // A role that lacks the scope is told so, and nothing is outside of a restriction; the rest are nobody any more.
+      const expected = who.includes('restricted') ? [404] : who.startsWith('a member whose') ? [200, 403] : [401]
+      t.ok(expected.includes(status), `${id} for ${who}: ${status} ${body?.error}`)
+      await undo?.()
+    }
+  }
+})
+
+t.test('a client that hangs up while it is judged again leaves one line, changes nothing, and nothing fails unheard', async (t) => {
+  const lines: Record<string, unknown>[] = []
+  const unheard: unknown[] = []
+  const hear = (reason: unknown) => { unheard.push(reason) }
+  process.on('unhandledRejection', hear)
+  t.teardown(() => process.off('unhandledRejection', hear))
+  const address = await listening(0, (line) => lines.push(JSON.parse(line)))
+  for (const [i, [who, make]] of Object.entries(ENDINGS).entries()) {
+    const id = `hung-up-${i}`
+    const { token, end, undo } = await make()
+    const { request, rest } = await begun(address, OPERATIONS.createProject!, token, end, { 'x-request-id': id })
+    const before = await fingerprint(service)
+    request.on('error', () => {})
+    const gone = lookedUp('before', () => { request.socket!.resetAndDestroy() })
+    request.end(rest)
+    await gone
+    const linesOf = () => lines.filter(({ reqId }) => reqId === id)
+    while (linesOf().length === 0) await fetch(new URL('/healthz', address))
+    // Whatever would come after its line has had the time of a whole request.
+    await fetch(new URL('/readyz', address))
+    t.match(
+      linesOf(), { length: 1, 0: { msg: 'request', error_code: /^(unauthenticated|insufficient_permissions)$/ } }, who
+    )
+    t.equal(await fingerprint(service), before, `${who} changed nothing`)
+    await undo?.()
+  }
+  t.same(unheard, [])
+})
+
+t.test('a token may end itself', async (t) => {
+  const own = await nimbus.call(
+    'POST', `/organizations/${o}/api-keys`, { name: 'Short', abilities: ['api-token:delete'] }
+  )
+  const { token, api_key: { id } } = own.body
+  const end = () => service.inject({
+    method: 'DELETE', url: `/api/v1/organizations/${o}/api-keys/${id}`, headers: { authorization: `Bearer ${token}` }
+  })
+  t.equal((await end()).status, 204)
+  t.equal((await end()).status, 401)
+})
+
+t.test('tokens know who made them, and what a person made ends with the grant or the account, whichever token made it', async (t) => {
+  const address = await listening(Infinity)
+  const list = async () => new Map((await nimbus.call(
+    'GET', `/organizations/${o}/api-keys`
+  )).body.data.map((one: { name: string, created_by: unknown }) => [one.name, one.created_by]))
+  const expires_at = new Date(Date.now() + 3_600_000).toISOString()
+  const make = async (bearer: string, name: string): Promise<string> => {
+    const { status, text, body } = await service.inject({
+      method: 'POST',
+      url: `/api/v1/organizations/${o}/api-keys`,
+      headers: { authorization: `Bearer ${bearer}` },
+      payload: { name, abilities: ['api-token:create', 'api-token:read'], expires_at }
+    })
+    if (status !== 201) throw new Error(text)
+    return body.token
+  }
+  const alive = async (...tokens: string[]) => Promise.all(tokens.map(async (token) =>
+    (await service.inject({ url: '/api/v1/user', headers: { authorization: `Bearer ${token}` } })).status))
+
+  const [first] = await service.sql(
+    `SELECT id::float8 AS id FROM api_tokens WHERE token_hash = '\\x${hashToken(nimbus.token).toString('hex')}'`
+  )
+  const byToken = await make(nimbus.token, 'By a token')
+  t.strictSame((await list()).get('By a token'), { type: 'api_token', id: first!.id, name: 'Test token' })
+  t.equal((await list()).get('Test token'), null, 'made by an operator')
+
+  for (const [how, end] of Object.entries({
+    'the grant is revoked': (grant: number) => revokeGrant(service.database.db, grant),
+    'the account is closed': async () => {
+      await setDisabled(service.database.db, rosa.id, true)
+      await setDisabled(service.database.db, rosa.id, false)
+    }
+  })) {
+    const { token, grant } = await accessToken()
+    const { token: other } = await accessToken()
+    const mine = await make(token, `Of ${how}`)
+    const second = await make(mine, `Second of ${how}`)
+    const elsewhere = await make(other, `Elsewhere of ${how}`)
+    t.strictSame((await list()).get(`Of ${how}`), { type: 'user', id: rosa.id, name: rosa.name })
+    t.match((await list()).get(`Second of ${how}`), { type: 'api_token', name: `Of ${how}` })
+    const shown: string[] = []
+    for await (const line of describeTokens(service.database, rosa.email)) shown.push(line)
+    t.equal(shown.filter((line) => line.includes(how)).length, 3, 'the operator is shown each, whichever token made it')
+    const visit = visitor(address)
+    const page = await visit.signIn(await visit.open('/account'), rosa.email, rosa.password)
+    for (const name of [`Of ${how}`, `Second of ${how}`]) {
+      t.match(page.text, `${name} (Nimbus), ends in`, 'and so is the person')
+    }
+
+    t.strictSame(await alive(mine, second, elsewhere, byToken), [200, 200, 200, 200])
+    await end(grant)
+    const others = how === 'the grant is revoked' ? 200 : 401
+    t.strictSame(await alive(mine, second, elsewhere, byToken), [401, 401, others, 200], how)
+    t.notOk((await list()).has(`Second of ${how}`), 'and they are not listed any more')
+  }
+})
+
+t.test('a token of a person is worth no more than the account and the grant that it rests on, whoever changed these before they ended', async (t) => {
+  const manipulations: Record<string, (grant: number) => string> = {
+    'the grant is marked as revoked': (grant) => `UPDATE oauth_grants SET revoked_at = now() WHERE id = ${grant}`,
+    'the grant is another person’s': (grant) =>
+      `UPDATE oauth_grants SET user_id = (SELECT max(id) FROM users WHERE id <> ${rosa.id}) WHERE id = ${grant}`,
+    'the account was changed': () => `UPDATE users SET is_verified = NOT is_verified WHERE id = ${rosa.id}`
+  }
+  await makePerson(service)
+  for (const [how, statement] of Object.entries(manipulations)) {
+    const { token, grant } = await accessToken()
+    const payload = {
+      name: how,
+      abilities: ['project:read', 'project:create'],
+      expires_at: new Date(Date.now() + 3_600_000).toISOString()
+    }
+    const made = await service.inject({
+      method: 'POST', url: `/api/v1/organizations/${o}/api-keys`, headers: { authorization: `Bearer ${token}` }, payload
+    })
+    const headers = { authorization: `Bearer ${made.body.token}` }
+    const answers = async () => [
+      (await service.inject({ url: `/api/v1/${o}/projects`, headers })).status,
+      (await service.inject({ method: 'POST', url: `/api/v1/${o}/projects`, headers, payload: { name: how } })).status
+    ]
+    t.strictSame(await answers(), [200, 201], how)
+    await service.sql(statement(grant))
+    t.strictSame(await answers(), [401, 401], how)
+    t.ok(await setDisabled(service.database.db, rosa.id, true), 'the account can be closed all the same')
+    t.strictSame(
+      [...await service.sql(`SELECT 1 FROM api_tokens WHERE name = '${how}'`)], [], 'and nothing of it is left'
+    )
+    if (how === 'the account was changed') {
+      t.notOk(await setDisabled(service.database.db, rosa.id, false), 'but not opened')
+    } else t.ok(await setDisabled(service.database.db, rosa.id, false))
+  }
+})

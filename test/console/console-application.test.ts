@@ -1,0 +1,220 @@
+// runs: no database
+import { readdirSync, readFileSync, statSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { mock } from 'node:test'
+import { brotliCompressSync } from 'node:zlib'
+import t from 'tap'
+import { parse } from 'yaml'
+import { SCOPE_NAMES } from '../../schemas/scopes.ts'
+import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { changeNames } from '../../src/rules/editing/change.ts'
+import { load } from '../helpers/console.ts'
+import { operationsIn } from '../helpers/contract.ts'
+import { texts } from '../helpers/texts.ts'
+import { VALUES } from '../readers/values.ts'
+
+// The parts of the console that need no browser, and its budgets.
+
+// What modules expect of a browser.
+const timers = { setTimeout: (run: () => void, ms: number) => setTimeout(run, ms) }
+Object.assign(globalThis, { window: Object.assign(new EventTarget(), timers) })
+
+const files = readdirSync('console', { recursive: true }).map(String).filter((name) => statSync(join('console', name)).isFile())
+const sources = files.filter((name) => /\.tsx?$/.test(name))
+
+t.test('the console has at most 4,200 lines, a file for each page, and 120 KB', async (t) => {
+  const lines = files.reduce((sum, name) => sum + readFileSync(join('console', name), 'utf8').split('\n').length - 1, 0)
+  t.ok(lines <= 4200, `${lines} lines`)
+  const { PAGES } = await load('router.ts')
+  t.strictSame(files.filter((name) => name.startsWith('pages/')).sort(), Object.keys(PAGES).map((page) => `pages/${page}.tsx`).sort())
+  const built = readdirSync('dist/console').filter((name) => /\.(?:js|css|html)$/.test(name))
+  const bytes = built.reduce((sum, name) => sum + brotliCompressSync(readFileSync(join('dist/console', name))).length, 0)
+  t.ok(bytes <= 120 * 1024, `${bytes} bytes`)
+  const images = readdirSync('docs/images').reduce((sum, name) => sum + statSync(join('docs/images', name)).size, 0)
+  t.ok(images > 0 && images <= 600 * 1024, `${images} bytes of images`)
+})
+
+t.test('a key is forgotten after 15 minutes without use', async (t) => {
+  const { holdKey, isOpen, heldKey } = await load('crypto.ts')
+  mock.timers.enable({ apis: ['setTimeout'] })
+  t.teardown(() => mock.timers.reset())
+  const minutes = (count: number) => mock.timers.tick(count * 60_000)
+  holdKey('nimbus/shop', {})
+  minutes(14)
+  heldKey('nimbus/shop')
+  minutes(14)
+  t.ok(isOpen('nimbus/shop'), 'a use starts the time again')
+  minutes(1)
+  t.notOk(isOpen('nimbus/shop'))
+  t.throws(() => heldKey('nimbus/shop'), /Enter the key string/)
+})
+
+t.test('no package but Preact and its signals, and nothing that makes markup of text', async (t) => {
+  const forbidden = /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|localStorage|sessionStorage|document\.cookie/
+  for (const name of sources) {
+    const source = readFileSync(join('console', name), 'utf8')
+    for (const [, from] of source.matchAll(/^(?:import|export) [^;]*?from '([^']+)'/gm)) {
+      t.ok(/^(?:\.\.?\/|preact$|preact\/hooks$|@preact\/signals$)/.test(from!), `${name}: ${from}`)
+    }
+    t.notMatch(source, forbidden, name)
+  }
+  const built = readdirSync('dist/console').find((name) => name.endsWith('.js'))!
+  t.notMatch(readFileSync(join('dist/console', built), 'utf8'), /localStorage|sessionStorage|document\.cookie/)
+})
+
+t.test('the files of the console import each other without a cycle', async (t) => {
+  const imports = new Map(sources.map((name) => [name, [...readFileSync(join('console', name), 'utf8')
+    .matchAll(/^import (?!type )[^;]*?from '(\.[^']+)'/gm)].map(([, from]) => join(dirname(name), from!))]))
+  const visit = (name: string, path: readonly string[]) => {
+    if (path.includes(name)) t.fail([...path, name].join(' → '))
+    else for (const next of imports.get(name) ?? []) visit(next, [...path, name])
+  }
+  for (const name of sources) visit(name, [])
+  t.ok(imports.get('main.tsx')!.includes('ui.tsx'))
+})
+
+t.test('the operations of the console are those of openapi.yaml', async (t) => {
+  const { paths } = parse(readFileSync('openapi.yaml', 'utf8')) as { paths: Record<string, Record<string, { operationId: string, deprecated?: boolean }>> }
+  const published = new Map(Object.entries(paths).flatMap(([path, methods]) =>
+    Object.entries(operationsIn(methods)).map(([method, { operationId, deprecated }]) => [operationId, { text: `${method.toUpperCase()} ${path}`, deprecated }] as const)))
+  const { OPERATIONS, textOf } = await load('operations.ts')
+  for (const operation of OPERATIONS) {
+    t.equal(textOf(operation), published.get(operation)?.text, operation)
+    t.not(published.get(operation)?.deprecated, true, operation)
+  }
+  for (const name of sources.filter((name) => name !== 'auth.ts' && name !== 'api.ts')) {
+    t.notMatch(readFileSync(join('console', name), 'utf8'), /\bfetch\(|XMLHttpRequest/, `${name} calls no operation itself`)
+  }
+  t.strictSame([...(await load('scopes.ts')).ALL_SCOPES].sort(), [...SCOPE_NAMES].sort())
+})
+
+t.test('a value keeps every byte in its escaped form', async (t) => {
+  const { escapeValue, needsEscapes, unescapeValue } = await load('values.ts')
+  const values = [
+    '', 'plain', 'a\tb', 'a\rb', 'a\r\nb', '\nfirst', 'last\n', '\u0000\u0001\u001b', '\ufeffmark', 'back\\slash \\n', '\\u{41}',
+    'é 漢 🙂', 'zero\u200bwidth', '\u202eright', '\u2028\u2029', '\u0085', '\ud800', String.fromCharCode(...Array(256).keys())
+  ]
+  for (const value of values) {
+    const escaped = escapeValue(value)
+    t.equal(unescapeValue(escaped), value)
+    t.notOk(/[\r\t\0\ufeff]/.test(escaped), 'no character that a text field changes')
+  }
+  for (const value of ['a\tb', 'a\rb', '\nfirst', '\ufeffmark', '\u0000', 'zero\u200bwidth', '\ud800']) t.ok(needsEscapes(value))
+  for (const value of ['', 'plain', 'two\nlines', 'é 漢 🙂', '\\n']) t.notOk(needsEscapes(value))
+  for (const wrong of ['\\x', '\\', '\\u{110000}', '\\u{}', '\\u0041']) t.throws(() => unescapeValue(wrong), /is no escape/, wrong)
+})
+
+t.test('names with invisible characters look different', async (t) => {
+  const { shownName } = await load('values.ts')
+  for (const [name, shown] of [
+    ['NAME', 'NAME'], ['NAME\u200b', 'NAME\\u{200b}'], ['A\u202eB', 'A\\u{202e}B'], ['', '(empty name)'], ['é \\ b', 'é \\ b'],
+    [' a ', '\\u{20}a\\u{20}'], ['a\nb', 'a\\u{a}b'], ['\t', '\\t']
+  ] as const) t.equal(shownName(name), shown)
+})
+
+t.test('the browser changes documents of client-managed projects without touching other lines', async (t) => {
+  const { changeValue, readValues } = await load('values.ts')
+  const document = '# head\nA=1 # one\nexport B="two\\nlines"\r\n\nC=\'x\'\n'.replace('\r', '')
+  t.strictSame([...readValues('env', document)], [['A', '1'], ['B', 'two\nlines'], ['C', 'x']])
+  t.equal(changeValue('env', document, 'C', 'y z'), document.replace("C='x'", "C='y z'"))
+  t.equal(changeValue('env', document, 'D', '4'), `${document}D=4\n`)
+  t.equal(changeValue('env', document, 'C', undefined), document.replace("C='x'\n", ''))
+  t.equal(changeValue('env', 'A=1\r\nB=2\r\n', 'A', '3'), 'A=3\r\nB=2\r\n')
+  for (const value of ['', "it's", 'a"b', '$HOME `x`', 'x # y', '{"k": "it\'s"}', '"it\'s"', 'a\'b"c`d', ' spaces ', 'l1\nl2', 'cr\rlf', '\t', '漢']) {
+    t.equal(readValues('env', changeValue('env', document, 'NEW', value)).get('NEW'), value)
+  }
+  t.equal(changeValue('env', 'A=1#old # note\r\nB=2\r\n', 'A', 'x\ny'), 'A="x\\ny" # note\r\nB=2\r\n', 'nothing of the old value is left')
+  t.equal(changeValue('env', '\ufeffA=1\n# c\nB=`2` # d\nC=3\n', 'A', undefined), '\ufeff# c\nB=`2` # d\nC=3\n', 'the comment of another name stays')
+  t.throws(() => changeValue('env', '', 'a b', '1'), /cannot hold/)
+  t.throws(() => changeValue('env', 'not a line', 'A', '1'), /as a whole/)
+  t.equal(changeValue('json', '{"A": 1, "B": {"x": true}}', 'A', 'é'), '{"A": "é", "B": {"x": true}}')
+  t.equal(changeValue('json', '', 'A', '1'), '{\n  "A": "1"\n}\n')
+  for (const name of ['constructor', '__proto__', 'toString']) {
+    const changed = changeValue('json', '{"A": "1"}', name, 'x')
+    t.strictSame([...readValues('json', changed)], [['A', '1'], [name, 'x']])
+    t.strictSame([...readValues('json', changeValue('json', changed, name, undefined))], [['A', '1']])
+  }
+  for (const kept of ['12345678901234567890', '1.50', '1e400', '{"x": [0.10]}', '1, "A": 2', '{"x": 1, "x": 2}']) {
+    t.equal(changeValue('json', `{"A": ${kept}, "B": "1"}`, 'B', '2'), `{"A": ${kept}, "B": "2"}`)
+  }
+  t.equal(changeValue('json', '\ufeff{"A": "\\u00e9\\"1.50", "B": [true, null, -1.5]}', 'A', '2'), '\ufeff{"A": "2", "B": [true, null, -1.5]}')
+  t.strictSame([...readValues('json', '{"A": 1, "B": null, "C": {"x": 1}}')], [['A', '1'], ['B', ''], ['C', '{"x":1}']])
+  t.equal(readValues('yaml', 'A: 1'), undefined)
+})
+
+t.test('the browser reads JSON as the service does', async (t) => {
+  const { readValues } = await load('values.ts')
+  for (const text of [
+    '{"A": 1234567890123456789}', '{"A": {"ids": [12345678901234567890, 1.10, -0, 1e400], "x": null}}', '{"A": 1, "A": 2.50}',
+    '{"__proto__": "a", "constructor": {"__proto__": 1}}', '{"A": "\\u00e9\\n", "\\u0041": true}', '{}', '\ufeff{"A":\r\n[ 1 , 2 ]}',
+    '[1]', '{"A": 01}', '{"A": 1', 'null'
+  ]) {
+    const expected = readDocument('json', text)
+    t.strictSame(readValues('json', text), expected && new Map(Object.entries(expected)), text)
+  }
+})
+
+t.test('the browser writes values into .env documents as the service does', async (t) => {
+  const { changeValue } = await load('values.ts')
+  const olds = [
+    '', 'X=x # c\n', 'export X=x#old # c\n', 'X=x\t# c\n', 'X= # c #\n', "X='x'#old\n", 'X="x" # c\n', 'X="x\\ny"\n', 'X=`x`\n', 'X:\n  x\n',
+    'X=\n\n"x"#old\n', 'X="x" y#old\n', 'X=1\nX=2\n'
+  ]
+  const wrong = olds.flatMap((old) => VALUES.flatMap((value) => ['\n', '\r\n'].flatMap((lineEnd) => {
+    const text = `# c\n${old}${old === '' ? '' : 'B=1\n'}`.replaceAll('\n', lineEnd)
+    const byService = changeNames('env', text, { set: texts([['X', value]]), unset: [], replace: null })
+    const byBrowser = changeValue('env', text, 'X', value)
+    return 'text' in byService && byService.text === byBrowser ? [] : [{ text, value, byService, byBrowser }]
+  })))
+  t.strictSame(wrong.slice(0, 10), [], `${wrong.length} differ`)
+})
+
+t.test('the first error of a text has the place that the service names', async (t) => {
+  const { problemIn } = await load('values.ts')
+  for (const [format, text] of [
+    ['json', '{"A": x}'], ['json', '{\n"A": "1"\r\n"B": 2}'], ['json', '\ufeff{"🙂": }'], ['json', '{"A": "\n"}'], ['json', '[1]'], ['json', '{"A": 1'],
+    ['json', '"text"'], ['env', 'A=1\nnothing'], ['env', '\r\n\r\n= 1'], ['env', 'A="open']
+  ] as const) {
+    const { line, column } = documentError(format, text)!
+    t.match({ line, column }, problemIn(format, text), `${format} ${JSON.stringify(text)}`)
+  }
+  for (const [format, text] of [['json', '{"A": 1}'], ['json', ''], ['env', 'A=1'], ['yaml', ': ['], ['text', 'x']]) t.equal(problemIn(format, text), undefined)
+})
+
+t.test('an address with a malformed escape is a place', async (t) => {
+  const { placeOf } = await load('router.ts')
+  t.match(placeOf('/console/nimbus/%E0%A4%A/-/level'), { page: 'level', organization: 'nimbus', project: '%E0%A4%A' })
+  t.match(placeOf('/console/%25/a%20b'), { page: 'matrix', organization: '%', project: 'a b' })
+})
+
+t.test('an edited document is a change of names if nothing else differs', async (t) => {
+  const { changeOf } = await load('values.ts')
+  t.strictSame(changeOf('env', '# c\nA=1\nB=2\nC=3\n', '# c\nA=1\nB=x\nD=4\n'), { set: { B: 'x', D: '4' }, unset: ['C'] })
+  t.equal(changeOf('env', '# c\nA=1\n', '# d\nA=2\n'), undefined, 'a comment')
+  t.equal(changeOf('env', 'A=1\n', 'not a line'), undefined)
+  t.equal(changeOf('yaml', 'A: 1\n', 'A: 2\n'), undefined)
+  t.strictSame(changeOf('json', '{\n  "A": "1"\n}\n', '{\n  "A": "2"\n}\n'), { set: { A: '2' }, unset: [] })
+  t.equal(changeOf('json', '{\n  "A": 1\n}\n', '{\n  "A": 2\n}\n'), undefined, 'a number')
+  const many = Array.from({ length: 21 }, (_, i) => `N${i}=1\n`).join('')
+  t.equal(changeOf('env', '', many), undefined)
+})
+
+t.test('the browser derives keys and opens blobs as the vectors say', async (t) => {
+  const { deriveKey, openBlob, sealBlob } = await load('crypto.ts')
+  const { keys, blobs } = JSON.parse(readFileSync('test/vectors/client.json', 'utf8'))
+  const strong = keys.find((one: { iterations: number }) => one.iterations >= 600_000)
+  const { key_string, salt, iterations, data_key, proof } = strong
+  const key = await deriveKey(key_string, { salt, iterations })
+  t.equal(key.proof, proof)
+  const other = await crypto.subtle.importKey('raw', Buffer.from(data_key, 'base64'), 'AES-GCM', false, ['encrypt', 'decrypt'])
+  t.equal(await openBlob({ key: other }, await sealBlob(key, '\ufeffsame\r\n\0')), '\ufeffsame\r\n\0')
+  for (const { data_key, plaintext, blob } of blobs) {
+    const key = await crypto.subtle.importKey('raw', Buffer.from(data_key, 'base64'), 'AES-GCM', false, ['decrypt'])
+    t.equal(await openBlob({ key }, blob), plaintext)
+    const wrong = Buffer.from(blob, 'base64')
+    wrong[20]! ^= 1
+    await t.rejects(openBlob({ key }, wrong.toString('base64')), /does not decrypt/)
+  }
+  await t.rejects(deriveKey(key_string, { salt, iterations: 1000 }), /only 1000 iterations/)
+  await t.rejects(deriveKey('x'.repeat(32), { salt, iterations }), /Use another length/)
+})

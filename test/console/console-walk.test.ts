@@ -1,0 +1,1196 @@
+// runs: one database; 90 s
+import { mkdirSync, readFileSync } from 'node:fs'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { join } from 'node:path'
+import axe from 'axe-core'
+import type { Browser, Locator, Page } from 'playwright-core'
+import t, { type Test } from 'tap'
+import { earlier, startApp, type Caller, type TestApp } from '../helpers/app.ts'
+import { launch, openWindow, signIn, skip } from '../helpers/browser.ts'
+import { load } from '../helpers/console.ts'
+import { giveSecondFactor, makePerson, type Person } from '../helpers/people.ts'
+
+// The console in Chromium: a person's first hour with all actions and operations, values, and attacks.
+
+const { ACTIONS } = await load('actions.ts') as { ACTIONS: Record<string, string> }
+const { OPERATIONS, textOf } = await load('operations.ts') as { OPERATIONS: string[], textOf (name: string): string }
+/** Operations by the pattern of their requests. */
+const PATTERNS = OPERATIONS.map((operation) => {
+  const [method = '', path = ''] = textOf(operation).split(' ')
+  const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
+  return { operation, method, pattern, parameters: path.split('{').length }
+}).sort((a, b) => a.parameters - b.parameters)
+
+const operationOf = (method: string, pathname: string): string | undefined =>
+  PATTERNS.find((one) => one.method === method && one.pattern.test(pathname))?.operation
+
+let browser: Browser
+t.before(async () => { if (!skip) browser = await launch() })
+t.teardown(async () => browser?.close())
+
+interface Visit {
+  service: TestApp
+  url: string
+  nimbus: Caller
+  rosa: Person
+  page: Page
+  /** Actions that were clicked, and operations that were called. */
+  actions: Set<string>
+  operations: Set<string>
+  wrongs: string[]
+  requested: string[]
+}
+
+/** A service with an organization, and a window of an owner of it. */
+async function visit (t: Test, width: number, env: Record<string, string> = {}): Promise<Visit> {
+  const service = await startApp(t, env)
+  const url = await service.app.listen({ host: '127.0.0.1', port: 0 })
+  const nimbus = await service.organization({ slug: 'nimbus' })
+  const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
+  const window = await openWindow(t, browser, {
+    viewport: { width, height: 800 }, permissions: ['clipboard-read', 'clipboard-write'], bypassCSP: false, locale: 'en-GB'
+  })
+  const [actions, operations] = [new Set<string>(), new Set<string>()]
+  await window.context.exposeBinding('recordAction', (_source, name: string) => { actions.add(name) })
+  await window.context.addInitScript(`document.addEventListener('click', (event) => {
+    const action = event.target.closest?.('[data-action]')?.dataset.action
+    if (action !== undefined) recordAction(action)
+  }, true)`)
+  window.context.on('request', (request) => {
+    const { pathname } = new URL(request.url())
+    const operation = operationOf(request.method(), pathname)
+    if (operation !== undefined) operations.add(operation)
+  })
+  return { service, url, nimbus, rosa, ...window, actions, operations }
+}
+
+const AXE = `${axe.source}; undefined`
+// Rules of WCAG 2.2 A and AA, and best practices.
+const RUN_AXE = `axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) =>
+  violations.map(({ id, nodes }) => id + ': ' + nodes.slice(0, 3).map(({ html, failureSummary }) => html.slice(0, 160) + ' ' + failureSummary).join(' | ')))`
+
+const SIZES = [360, 1280] as const
+let looked = 0
+
+/** Asserts that the page is accessible and as wide as the window: at 360 and 1,280 pixels, light and dark. */
+async function look (t: Test, page: Page, what: string) {
+  looked++
+  const size = page.viewportSize()!
+  await page.evaluate(AXE)
+  for (const width of SIZES) {
+    await page.setViewportSize({ width, height: 800 })
+    for (const colorScheme of ['light', 'dark'] as const) {
+      await page.emulateMedia({ colorScheme })
+      const where = `${what}, ${width} pixels, ${colorScheme}`
+      t.strictSame(await page.evaluate(RUN_AXE), [], `${where}: axe`)
+      t.equal(await page.evaluate('document.documentElement.scrollWidth'), width, `${where}: nothing is wider`)
+    }
+  }
+  await page.emulateMedia({ colorScheme: 'light' })
+  await page.setViewportSize(size)
+}
+
+/** Writes a screenshot for docs/console.md if CONSOLE_SCREENSHOTS names a folder. */
+async function screenshot (page: Page, name: string, what?: Locator) {
+  const folder = process.env.CONSOLE_SCREENSHOTS
+  if (folder === undefined || page.viewportSize()!.width < 1000) return
+  mkdirSync(folder, { recursive: true })
+  await page.evaluate('scrollTo(0, 0)')
+  await what?.evaluate((element: unknown) =>
+    (element as { scrollIntoView (options: object): void }).scrollIntoView({ block: 'center' }))
+  await page.screenshot({ path: join(folder, `${name}.png`) })
+}
+
+const button = (at: Page | Locator, name: string | RegExp) => at.getByRole('button', { name, ...(typeof name === 'string' && { exact: true }) })
+const said = (page: Page, text: string | RegExp) => page.getByRole('status').getByText(text).first().waitFor()
+const follow = (page: Page, name: string) => page.getByRole('link', { name, exact: true }).first().click()
+async function unfold (page: Page, text: string | RegExp) {
+  const summary = page.locator('summary', { hasText: text }).first()
+  await summary.waitFor()
+  if (await summary.locator('..').getAttribute('open') === null) await summary.click()
+}
+
+/** A page that could not load has a button to load again. */
+async function tryAgain (page: Page) {
+  await page.route('**/projects?*', async (route) => route.fulfill({ status: 502, contentType: 'application/json', body: '<h1>Bad gateway</h1>' }))
+  await page.reload()
+  await page.getByRole('alert').getByText('The service answered with status 502.').waitFor()
+  await page.unroute('**/projects?*')
+  await button(page, 'Try again').click()
+  await page.getByLabel('Name of the project').waitFor()
+}
+
+async function isInWindow (element: Locator, width: number): Promise<boolean> {
+  const box = await element.boundingBox()
+  return box !== null && box.x >= 0 && box.x + box.width <= width
+}
+
+/** Waits until a condition holds: the policy of the page forbids `waitForFunction`. */
+async function until (holds: () => Promise<boolean>) {
+  for (let i = 0; !await holds(); i++) {
+    if (i > 100) throw new Error(`not in time: ${holds}`)
+    await new Promise((resolve) => { setTimeout(resolve, 100) })
+  }
+}
+
+/** Confirms an action in its dialog. */
+async function confirm (page: Page, opener: string | RegExp, action: string) {
+  await button(page, opener).first().click()
+  await page.getByRole('dialog').locator(`button[data-action="${action}"]`).click()
+}
+
+/** The time of a field without a time zone. */
+const local = (time: number) => new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 23)
+
+for (const width of SIZES) {
+  t.test(`a person's first hour at ${width} pixels: every action and operation of the console, accessible pages`, {
+    skip
+  }, async (t) => {
+    const visited = await visit(t, width)
+    const { service, url, nimbus, rosa, page, actions, operations, wrongs } = visited
+    const ada = await makePerson(service, {})
+
+    // Sign in, and create an organization and a project with an imported file.
+    await page.goto(`${url}/console`)
+    await signIn(page, rosa)
+    await page.getByRole('heading', { name: 'Nimbus', level: 1 }).waitFor()
+    t.equal(new URL(page.url()).search, '', 'no code stays in the address')
+    await tryAgain(page)
+    await look(t, page, 'start')
+    await unfold(page, 'Create an organization')
+    await page.getByLabel('Name', { exact: true }).fill('Stratus')
+    await button(page, 'Create organization').click()
+    await page.getByRole('heading', { name: 'Stratus', level: 1 }).waitFor()
+    await unfold(page, 'Settings of the organization')
+    await confirm(page, /^Delete organization/, 'organization.delete')
+    await said(page, 'Deleted the organization')
+    await follow(page, 'Nimbus')
+    await page.getByLabel('Name of the project').fill('Shop')
+    await page.getByLabel('Targets').fill('backend, website')
+    await page.getByLabel('Environments of each target').fill('test, live')
+    await page.getByLabel('Upload a file').setInputFiles({
+      name: '.env', mimeType: 'text/plain', buffer: Buffer.from('DATABASE_URL=postgres://canary\nAPI_KEY=canary\n')
+    })
+    await button(page, 'Create project').click()
+
+    // Compare: which environment lacks a name? Set it, and undo the change.
+    await page.getByRole('region', { name: 'Names and levels' }).waitFor()
+    await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LIVE_ONLY: 'one', API_KEY: 'other' } })
+    await page.reload()
+    await page.getByLabel(/^Missing in an environment \(1\)/).waitFor()
+    await screenshot(page, 'matrix')
+    await page.getByLabel(/^Missing in an environment \(1\)/).check()
+    await page.getByText('Names are missing in: backend / test, website / live, website / test.').waitFor()
+    t.ok(await isInWindow(button(page, 'Missing LIVE_ONLY in backend / test'), width), 'the first missing cell is in the window')
+    await look(t, page, 'matrix')
+    t.ok((await page.locator('.top').boundingBox())!.height <= 160, 'the header leaves the window to the page')
+    t.ok(await isInWindow(page.locator('.top .project [aria-current]'), width), 'the present page is in sight in the header')
+    await button(page, 'Missing LIVE_ONLY in backend / test').click()
+    await look(t, page, 'cell')
+    await page.getByLabel('New value').fill('two')
+    await button(page, 'Save value').click()
+    await said(page, 'Saved LIVE_ONLY in backend / test.')
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: backend / test is as it was before.')
+    const names = await nimbus.call('GET', '/nimbus/shop/backend/test/secrets/names')
+    t.equal(names.body.meta.total, 0, 'the document is as it was: there was none')
+    await page.getByLabel(/^Different values/).check()
+    await button(page, /API_KEY in backend \/ live/).click()
+    const dialog = page.getByRole('dialog')
+    await button(dialog, /^Reveal/).click()
+    await dialog.getByText('other', { exact: true }).waitFor()
+    await screenshot(page, 'reveal')
+    await button(dialog, /^Hide/).click()
+    await button(dialog, /^Copy/).click()
+    await button(dialog, 'Start from the present value').click()
+    await until(async () => await page.getByLabel('New value').inputValue() === 'other')
+    await button(dialog, 'Remove name').click()
+    await said(page, 'Removed API_KEY from backend / live.')
+    await page.getByLabel('Only names that contain').fill('url')
+    await button(page, 'Search').click()
+    await page.getByLabel('All names (1)').waitFor()
+    t.equal(await page.evaluate('document.activeElement.dataset.action'), 'matrix.search', 'the focus stays')
+    await page.emulateMedia({ media: 'print' })
+    t.ok(await page.locator('.matrix td button').first().isVisible(), 'a print has the cells')
+    await page.emulateMedia({ media: null })
+
+    // More levels than a request returns.
+    await nimbus.call('POST', '/nimbus/projects', { name: 'Wide' })
+    await nimbus.call('POST', '/nimbus/wide/targets', { name: 'Many' })
+    for (let i = 0; i < 99; i++) await nimbus.call('POST', '/nimbus/wide/many/environments', { name: `E${i}` })
+    await nimbus.call('POST', '/nimbus/secrets/store', { project: 'wide', plaintext: 'A=1' })
+    await page.goto(`${url}/console/nimbus/wide`)
+    await button(page, 'Show more levels').click()
+    await page.getByRole('columnheader', { name: 'e98' }).waitFor()
+    await page.goto(`${url}/console/nimbus/shop`)
+
+    // Levels.
+    await unfold(page, 'Add a target')
+    await page.getByLabel('Name of the target').fill('Old')
+    await button(page, 'Add target').click()
+    await said(page, 'Added the target Old.')
+    await unfold(page, 'Add an environment')
+    await page.getByLabel('Target', { exact: true }).selectOption('old')
+    await page.getByLabel('Name of the environment').fill('Stage')
+    await button(page, 'Add environment').click()
+    await said(page, 'Added the environment Stage to old.')
+    for (const title of ['old / stage', 'old']) {
+      await confirm(page, new RegExp(`^Delete ${title}`), 'level.delete')
+      await said(page, `Deleted ${title}.`)
+    }
+    await unfold(page, 'Settings of the project')
+    await page.getByLabel('Name of the project').fill('Shop front')
+    await button(page, 'Rename project').click()
+    await page.getByRole('heading', { name: 'Secrets of Shop front' }).waitFor()
+
+    // A level of each kind: names, the document, an import, a conflict.
+    for (const [level, path] of [
+      ['shop', ''], ['backend', '/backend'], ['backend / live', '/backend/live']
+    ] as const) {
+      await page.goto(`${url}/console/nimbus/shop/-/level${path}`)
+      await page.getByRole('heading', { name: level, level: 1 }).waitFor()
+      await button(page, 'Add a name…').click()
+      await page.getByLabel('Name', { exact: true }).fill('COLOUR')
+      await page.getByLabel('Value', { exact: true }).fill(`red ${level}`)
+      await button(page, 'Save value').click()
+      await said(page, `Saved COLOUR in ${level}.`)
+      await button(page, /^Change… COLOUR/).click()
+      await page.getByLabel('New value').fill('green')
+      await nimbus.call('PATCH', `/nimbus/shop${path}/secrets`, { set: { MEANWHILE: 'x' } })
+      await button(page, 'Save value').click()
+      const conflict = page.getByRole('dialog').getByRole('alert').filter({ hasText: 'was changed meanwhile' })
+      await conflict.getByText('MEANWHILE', { exact: true }).waitFor()
+      if (level === 'backend / live') await look(t, page, 'conflict')
+      await button(conflict, 'Apply my change again').click()
+      // The message of the first change may still be shown.
+      await until(async () => (await nimbus.call('GET', `/nimbus/shop${path}/secrets/values`)).body.COLOUR === 'green')
+      await page.getByRole('rowheader', { name: 'MEANWHILE' }).waitFor()
+    }
+    await button(page, 'Reveal all').click()
+    await page.getByText('green', { exact: true }).waitFor()
+    await look(t, page, 'level')
+    await unfold(page, 'Import a text')
+    await page.getByLabel('Text to import').fill('COLOUR=blue\nSIZE')
+    await button(page, 'Preview').click()
+    const refusal = page.locator('.field', { has: page.getByLabel('Text to import') }).getByRole('alert')
+    await refusal.getByText('The first error is in line 2').waitFor()
+    await look(t, page, 'refused import')
+    await page.getByLabel('Text to import').fill('{"COLOUR": "blue", "SIZE": "XL"}')
+    await page.getByLabel('Format of the text').selectOption('json')
+    await button(page, 'Preview').click()
+    const preview = page.locator('.preview')
+    await preview.getByText('SIZE').waitFor()
+    t.match(await preview.innerText(), /Adds 1\s+SIZE\s+Changes 1\s+COLOUR\s+Removes 2\s+LIVE_ONLY\s*MEANWHILE/)
+    await look(t, page, 'import')
+    await screenshot(page, 'import', preview)
+    await button(preview, 'Import').click()
+    await said(page, 'Imported into backend / live.')
+    await button(page, 'Edit the document').click()
+    await page.getByLabel('Document of backend / live').fill('COLOUR=black\nSIZE=M\n')
+    await button(page, 'Save document').click()
+    await said(page, 'Saved the document of backend / live.')
+    const downloads = page.waitForEvent('download')
+    await button(page, 'Download').click()
+    t.equal(readFileSync(await (await downloads).path(), 'utf8'), 'COLOUR=black\nSIZE=M\n')
+    await confirm(page, /^Delete document/, 'document.delete')
+    await said(page, 'Deleted the document of backend / live.')
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: backend / live is as it was before.')
+
+    // History of each kind of level.
+    for (const path of ['', '/backend', '/backend/live']) {
+      await page.goto(`${url}/console/nimbus/shop/-/history${path}`)
+      await page.getByRole('heading', { name: /^History of/, level: 1 }).waitFor()
+      const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
+      await boxes.nth(0).check()
+      await boxes.nth(1).check()
+      await button(page, /^Compare versions/).click()
+      await page.getByRole('heading', { name: /^From version/ }).waitFor()
+      await page.getByLabel('Name', { exact: true }).fill('COLOUR')
+      await button(page, 'Show history').click()
+      await page.getByRole('region', { name: 'Changes of COLOUR' }).waitFor()
+    }
+    const choices = page.getByRole('checkbox', { name: /^Choose version/ })
+    for (const place of [0, 1]) await choices.nth(place).uncheck()
+    await choices.nth(0).check()
+    await choices.last().check()
+    await button(page, /^Compare versions/).click()
+    await button(page, 'Reveal values').click()
+    const values = page.getByRole('region', { name: 'Values of both versions' })
+    await values.getByText('black', { exact: true }).waitFor()
+    await look(t, page, 'history')
+    await screenshot(page, 'history')
+    const moment = Date.now()
+    await page.getByLabel('Time', { exact: true }).fill(local(moment))
+    await button(page, 'Show names then').click()
+    await page.getByRole('region', { name: 'Names at that time' }).waitFor()
+    await button(page, /^Preview restore/).last().click()
+    await button(page, /^Restore version/).click()
+    await said(page, /^Restored version/)
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: backend / live is as it was before.')
+    await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { LATER: '1' } })
+    await page.getByLabel('Time of the project').fill(local(moment))
+    await button(page, 'Preview').click()
+    await page.getByRole('heading', { name: 'backend / live: update' }).waitFor()
+    await button(page, 'Restore project').click()
+    await said(page, /Restored|restored/)
+    await button(page, 'Undo').click()
+    await said(page, 'Undone: the project is as it was before.')
+    t.ok((await nimbus.call('GET', '/nimbus/shop/backend/live/secrets/values')).body.LATER, 'the restore is undone')
+    for (let i = 0; i < 28; i++) await nimbus.call('PATCH', '/nimbus/shop/backend/live/secrets', { set: { COUNT: String(i) } })
+    await page.reload()
+    await button(page, 'Show older versions').click()
+    await confirm(page, /^Purge history/, 'history.purge')
+    await said(page, /^Purged/)
+
+    // Keys: of the server, and of clients.
+    await follow(page, 'Keys')
+    await page.getByLabel('Old versions').selectOption('re_encrypt')
+    await button(page, 'Rotate key').click()
+    t.equal((await nimbus.call('GET', '/nimbus/shop/encryption-key/history')).body.data.length, 1, 'one press does not rotate')
+    await page.getByLabel('Replace the key of this project').check()
+    await button(page, 'Rotate key').click()
+    await said(page, /^Rotated to key version 2/)
+    await button(page, 'Refresh progress').click()
+    await look(t, page, 'keys')
+    await clientManaged(t, visited)
+
+    // Tokens.
+    await follow(page, 'Tokens and applications')
+    await page.getByLabel('Name of the token').fill('CI')
+    await page.getByLabel('Full').check()
+    await unfold(page, 'Choose each scope')
+    await page.getByLabel('secret:purge').uncheck()
+    t.ok(await page.getByLabel('secret:read').isChecked(), 'a scope less than all leaves the others')
+    await page.getByLabel('Full').check()
+    await page.getByLabel('Name of the token').fill('x'.repeat(300))
+    await button(page, 'Create token').click()
+    await page.locator('.field', { has: page.getByLabel('Name of the token') }).getByRole('alert').waitFor()
+    await page.getByLabel('Name of the token').fill('CI')
+    await button(page, 'Choose a project').click()
+    await page.getByLabel('Project', { exact: true }).selectOption('shop')
+    await page.getByLabel('Part of the project').selectOption('backend / live')
+    await look(t, page, 'choice of a part')
+    await button(page, 'Create token').click()
+    const value = await page.locator('.once .value').innerText()
+    await button(page, 'Copy token').click()
+    t.equal((await fetch(`${url}/api/v1/nimbus/projects`, { headers: { authorization: `Bearer ${value}` } })).status, 200)
+    await page.locator('dd').getByText('shop / backend / live', { exact: true }).waitFor()
+    await look(t, page, 'new token')
+    await button(page, 'I have copied it').click()
+    await page.getByText(value).waitFor({ state: 'detached' })
+    await unfold(page, /^Rotate or revoke CI/)
+    await button(page, 'Rotate').first().click()
+    await page.getByText('Copy it now').waitFor()
+    t.equal((await fetch(`${url}/api/v1/nimbus/projects`, { headers: { authorization: `Bearer ${value}` } })).status, 401)
+    await confirm(page, /^Revoke CI/, 'token.revoke')
+    await said(page, 'Revoked the token CI.')
+    await look(t, page, 'tokens')
+    await people(t, visited, ada)
+
+    // Audit and usage.
+    await follow(page, 'Audit and usage')
+    await page.getByRole('region', { name: 'Events', exact: true }).waitFor()
+    await button(page, 'Show older events').click()
+    await button(page, 'Show usage and plan').click()
+    await page.getByText('The plan is self-hosted.').waitFor()
+    await look(t, page, 'audit')
+    await page.getByLabel('What', { exact: true }).fill('secret.store')
+    await button(page, 'Filter').click()
+    await page.getByRole('rowheader', { name: 'secret.names' }).first().waitFor({ state: 'detached' })
+    t.equal(await page.getByLabel('What', { exact: true }).inputValue(), 'secret.store', 'the filter stays')
+    const exported = page.waitForEvent('download')
+    await button(page, 'Export').click()
+    t.match(readFileSync(await (await exported).path(), 'utf8'), /^sequence,occurred_at,action/)
+    await unfold(page, /^As curl/)
+    await button(page, 'Copy commands').click()
+    const commands = await page.locator('.curl pre').innerText()
+    t.match(commands, /^curl -X GET 'http/)
+    t.notMatch(commands, /dotenv_/, 'no token is in the commands')
+
+    // A dangerous action after five minutes: the person signs in again in a window.
+    await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
+    await page.goto(`${url}/console/nimbus/shop`)
+    await unfold(page, 'Settings of the project')
+    await button(page, /^Delete project/).click()
+    await page.locator('dialog button[data-action="project.delete"]').click()
+    await page.getByRole('heading', { name: 'Sign in again' }).waitFor()
+    await look(t, page, 'sign in again')
+    const opened = page.waitForEvent('popup')
+    await button(page, 'Open the sign-in').click()
+    const popup = await opened
+    const closed = popup.waitForEvent('close')
+    await signIn(popup, rosa)
+    await closed
+    await said(page, 'Deleted the project Shop front.')
+    await button(page, 'Sign out').click()
+    await page.getByRole('heading', { name: 'You are signed out' }).waitFor()
+    await look(t, page, 'signed out')
+    await page.getByRole('link', { name: 'Sign in to the console' }).click()
+    await page.getByLabel('Password').waitFor()
+
+    t.strictSame(Object.keys(ACTIONS).filter((action) => !actions.has(action)), [], 'every action was visited')
+    t.strictSame(OPERATIONS.filter((operation) => !operations.has(operation)), [], 'every operation was called')
+    t.strictSame(wrongs, [])
+    t.ok(looked > 0)
+  })
+}
+
+/** A project whose key only clients have: created, opened, changed, rotated, given to the server and back. */
+async function clientManaged (t: Test, { page, url, nimbus }: Visit) {
+  await follow(page, 'Nimbus')
+  await unfold(page, 'Create a project')
+  await page.getByLabel('Name of the project').fill('Vault')
+  await page.getByLabel('Targets').fill('api')
+  await page.getByLabel('Environments of each target').fill('live')
+  await page.getByLabel('Import (optional)').fill('SECRET=canary\n')
+  await page.getByLabel('Only your people').check()
+  const key = await page.getByLabel('Key string').inputValue()
+  await button(page, 'Create project').click()
+  await button(page, 'Read all levels').click()
+  await button(page, /SECRET in api \/ live/).click()
+  await button(page.getByRole('dialog'), /^Reveal/).click()
+  await page.getByText('canary', { exact: true }).waitFor()
+  await page.getByLabel('New value').fill("it's $5")
+  await button(page, 'Save value').click()
+  await said(page, 'Saved SECRET in api / live.')
+  await look(t, page, 'client-managed matrix')
+  const stored = await nimbus.call('GET', '/nimbus/vault/api/live/secrets')
+  t.equal(stored.body.data.attributes.levels.environment.encrypted, true)
+  t.notMatch(stored.text, 'it\'s', 'the server has ciphertext only')
+  await button(page, 'Forget the key').click()
+  await page.getByLabel('Key string').fill('a wrong key string')
+  await button(page, 'Open the project').click()
+  await page.getByRole('alert').getByText('This is not the key string of the project').waitFor()
+  await page.getByLabel('Key string').fill(key)
+  await button(page, 'Open the project').click()
+  await follow(page, 'Keys')
+  const next = await page.getByLabel('New key string').inputValue()
+  await page.getByLabel('Old versions').selectOption('re_encrypt')
+  await button(page, 'Rotate key').click()
+  t.equal(await page.getByLabel('New key string').inputValue(), next, 'the key string stays until the person has kept it')
+  await page.getByLabel('I have kept the key string').check()
+  await button(page, 'Rotate key').click()
+  await said(page, /^Rotated to key version 2/)
+  await look(t, page, 'keys of clients')
+  await page.goto(`${url}/console/nimbus/vault/-/history/api/live`)
+  await page.getByText('are not available, because the server cannot read').waitFor()
+  await page.getByLabel('Key string').fill(next)
+  await button(page, 'Open the project').click()
+  await button(page, 'Forget the key').waitFor()
+  await button(page, /^Preview restore/).last().click()
+  await button(page, /^Restore version/).click()
+  await said(page, /^Restored version/)
+  await page.getByText(/^Version \d+: Restored/).first().waitFor()
+  const boxes = page.getByRole('checkbox', { name: /^Choose version/ })
+  await boxes.nth(0).check()
+  await boxes.nth(1).check()
+  await button(page, /^Compare versions/).click()
+  await page.getByRole('heading', { name: /^From version/ }).waitFor()
+  await follow(page, 'Keys')
+  await page.getByLabel('Present key string').fill(next)
+  await button(page, 'Change who holds the key').click()
+  await said(page, 'The server holds the key now.')
+  await button(page, /^Reveal/).click()
+  await page.getByText(next, { exact: true }).waitFor()
+  t.equal((await nimbus.call('GET', '/nimbus/vault/api/live/secrets/values')).body.SECRET, "it's $5")
+  await confirm(page, /^Change who holds the key/, 'key.custody')
+  await said(page, 'Only your people hold the key now.')
+}
+
+/** Members, invitations and teams. */
+async function people (t: Test, { page, url, service, rosa }: Visit, ada: Person) {
+  await follow(page, 'People')
+  for (const email of [ada.email, 'nobody@nimbus.example']) {
+    await page.getByLabel('E-mail address').fill(email)
+    await page.getByLabel('Role in the organization').selectOption('developer')
+    await button(page, 'Invite').click()
+    await page.getByRole('rowheader', { name: email }).waitFor()
+    await until(async () => await page.getByLabel('E-mail address').inputValue() === '')
+    t.equal(await page.getByLabel('Role in the organization').inputValue(), 'member', 'the next invitation is for a member, too')
+  }
+  const sent = page.waitForResponse((response) => response.url().endsWith('/send'))
+  await button(page, /^Send again nobody/).click()
+  await (await sent).finished()
+  await page.waitForTimeout(300)
+  await button(page, /^Withdraw nobody/).click()
+  await said(page, 'The invitation of nobody@nimbus.example is withdrawn.')
+  await look(t, page, 'people')
+
+  const { page: other } = await openWindow(t, browser)
+  await other.goto(`${url}/console/`)
+  await signIn(other, ada)
+  await button(other, /^Accept Nimbus/).click()
+  await other.getByRole('status').getByText('You are a member now.').waitFor()
+  await page.reload()
+  await unfold(page, new RegExp(`^Change or remove ${ada.name}`))
+  await page.getByLabel(`Role of ${ada.name}`).selectOption('owner')
+  await button(page, 'Save role').last().click()
+  await said(page, `${ada.name} is Owner now.`)
+  await button(page, 'Show teams').click()
+  await page.getByLabel('Name of the team').fill('Platform')
+  await button(page, 'Create team').click()
+  await button(page, /^Show team Platform/).click()
+  await page.getByLabel('Member to add to Platform').selectOption({ label: `${ada.name}, ${ada.email}` })
+  await button(page, 'Add to team').click()
+  await said(page, 'Added to the team.')
+  await button(page, 'Choose a project').click()
+  await page.getByLabel('Project', { exact: true }).selectOption('shop')
+  await page.getByLabel('Production').selectOption('production')
+  await button(page, 'Save role in project').click()
+  await said(page, 'Platform has a role in shop now.')
+  await button(page, new RegExp(`^What can this person see\\? ${ada.name}`)).click()
+  const access = page.getByRole('region', { name: `Projects of ${ada.name}` })
+  await access.waitFor()
+  t.match(await access.innerText(), /Platform, as Developer/)
+  await look(t, page, 'access and teams')
+  await button(page, /^Remove project/).click()
+  await said(page, /has no role in/)
+  await button(page, new RegExp(`^Remove from team ${ada.name}`)).click()
+  await said(page, `${ada.name} left the team.`)
+  await confirm(page, /^Delete team/, 'team.delete')
+  await said(page, 'Deleted the team Platform.')
+  await confirm(page, new RegExp(`^Remove member ${ada.name}`), 'member.remove')
+  await said(page, `${ada.name} is no member any more.`)
+
+  // An invitation that the owner of this window declines.
+  const stratus = await service.organization()
+  await stratus.call('POST', `/organizations/${stratus.organization}/members`, { email: rosa.email, role: 'member' })
+  await page.goto(`${url}/console/nimbus`)
+  await button(page, /^Decline/).click()
+  await said(page, 'The invitation is declined.')
+  await stratus.call('POST', `/organizations/${stratus.organization}/members`, { email: rosa.email, role: 'member' })
+  await page.reload()
+  await button(page, /^Accept/).click()
+  await said(page, 'You are a member now.')
+  await follow(page, 'Nimbus')
+}
+
+// Values.
+
+const CANARY = 'canary-7f3a'
+
+/** A window on a level that has a canary as the value of NAME. */
+async function withCanary (t: Test, value = CANARY, env: Record<string, string> = {}): Promise<Visit> {
+  const visited = await visit(t, 1280, env)
+  const { nimbus, page, url, rosa } = visited
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop', secret_format: 'json' })
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: value } })
+  await page.clock.install()
+  await page.goto(`${url}/console/nimbus/shop/-/level`)
+  await signIn(page, rosa)
+  await page.getByRole('rowheader', { name: 'NAME' }).waitFor()
+  return visited
+}
+
+const html = (page: Page) => page.evaluate("document.documentElement.outerHTML + [...document.querySelectorAll('input, textarea')].map(({ value }) => value)") as Promise<string>
+const revealed = (page: Page) => page.locator('.secret .value')
+
+t.test('CO-09: a value is in the page only from its reveal until 30 seconds later, or until the tab is hidden', { skip }, async (t) => {
+  const { page, service, nimbus, url, requested } = await withCanary(t)
+  t.notMatch(await html(page), CANARY)
+  const decrypted = async () => (await nimbus.call('GET', '/nimbus/audit-events?action=secret.decrypt')).body.meta.total as number
+  const before = await decrypted()
+  await button(page, /^Reveal NAME/).click()
+  await revealed(page).waitFor()
+  t.equal(await revealed(page).innerText(), CANARY)
+  t.equal(await decrypted(), before + 1, 'a reveal is in the audit log')
+  await page.clock.fastForward(29_000)
+  t.equal(await revealed(page).count(), 1)
+  await page.clock.fastForward(1_500)
+  await revealed(page).waitFor({ state: 'detached' })
+  t.notMatch(await html(page), CANARY)
+
+  const hide = (isHidden: boolean) => page.evaluate(`Object.defineProperty(document, 'hidden', { value: ${isHidden}, configurable: true }); document.dispatchEvent(new Event('visibilitychange'))`)
+  for (const open of [
+    async () => { await button(page, /^Reveal NAME/).click(); await revealed(page).waitFor() },
+    async () => { await button(page, 'Reveal all').click(); await revealed(page).waitFor() },
+    async () => { await button(page, 'Edit the document').click(); await page.getByLabel('Document of shop').waitFor() },
+    async () => {
+      await button(page, /^Change… NAME/).click()
+      for (let i = 0; i < 2; i++) {
+        await button(page, 'Start from the present value').click()
+        await page.locator('[data-action="name.load"][aria-disabled="false"]').waitFor()
+        await until(async () => await page.getByLabel('New value').inputValue() === CANARY)
+      }
+    }
+  ]) {
+    await open()
+    t.match(await html(page), CANARY)
+    await hide(true)
+    await until(async () => !(await html(page)).includes(CANARY))
+    await hide(false)
+  }
+  await page.keyboard.press('Escape')
+  await button(page, /^Copy NAME/).click()
+  t.notMatch(await html(page), CANARY, 'copying shows nothing')
+  await button(page, /^Reveal NAME/).click()
+  await revealed(page).waitFor()
+  await follow(page, 'History')
+  await page.goBack()
+  await page.getByRole('rowheader', { name: 'NAME' }).waitFor()
+  t.notMatch(await html(page), CANARY, 'another page hides it')
+  await follow(page, 'shop: all levels')
+  await button(page, /^Set NAME/).click()
+  await button(page, /^Reveal NAME/).click()
+  await revealed(page).waitFor()
+  await page.keyboard.press('Escape')
+  await button(page, /^Set NAME/).click()
+  await button(page, /^Reveal NAME/).waitFor()
+  t.notMatch(await html(page), CANARY, 'a closed dialog hides it')
+  await page.keyboard.press('Escape')
+  await follow(page, 'Project document')
+  await page.getByRole('rowheader', { name: 'NAME' }).waitFor()
+  await unfold(page, /^As curl/)
+  t.notMatch(await page.locator('.curl pre').innerText(), new RegExp(`${CANARY}|dotenv_`))
+  t.strictSame(requested.filter((address) => address.includes(CANARY) || /dotenv_/.test(new URL(address).pathname)), [])
+  t.notMatch(service.logs.join(''), CANARY)
+  t.strictSame(await page.evaluate('[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]'), [[], [], ''])
+  t.strictSame((await page.context().cookies()).filter(({ httpOnly }) => !httpOnly), [], 'scripts read no cookie')
+  t.equal(await page.title(), 'Level · shop · nimbus · Strongroom')
+  t.ok(page.url().startsWith(`${url}/console/nimbus/shop`))
+})
+
+t.test('CO-10: every byte of a value survives the editors', { skip }, async (t) => {
+  const value = '\n\tfirst\r\nsecond\rthird\u0000\u001b\ufeff\\n é 漢 🙂\u200b\n'
+  const { page, nimbus } = await withCanary(t, value)
+  const stored = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/values')).body.NAME as string
+  t.equal(await stored(), value)
+  await button(page, /^Change… NAME/).click()
+  await button(page, 'Start from the present value').click()
+  const field = page.getByLabel('New value')
+  await until(async () => (await field.inputValue()).includes('first'))
+  t.ok(await page.getByRole('dialog').getByLabel(/^Write escapes/).isChecked())
+  await field.fill(`${await field.inputValue()}x\\t\\u{1f512}`)
+  await button(page, 'Save value').click()
+  await said(page, 'Saved NAME in shop.')
+  t.equal(await stored(), `${value}x\t🔒`)
+  const pasted = 'one\r\ntwo\\\r'
+  await button(page, /^Change… NAME/).click()
+  await page.getByLabel('New value').evaluate((element: unknown, text: string) => {
+    const target = element as { dispatchEvent (event: unknown): void }
+    const { DataTransfer, ClipboardEvent } = globalThis as unknown as Record<'DataTransfer' | 'ClipboardEvent', any>
+    const clipboardData = new DataTransfer()
+    clipboardData.setData('text/plain', text)
+    target.dispatchEvent(new ClipboardEvent('paste', { clipboardData, bubbles: true, cancelable: true }))
+  }, pasted)
+  await until(async () => await page.getByLabel('New value').inputValue() === 'one\\r\ntwo\\\\\\r')
+  await button(page, 'Save value').click()
+  // The message of the first change may still be shown.
+  await until(async () => await stored() === pasted)
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: `${value}x\t🔒` } })
+  await page.reload()
+  await button(page, 'Edit the document').click()
+  const document = page.getByLabel('Document of shop')
+  await document.fill(`${await document.inputValue()}\n`)
+  await button(page, 'Save document').click()
+  await said(page, 'Saved the document of shop.')
+  t.equal(await stored(), `${value}x\t🔒`)
+  const file = Buffer.from('\ufeff{"FILE":\t"1"}\r\n')
+  await unfold(page, 'Import a text')
+  await page.getByLabel('Upload a file').setInputFiles({ name: '<img src=x>.json', mimeType: 'text/plain', buffer: file })
+  await button(page, 'Preview').click()
+  await button(page.locator('.preview'), 'Import').click()
+  await said(page, 'Imported into shop.')
+  const downloads = page.waitForEvent('download')
+  await button(page, 'Download').click()
+  t.strictSame(readFileSync(await (await downloads).path()), file)
+})
+
+t.test('an undo never discards a later change of another person', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const names = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/names')).body.data.map(({ attributes }: { attributes: { name: string } }) => attributes.name) as string[]
+  await confirm(page, /^Delete document/, 'document.delete')
+  await said(page, 'Deleted the document of shop.')
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
+  await button(page, 'Undo').click()
+  await page.getByRole('alert').getByText('has changed since').waitFor()
+  t.strictSame(await names(), ['THEIRS'])
+
+  await follow(page, 'History of this level')
+  const moment = Date.now()
+  for (const who of ['MINE', 'OTHERS']) {
+    await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { LATER: who } })
+    await page.getByLabel('Time of the project').fill(local(moment))
+    await button(page, 'Preview').click()
+    await button(page, 'Restore project').waitFor()
+    if (who === 'OTHERS') await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { LATER: 'meanwhile' } })
+    await button(page, 'Restore project').click()
+    if (who === 'OTHERS') {
+      await page.getByRole('alert').getByText('so nothing was restored').waitFor()
+      break
+    }
+    await said(page, /restored/i)
+    await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { AFTER: '1' } })
+    await button(page, 'Undo').click()
+    await page.getByRole('alert').getByText('so nothing was restored').waitFor()
+    t.strictSame(await names(), ['AFTER', 'THEIRS'])
+    await page.reload()
+  }
+  t.strictSame(await names(), ['AFTER', 'LATER', 'THEIRS'])
+})
+
+t.test('the undo of a restore discards no change that follows the restore at once', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: 'second' } })
+  await follow(page, 'History')
+  await button(page, /^Preview restore/).last().click()
+  await page.route('**/restore', async (route) => {
+    const response = await route.fetch()
+    await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
+    await route.fulfill({ response })
+  })
+  await button(page, /^Restore version/).click()
+  await said(page, /^Restored version/)
+  await page.unroute('**/restore')
+  await button(page, 'Undo').click()
+  await page.getByRole('alert').getByText('has changed since').waitFor()
+  t.strictSame((await nimbus.call('GET', '/nimbus/shop/secrets/values')).body, { NAME: CANARY, THEIRS: '1' })
+})
+
+t.test('the names of a moment come without values, and each reveal of a value is recorded', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const decrypted = async () => (await nimbus.call('GET', '/nimbus/audit-events?action=secret.decrypt')).body.meta.total as number
+  const moment = Date.now()
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { NAME: 'new', ADDED: '1' } })
+  await new Promise((resolve) => { setTimeout(resolve, 1_000) })
+  await follow(page, 'History of this level')
+  const before = await decrypted()
+  const answers: Promise<string>[] = []
+  page.on('response', (response) => { if (response.url().includes('/api/v1/')) answers.push(response.text().catch(() => '')) })
+  await page.getByLabel('Time', { exact: true }).fill(local(moment))
+  await button(page, 'Show names then').click()
+  const then = page.getByRole('region', { name: 'Names at that time' })
+  await then.waitFor()
+  t.match(await then.innerText(), /NAME/)
+  t.notMatch(await then.innerText(), /ADDED/)
+  t.notMatch((await Promise.all(answers)).join(), CANARY)
+  t.equal(await decrypted(), before)
+  for (let i = 1; i <= 2; i++) {
+    await button(then, /^Reveal NAME/).click()
+    await then.getByText(CANARY, { exact: true }).waitFor()
+    t.equal(await decrypted(), before + i)
+    await button(then, /^Hide NAME/).click()
+  }
+})
+
+t.test('a document that was changed meanwhile keeps the changes of both people', { skip }, async (t) => {
+  const { page, nimbus } = await withCanary(t)
+  const values = async () => (await nimbus.call('GET', '/nimbus/shop/secrets/values')).body
+  const store = async (text: string) => nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: text })
+  await store('{\n  "A": "1",\n  "B": "1"\n}\n')
+  const edit = async (text: string) => {
+    await button(page, 'Edit the document').click()
+    await page.getByLabel('Document of shop').fill(text)
+    await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: text.length.toString() } })
+    await button(page, 'Save document').click()
+    await page.getByRole('alert').getByText('THEIRS', { exact: true }).waitFor()
+  }
+  await edit('{\n  "A": "2",\n  "B": "1"\n}\n')
+  await button(page, 'Apply my change again').click()
+  await said(page, 'Saved the document of shop.')
+  t.strictSame(await values(), { A: '2', B: '1', THEIRS: '27' })
+  await edit('{"A": 3}')
+  await page.getByLabel('Document of shop').fill('{"A": 4}')
+  await page.getByRole('alert').getByText('was changed meanwhile').waitFor({ state: 'detached' })
+  await button(page, 'Save document').click()
+  await button(page, 'Replace the document with mine').click()
+  // The message of the first change may still be shown.
+  await until(async () => (await values()).A === '4')
+  t.strictSame(await values(), { A: '4' })
+})
+
+t.test('an import shows what somebody changed meanwhile, and says how to keep names in a YAML project', { skip }, async (t) => {
+  const { page, nimbus, url } = await withCanary(t)
+  await unfold(page, 'Import a text')
+  const field = page.locator('.field', { has: page.getByLabel('Text to import') })
+  await page.getByLabel('Keep the names').check()
+  await page.getByLabel('Text to import').fill('{\n  "é": tru\n}')
+  await button(page, 'Preview').click()
+  await field.getByRole('alert').getByText('The first error is in line 2, column 8.').waitFor()
+  await page.getByLabel('Keep the names').uncheck()
+  await page.getByLabel('Text to import').fill('{"NAME": "mine"}')
+  await button(page, 'Preview').click()
+  await page.locator('.preview').getByText('Changes 1').waitFor()
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { THEIRS: '1' } })
+  await button(page, 'Import').click()
+  await page.getByRole('alert').getByText('shop was changed meanwhile. Nothing is imported yet').waitFor()
+  t.match(await page.locator('.preview').innerText(), /Changes 1\s+NAME\s+Removes 1\s+THEIRS/)
+  await button(page, 'Import').click()
+  await said(page, 'Imported into shop.')
+  t.strictSame((await nimbus.call('GET', '/nimbus/shop/secrets/values')).body, { NAME: 'mine' })
+
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Garden', secret_format: 'yaml' })
+  await page.goto(`${url}/console/nimbus/garden/-/level`)
+  await unfold(page, 'Import a text')
+  await page.getByLabel('Text to import').fill('A: 1')
+  await page.getByLabel('Keep the names').check()
+  await button(page, 'Preview').click()
+  await page.getByRole('alert').getByText('or import the whole document without keeping other names').waitFor()
+  await page.getByLabel('Keep the names').uncheck()
+  await button(page, 'Preview').click()
+  await page.locator('.preview').getByText('Adds 1').waitFor()
+})
+
+t.test('a text with an invalid escape is neither imported nor a project', { skip }, async (t) => {
+  const { page, nimbus, operations } = await withCanary(t)
+  await unfold(page, 'Import a text')
+  await page.locator('details').filter({ hasText: 'Import a text' }).getByLabel(/^Write escapes/).check()
+  await page.getByLabel('Text to import').fill('{"NAME": "\\x"}')
+  await button(page, 'Preview').click()
+  await page.getByRole('alert').getByText('is no escape').waitFor()
+  t.equal(await page.locator('.preview').count(), 0)
+  await follow(page, 'Nimbus')
+  await unfold(page, 'Create a project')
+  await page.getByLabel('Name of the project').fill('Broken')
+  await page.getByLabel(/^Write escapes/).check()
+  await page.getByLabel('Import (optional)').fill('A=\\x')
+  await button(page, 'Create project').click()
+  t.notOk(await page.getByLabel('Import (optional)').evaluate((field: unknown) => (field as { validity: { valid: boolean } }).validity.valid))
+  t.notOk(operations.has('createProject'))
+  t.equal((await nimbus.call('GET', '/nimbus/projects')).body.meta.total, 1)
+})
+
+t.test('a key string that no document can check is entered twice, and a text that does not parse is refused before it is encrypted', { skip }, async (t) => {
+  const { page, url, nimbus, rosa } = await visit(t, 1280)
+  await page.goto(`${url}/console/nimbus`)
+  await signIn(page, rosa)
+  await page.getByLabel('Name of the project').fill('Vault')
+  await page.getByLabel('Format of the documents').selectOption('json')
+  await page.getByLabel('Only your people').check()
+  const key = await page.getByLabel('Key string').inputValue()
+  await button(page, 'Create project').click()
+  await button(page, 'Forget the key').click()
+  const enter = async (label: string, text: string) => {
+    await page.getByLabel(label, { exact: true }).fill(text)
+    await button(page, 'Open the project').click()
+  }
+  await enter('Key string', `${key}x`)
+  await page.getByText('There is no document yet to check this key string against.').waitFor()
+  await enter('Key string, once more', key)
+  await page.getByRole('alert').getByText('The two key strings differ.').waitFor()
+  await enter('Key string', key)
+  await enter('Key string, once more', key)
+  await button(page, 'Forget the key').waitFor()
+  await follow(page, 'Project document')
+  await button(page, 'Edit the document').click()
+  const document = page.getByLabel('Document of vault')
+  await document.fill('{"A": "1",\n "B"}')
+  await button(page, 'Save document').click()
+  await page.locator('.field', { has: document }).getByRole('alert').getByText('The first error is in line 2, column 5.').waitFor()
+  t.equal((await nimbus.call('POST', '/nimbus/secrets/versions', { project: 'vault', level: 'project' })).body.meta.total, 0)
+  await document.fill('{"A": "1",\n "B": "2"}')
+  await button(page, 'Save document').click()
+  await said(page, 'Saved the document of vault.')
+  await button(page, 'Forget the key').click()
+  await enter('Key string', `${key}x`)
+  await page.getByRole('alert').getByText('This is not the key string of the project').waitFor()
+})
+
+t.test('people beyond the first page can join a team, and lists have pages', { skip }, async (t) => {
+  const { service, page, url, nimbus, rosa } = await visit(t, 1280)
+  const people: Person[] = []
+  for (let i = 0; i < 55; i++) people.push(await makePerson(service, { [nimbus.organization]: 'member' }))
+  await page.goto(`${url}/console/nimbus/-/people`)
+  await signIn(page, rosa)
+  await button(page, 'Next page').click()
+  await page.getByText('Page 2 of 2').waitFor()
+  await button(page, 'Show teams').click()
+  await page.getByLabel('Name of the team').fill('Night')
+  await button(page, 'Create team').click()
+  await button(page, /^Show team Night/).click()
+  const picker = page.getByLabel('Member to add to Night')
+  await picker.waitFor()
+  const options = await picker.locator('option').allInnerTexts()
+  for (const { name, email } of people) t.ok(options.includes(`${name}, ${email}`), email)
+  const last = people.at(-1)!
+  await picker.selectOption({ label: `${last.name}, ${last.email}` })
+  await button(page, 'Add to team').click()
+  await page.getByRole('region', { name: 'Members of Night' }).getByText(last.email).waitFor()
+  t.notOk((await picker.locator('option').allInnerTexts()).some((text) => text.endsWith(last.email)), 'nobody is added twice')
+})
+
+t.test('on a page without https, the console says why it cannot start', { skip }, async (t) => {
+  const { page, url } = await visit(t, 1280)
+  await page.addInitScript("Object.defineProperty(window, 'isSecureContext', { value: false })")
+  await page.goto(`${url}/console`)
+  await page.getByRole('alert').getByText('The console needs https').waitFor()
+})
+
+t.test('after a 429 the console waits, says so and continues', { skip }, async (t) => {
+  const { page } = await withCanary(t, CANARY, { RATE_LIMIT_API: '30' })
+  for (let i = 0; i < 30; i++) {
+    await follow(page, i % 2 === 0 ? 'shop: all levels' : 'Keys')
+    await page.getByText('Too many requests for now.').or(page.getByRole('region')).first().waitFor()
+    if (await page.getByText('Too many requests for now.').count() > 0) break
+  }
+  await page.getByText(/^Too many requests for now. The page continues in \d+ s.$/).waitFor()
+
+  const other = await withCanary(t)
+  let refused = 0
+  await other.page.route(`${other.url}/api/v1/**`, async (route) => {
+    if (refused++ > 0) return route.continue()
+    await route.fulfill({ status: 429, headers: { 'retry-after': '2' }, json: { error: 'rate_limit_exceeded', message: 'Too many requests.' } })
+  })
+  await follow(other.page, 'shop: all levels')
+  await other.page.getByText('Too many requests for now. The page continues in 2 s.').waitFor()
+  await other.page.clock.runFor(3_000)
+  await other.page.getByRole('region', { name: 'Names and levels' }).waitFor()
+  await other.page.getByText('Too many requests').waitFor({ state: 'detached' })
+})
+
+// Attacks.
+
+t.test('CO-11: markup in names, values, files and errors is text; the code of a sign-in and its state lead nowhere else', { skip }, async (t) => {
+  const markup = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
+  const { page, url, nimbus, rosa, wrongs, requested } = await withCanary(t, markup)
+  await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { [markup]: markup } })
+  await nimbus.call('PATCH', '/nimbus/shop', { name: markup })
+  await page.goto(`${url}/console/nimbus/shop`)
+  await page.getByRole('heading', { name: `Secrets of ${markup}` }).waitFor()
+  await button(page, /^Set <img/).click()
+  await button(page.getByRole('dialog'), /^Reveal/).click()
+  await page.getByRole('dialog').locator('.value').getByText(markup).waitFor()
+  await page.keyboard.press('Escape')
+  await page.goto(`${url}/console/nimbus/${encodeURIComponent(markup)}/-/level/${encodeURIComponent(markup)}`)
+  await page.getByRole('alert').first().waitFor()
+  for (const state of ['https://evil.example/', '//evil.example', 'javascript:window.ran=1', `${url}.evil.example/console/`, '/console/../docs', 'window:x']) {
+    await page.goto(`${url}/console/?code=dotenv_ac_x&state=${encodeURIComponent(state)}`)
+    await page.getByRole('heading', { level: 1 }).waitFor()
+    t.equal(new URL(page.url()).origin, url)
+    t.ok(new URL(page.url()).pathname.startsWith('/console'), state)
+    t.equal(new URL(page.url()).search, '', state)
+  }
+  for (const path of ['/console/%', '/console/nimbus/%E0%A4%A', '/console/?code=dotenv_ac_x&state=/console/nimbus/%25']) {
+    await page.goto(url + path)
+    await page.getByRole('link', { name: 'Sign out' }).or(button(page, 'Sign out')).waitFor()
+  }
+  await page.goto(`${url}/console/?error=access_denied&error_description=${encodeURIComponent(markup)}`)
+  await page.getByText('The sign-in was not allowed. Load the page again.').waitFor()
+  t.notMatch(await page.locator('body').innerText(), markup, 'no text of an address is shown')
+  await page.goto(`${url}/console/?code=dotenv_ac_x&state=window:x`)
+  await page.getByText('This window belongs to a sign-in of the console.').waitFor()
+  t.equal(await page.evaluate('window.ran'), undefined)
+  t.equal(await page.locator('img, main script').count(), 0)
+  t.strictSame(requested.filter((address) => !address.startsWith(`${url}/`) && !address.startsWith('blob:')), [])
+  t.strictSame(wrongs, [])
+  t.ok(rosa)
+})
+
+t.test('CO-12: a page of another origin cannot frame, open, script or sign out the console', { skip }, async (t) => {
+  const { page, url, nimbus } = await withCanary(t)
+  const context = page.context()
+  const listener = createServer((_request, response) => response.setHeader('content-type', 'text/html').end(`<!doctype html><title>Evil</title>
+    <iframe id="frame" src="${url}/console/nimbus/shop"></iframe>
+    <form method="post" action="${url}/oauth/sign-out"><input name="token" value="dotenv_at_x"><button>Win</button></form>`)).listen(0, 'localhost')
+  await new Promise((resolve) => listener.once('listening', resolve))
+  t.teardown(() => listener.close())
+  const evil = await context.newPage()
+  await evil.goto(`http://localhost:${(listener.address() as AddressInfo).port}/`)
+  await evil.waitForTimeout(500)
+  t.notOk(evil.frames().some((frame) => frame.url().includes('/console')), 'it is not framed')
+  const opened = context.waitForEvent('page')
+  await evil.evaluate(`window.victim = open('${url}/console/nimbus/shop')`)
+  const victim = await opened
+  await victim.getByRole('heading', { level: 1 }).waitFor()
+  t.equal(await victim.evaluate('window.opener'), null)
+  t.ok(await evil.evaluate('victim.closed || (() => { try { return !victim.document } catch { return true } })()'), 'it cannot be scripted')
+  await evil.evaluate('new BroadcastChannel(\'strongroom-console-sign-in\').postMessage(\'window:x\')')
+  const answer = evil.waitForResponse((response) => response.url().endsWith('/oauth/sign-out'))
+  await evil.getByRole('button', { name: 'Win' }).click()
+  t.equal((await answer).status(), 403)
+  await page.reload()
+  await page.getByRole('rowheader', { name: 'NAME' }).waitFor()
+  t.equal((await nimbus.call('GET', '/nimbus/shop')).status, 200, 'the person is still signed in')
+})
+
+t.test('CO-03: a dangerous action needs the password and the second factor again; the token of daily work is refused', { skip }, async (t) => {
+  const { service, page, url, nimbus, rosa } = await visit(t, 1280)
+  const factor = await giveSecondFactor(service, rosa)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  const enter = async (page: Page) => {
+    await signIn(page, rosa)
+    await page.getByLabel(/^Code/).fill(await factor.code())
+    await button(page, 'Continue').click()
+  }
+  const tokens: string[] = []
+  page.on('request', (request) => {
+    const { authorization } = request.headers()
+    if (authorization !== undefined) tokens.push(authorization)
+  })
+  await page.goto(`${url}/console/nimbus/shop`)
+  await enter(page)
+  await page.getByRole('heading', { name: 'Secrets of Shop' }).waitFor()
+  for (const [method, path, body] of [
+    ['DELETE', '/nimbus/shop'], ['POST', '/organizations/nimbus/api-keys', { name: 'X', abilities: ['secret:read'] }],
+    ['POST', '/organizations/nimbus/members', { email: 'x@nimbus.example', role: 'owner' }],
+    ['POST', '/nimbus/secrets/versions/purge', { project: 'shop', level: 'project', confirmed: true }],
+    ['POST', '/nimbus/shop/encryption-key/rotate', {}], ['POST', '/organizations/nimbus/teams', { name: 'X' }]
+  ] as const) {
+    const response = await fetch(`${url}/api/v1${path}`, {
+      method,
+      headers: { authorization: tokens[0]!, 'content-type': 'application/json' },
+      ...(body !== undefined && { body: JSON.stringify(body) })
+    })
+    t.equal(response.status, 403, `${method} ${path}`)
+  }
+  await service.write(`UPDATE sessions SET ${earlier('expires_at', '10 minutes')} WHERE user_id = ${rosa.id}`)
+  await unfold(page, 'Settings of the project')
+  const ask = async () => {
+    await confirm(page, /^Delete project/, 'project.delete')
+    await page.getByRole('heading', { name: 'Sign in again' }).waitFor()
+  }
+  await ask()
+  await page.getByRole('dialog', { name: 'Sign in again' }).getByRole('button', { name: 'Cancel' }).click()
+  await page.getByRole('alert').getByText('You did not sign in again, so nothing was done.').waitFor()
+  await page.keyboard.press('Escape')
+  await ask()
+  const opened = page.waitForEvent('popup')
+  await button(page, 'Open the sign-in').click()
+  const popup = await opened
+  const closed = popup.waitForEvent('close')
+  await signIn(popup, rosa)
+  await popup.getByLabel(/^Code/).waitFor()
+  t.equal((await nimbus.call('GET', '/nimbus/shop')).status, 200, 'the password alone is not enough')
+  await factor.reuse()
+  await popup.getByLabel(/^Code/).fill(await factor.code())
+  await button(popup, 'Continue').click()
+  await closed
+  await said(page, 'Deleted the project Shop.')
+  t.equal((await nimbus.call('GET', '/nimbus/shop')).status, 404)
+})
+
+t.test('CO-05: after a sign-out, other tabs lose values, keys and tokens', { skip }, async (t) => {
+  const { page, url } = await withCanary(t)
+  const tokens: string[] = []
+  const other = await page.context().newPage()
+  other.on('request', (request) => {
+    const { authorization } = request.headers()
+    if (authorization !== undefined) tokens.push(authorization)
+  })
+  await other.goto(`${url}/console/nimbus/shop/-/level`)
+  await button(other, /^Reveal NAME/).click()
+  await revealed(other).waitFor()
+  await button(page, 'Sign out').click()
+  await page.getByRole('heading', { name: 'You are signed out' }).waitFor()
+  await other.getByLabel('Password').waitFor()
+  t.notMatch(await html(other), CANARY)
+  for (const authorization of new Set(tokens)) {
+    t.equal((await fetch(`${url}/api/v1/user`, { headers: { authorization } })).status, 401)
+  }
+})
+
+t.test('CO-05: after a sign-out on the account page, open tabs of the console lose values, keys and tokens', { skip }, async (t) => {
+  const { page, url } = await withCanary(t)
+  const other = await page.context().newPage()
+  await other.goto(`${url}/console/nimbus/shop/-/level`)
+  await button(other, /^Reveal NAME/).click()
+  await revealed(other).waitFor()
+  await page.goto(`${url}/account`)
+  await page.getByRole('button', { name: 'Sign out', exact: true }).first().click()
+  await page.getByRole('heading', { name: 'You are signed out' }).waitFor()
+  await other.getByLabel('Password').waitFor()
+  t.notMatch(await html(other), CANARY)
+})
+
+t.test('a changed role of the person is in the header without a reload, and a message says who changed it', { skip }, async (t) => {
+  const { page, service, nimbus, rosa, url } = await visit(t, 1280)
+  const other = await makePerson(service, { [nimbus.organization]: 'owner' })
+  await page.goto(`${url}/console/nimbus/-/people`)
+  await signIn(page, rosa)
+  const header = page.locator('.me')
+  await header.getByText(`${rosa.name}, Owner`).waitFor()
+  await unfold(page, new RegExp(`^Change or remove ${rosa.name}`))
+  await page.getByLabel(`Role of ${rosa.name}`).selectOption('administrator')
+  await page.locator('li', { hasText: rosa.email }).getByRole('button', { name: 'Save role' }).click()
+  await header.getByText(`${rosa.name}, Administrator`).waitFor()
+  t.equal((await nimbus.call('PATCH', `/organizations/nimbus/members/${rosa.id}`, { role: 'member' })).status, 200)
+  await follow(page, 'Tokens and applications')
+  await header.getByText(`${rosa.name}, Member`).waitFor()
+  await said(page, 'Another person has changed your role in Nimbus: you are Member now.')
+  t.equal((await nimbus.call('DELETE', `/organizations/nimbus/members/${rosa.id}`)).status, 204)
+  await follow(page, 'People')
+  await said(page, 'You are not a member of Nimbus any more: another person removed you.')
+  await page.getByText('No organization yet.').waitFor()
+  t.ok(other)
+})
+
+t.test('a print of the matrix has all names and no values', { skip }, async (t) => {
+  const { page, nimbus, url, rosa } = await visit(t, 1280)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  const names = Array.from({ length: 200 }, (_, i) => `NAME_${String(i).padStart(3, '0')}`)
+  await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: names.map((name) => `${name}=${CANARY}\n`).join('') })
+  await page.goto(`${url}/console/nimbus/shop`)
+  await signIn(page, rosa)
+  const rows = page.locator('.matrix tbody th')
+  await rows.first().waitFor()
+  t.ok(await rows.count() < 60)
+  await page.emulateMedia({ media: 'print' })
+  await page.evaluate("dispatchEvent(new Event('beforeprint'))")
+  await until(async () => await rows.count() === 200)
+  t.strictSame(await rows.allInnerTexts(), names)
+  t.ok(await rows.last().isVisible())
+  const { height, content } = await page.locator('.matrix').evaluate((element: unknown) => {
+    const { clientHeight, scrollHeight } = element as { clientHeight: number, scrollHeight: number }
+    return { height: clientHeight, content: scrollHeight }
+  })
+  t.equal(height, content, 'the table is not cut')
+  for (const hidden of ['.top', '.curl summary', '.actions button']) t.notOk(await page.locator(hidden).first().isVisible(), hidden)
+  t.notMatch(await html(page), CANARY)
+  await page.emulateMedia({ media: null })
+  await page.evaluate("dispatchEvent(new Event('afterprint'))")
+  await until(async () => await rows.count() < 60)
+})
+
+t.test('a page opens with at most three requests of the API; 1,000 names and 10 levels scroll', { skip }, async (t) => {
+  const { page, url, nimbus, rosa, operations } = await visit(t, 1280)
+  await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })
+  for (const target of ['A', 'B', 'C']) {
+    await nimbus.call('POST', '/nimbus/shop/targets', { name: target })
+    for (const environment of ['Test', 'Live']) await nimbus.call('POST', `/nimbus/shop/${target.toLowerCase()}/environments`, { name: environment })
+  }
+  const names = Array.from({ length: 1000 }, (_, i) => `NAME_${String(i).padStart(4, '0')}`)
+  await nimbus.call('POST', '/nimbus/secrets/store', { project: 'shop', plaintext: names.map((name) => `${name}=1\n`).join('') })
+  await page.goto(`${url}/console/nimbus`)
+  await signIn(page, rosa)
+  await page.getByRole('heading', { name: 'Nimbus', level: 1 }).waitFor()
+  const settled = async () => {
+    await page.waitForTimeout(600)
+    await until(async () => await page.locator('.late').count() === 0)
+  }
+  // The requests of the first page are not counted.
+  await settled()
+  for (const path of ['', '/shop', '/shop/-/level', '/shop/-/history', '/shop/-/keys', '/-/people', '/-/tokens', '/-/audit']) {
+    const requests: string[] = []
+    const count = (request: { url (): string }) => { if (request.url().includes('/api/v1/')) requests.push(request.url()) }
+    page.on('request', count)
+    await page.goto(`${url}/console/nimbus${path}`)
+    await page.getByRole('heading', { level: 1 }).waitFor()
+    await settled()
+    page.off('request', count)
+    t.ok(requests.length <= 3, `${path}: ${requests.length}`)
+  }
+  const times: number[] = []
+  for (let i = 0; i < 3; i++) {
+    const start = Date.now()
+    await page.goto(`${url}/console/nimbus/shop`)
+    await page.getByRole('rowheader', { name: 'NAME_0000' }).waitFor()
+    times.push(Date.now() - start)
+  }
+  t.comment(`first view of 1,000 names in 10 levels after ${times.join(', ')} ms`)
+  t.ok(await page.locator('.matrix tbody tr').count() < 60, 'only rows in sight are in the page')
+  t.equal(await page.locator('.matrix table').getAttribute('aria-rowcount'), '1001')
+  await page.locator('.matrix').evaluate((region: unknown) => (region as { scrollTo (x: number, y: number): void }).scrollTo(0, 1_000_000))
+  await page.getByRole('rowheader', { name: 'NAME_0999' }).waitFor()
+  await button(page, /NAME_0999 in shop/).focus()
+  await page.keyboard.press('ArrowRight')
+  await page.keyboard.press('ArrowUp')
+  t.match(await page.evaluate('document.activeElement.innerText'), /NAME_0998 in a/)
+  await page.keyboard.press('Enter')
+  await page.getByRole('dialog', { name: 'NAME_0998 in a' }).waitFor()
+  await page.keyboard.press('Escape')
+  t.match(await page.evaluate('document.activeElement.innerText'), /NAME_0998 in a/, 'the focus returns')
+  t.ok(operations.has('readProjectMatrix'))
+})

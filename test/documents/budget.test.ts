@@ -1,0 +1,77 @@
+// runs: both databases
+import t from 'tap'
+import { makeLevel, startApp } from '../helpers/app.ts'
+
+// Reads of many documents have a budget of counted work (decision 0091): with documents that take long to parse, a page
+// ends earlier than its limits, and all pages together have everything once.
+
+const test = await startApp(t)
+const owner = await test.organization()
+const org = owner.organization
+
+const NAMES = 9_990
+/** A document that takes a fifth of the budget. `value` is the value of the name `LAST`. */
+const slow = (value: string) =>
+  Array.from({ length: NAMES }, (_, i) => `export P${i} = "x"`).join('\n') + `\nLAST=${value}\n`
+const ENVIRONMENTS = ['e0', 'e1', 'e2', 'e3', 'e4', 'e5', 'e6', 'e7']
+
+async function store (at: object, plaintext: string) {
+  const answer = await owner.call('POST', `/${org}/secrets/store`, { ...at, plaintext })
+  if (answer.status !== 200) throw new Error(answer.text)
+}
+
+/** A project with a slow document in each of eight environments. */
+async function makeProject (slug: string) {
+  const { project, target } = await makeLevel(owner, { slug })
+  for (const name of ENVIRONMENTS) await owner.call('POST', `/${org}/${project}/${target}/environments`, { name })
+  const levels = ENVIRONMENTS.map((environment) => ({ project, target, environment }))
+  for (const level of levels) await store(level, slow('1'))
+  return { project, levels }
+}
+
+t.test('a search for a name ends its page by the work, and its pages find each document once', async (t) => {
+  await makeProject('searched')
+  const found: string[] = []
+  const sizes: number[] = []
+  for (let after: string | null = ''; after !== null;) {
+    const { status, body } = await owner.call('GET', `/${org}/secrets/names?search=LAST${after && `&after=${after}`}`)
+    t.equal(status, 200)
+    found.push(...body.data.map(({ attributes }: { attributes: { environment: string } }) => attributes.environment))
+    sizes.push(body.meta.documents)
+    after = body.meta.next
+  }
+  t.strictSame(found.sort(), ENVIRONMENTS)
+  t.ok(sizes.length > 1 && sizes[0]! > 0, `documents of the pages: ${sizes.join(', ')}`)
+})
+
+t.test('the history of a name ends its page by the work, and its pages have each change once, newest first', async (t) => {
+  const at = await makeLevel(owner, { slug: 'traced' })
+  const values = Array.from({ length: 12 }, (_, i) => String(i))
+  for (const value of values) await store(at, slow(value))
+  const path = `/${org}/${at.project}/${at.target}/${at.environment}/secrets/names/history?name=LAST&values=true`
+  const found: string[] = []
+  let pages = 0
+  for (let after: string | null = ''; after !== null; pages++) {
+    const { status, body } = await owner.call('GET', `${path}${after && `&after=${after}`}`)
+    t.equal(status, 200)
+    found.push(...body.data.map(({ attributes }: { attributes: { value: string } }) => attributes.value))
+    after = body.meta.next
+  }
+  t.strictSame(found, values.reverse())
+  t.ok(pages > 1, `${pages} pages`)
+})
+
+t.test('a dry run of restore-to compares levels up to the work and counts the others, and the restore does all', async (t) => {
+  const { project, levels } = await makeProject('restored')
+  const [row] = await test.sql('SELECT clock_timestamp() AS now')
+  const at = new Date(row!.now as string).toISOString()
+  for (const level of levels) await store(level, slow('2'))
+  const path = `/${org}/${project}/restore-to`
+  const { status, body } = await owner.call('POST', `${path}?dry_run=true`, { at, confirmed: true })
+  t.equal(status, 200)
+  const { levels: compared, more } = body.dry_run
+  t.ok(compared.length > 0 && more > 0, `${compared.length} levels, ${more} more`)
+  t.equal(compared.length + more, ENVIRONMENTS.length)
+  t.strictSame(compared.map(({ names }: { names: { changed: string[] } }) => names.changed), compared.map(() => ['LAST']))
+  t.match(await owner.call('POST', path, { at, confirmed: true }), { status: 200, body: { data: { restored: ENVIRONMENTS.length } } })
+})

@@ -1,0 +1,319 @@
+// runs: no database
+import { isDeepStrictEqual } from 'node:util'
+import t from 'tap'
+import { parse } from 'dotenv'
+import { Parser, YAMLError } from 'yaml'
+import { emptyEntries, type DocumentFormat } from '../../src/rules/documents/entries.ts'
+import { MAX_LINES, MAX_NAMES } from '../../src/rules/documents/env.ts'
+import { MAX_TOKENS } from '../../src/rules/documents/json.ts'
+import { documentError, readDocument } from '../../src/rules/documents/read.ts'
+import { checkDocument } from '../../src/rules/documents/check.ts'
+import { MAX_YAML_TOKENS, YAML_LENGTH } from '../../src/rules/documents/yaml.ts'
+
+const entries = (format: DocumentFormat, text: string) => {
+  const read = readDocument(format, text)
+  return read && Object.entries(read)
+}
+
+t.test('env: reads by the rules of dotenv', async (t) => {
+  const text = [
+    '# a comment', '', '   ', 'PLAIN=value', 'export EXPORTED=1', 'EMPTY=', 'SPACED =  two words  # comment', "SINGLE='as \\n is # kept'",
+    'DOUBLE="line\\nbreak"', 'MULTI="first', 'second # not a comment', '# nor this"', 'BACK=`it\'s "quoted"`', 'HASH="a#b"', 'dotted.name-x=1',
+    'EXPANSION=$PLAIN $' + '{PLAIN}', 'INNER=it\'s', 'JSON={"a":1}', 'YAMLISH: yes', "QUOTED='it's'", 'TRAILING="a" b', 'ESCAPED="say \\"hi\\""',
+    '  INDENTED=1', 'TWICE=1', 'TWICE=2', 'URL=postgres://u:p@h/db?x=y=z', 'LAST=end # done'
+  ].join('\n')
+  t.same(Object.fromEntries(entries('env', text) ?? []), parse(text), 'as the package does')
+  t.same(entries('env', text.replaceAll('\n', '\r\n')), entries('env', text), 'whatever the line ends are')
+  t.same(entries('env', `\uFEFF${text}\n\n`), entries('env', text), 'and with a byte order mark')
+  t.same(entries('env', ''), [])
+  t.same(entries('env', '# only a comment'), [])
+  t.same(entries('env', 'A=\nB=1'), [['A', ''], ['B', '1']])
+})
+
+t.test('env: plain lines, of whatever is no quote and no comment, say what dotenv reads in them', async (t) => {
+  const alphabet = [
+    'a', 'B', '7', '=', ':', '.', '-', '_', ' ', '\t', '\\', '\\n', '$', ',', '{', 'é', '\u00a0', '\u2028', 'export ',
+    '\r'
+  ]
+  const wrong: string[] = []
+  let seed = 1
+  const pick = () => alphabet[(seed = seed * 48271 % 2147483647) % alphabet.length]!
+  for (let round = 0; round < 2000; round++) {
+    const text = Array.from(
+      { length: 4 }, (_, line) => `N.${line}-x=a${Array.from({ length: round % 9 }, pick).join('').replace(/\r$/, '')}`
+    ).join(round % 2 === 0 ? '\n' : '\r\n')
+    const read = readDocument('env', text)
+    if (read !== undefined && !isDeepStrictEqual({ ...read }, { ...parse(text) })) wrong.push(JSON.stringify(text))
+  }
+  t.strictSame(wrong, [])
+  t.strictSame(
+    { ...readDocument('env', 'A=1\nB= \nC=x y \nD="q"\nE=a#b\n') }, { A: '1', B: '', C: 'x y', D: 'q', E: 'a' }
+  )
+})
+
+t.test('env: what dotenv would skip or guess is unreadable', async (t) => {
+  for (const text of [
+    'A=1\nnot an assignment\nB=2', 'JUST_A_NAME', 'export A', 'A B=1', '=1', 'A="open', "A='open\nB=1", 'A=`open', 'A="one\ntwo" x',
+    'A="x\nB=2\nC=3', '{"A": "1"}', 'A=1\n- item', 'Ä=1', 'A="', '\0'
+  ]) t.equal(readDocument('env', text), undefined, JSON.stringify(text))
+})
+
+t.test('json: an object, whose values keep every digit', async (t) => {
+  t.same(entries('json', ` {
+    "text": "a \\"b\\"\\n\\u00e9", "number": 12345678901234567890, "price": 1.10, "big": 1E400, "yes": true, "no": false, "nothing": null,
+    "list": [1, "two , }", {"x": null}], "object": {"a": {"b": [ ]}, "a b": "c : d"}, "": "unnamed", "2": "second", "esc\\u0061pe": "\\\\"
+  } `)?.sort(), [
+    ['text', 'a "b"\né'], [
+      'number', '12345678901234567890'
+    ], ['price', '1.10'], ['big', '1E400'], ['yes', 'true'], ['no', 'false'],
+    ['nothing', ''], ['list', '[1,"two , }",{"x":null}]'], [
+      'object', '{"a":{"b":[]},"a b":"c : d"}'
+    ], ['', 'unnamed'], ['2', 'second'],
+    ['escape', '\\']
+  ].sort())
+  t.same(entries('json', '{}'), [])
+  t.same(entries('json', '{"a":1,"a":{"b":2}}'), [['a', '{"b":2}']], 'the last of two wins')
+  t.same(entries('json', '{"null":"null","t":"true"}'), [['null', 'null'], ['t', 'true']])
+  for (const text of [
+    '', 'null', '[]', '"text"', '1', '{', '{"a":1,}', '{a:1}', '{"a":1} {"b":2}', "{'a':1}", '{"a":NaN}', 'A=1'
+  ]) {
+    t.equal(readDocument('json', text), undefined, JSON.stringify(text))
+  }
+})
+
+t.test('yaml: a mapping, whose values keep every digit', async (t) => {
+  t.same(entries('yaml', `
+# comment
+text: some words
+quoted: "a\\nb"
+block: |
+  first
+  second
+number: 12345678901234567890
+pin: 007
+price: 1.10
+flag: True
+answer: yes
+nothing:
+tilde: ~
+date: 2026-01-01
+list: [1, two, 1.10, 007, .inf, null]
+object: {a: {b: "c"}, "x y": true}
+anchor: &anchor {k: v}
+alias: *anchor
+word: &word w
+same: *word
+8080: port
+tagged: !!str 12
+`), [
+    ['8080', 'port'], ['text', 'some words'], ['quoted', 'a\nb'], ['block', 'first\nsecond\n'], [
+      'number', '12345678901234567890'
+    ],
+    ['pin', '007'], ['price', '1.10'], ['flag', 'true'], ['answer', 'yes'], ['nothing', ''], ['tilde', ''], [
+      'date', '2026-01-01'
+    ],
+    [
+      'list', '[1,"two",1.10,7,".inf",null]'
+    ], ['object', '{"a":{"b":"c"},"x y":true}'], ['anchor', '{"k":"v"}'], ['alias', '{"k":"v"}'],
+    ['word', 'w'], ['same', 'w'], ['tagged', '12']
+  ])
+  t.same(entries('yaml', ''), [])
+  t.same(entries('yaml', '# only a comment\n'), [])
+  t.same(entries('yaml', '---\na: 1\n'), [['a', '1']])
+  t.same(entries('yaml', '%YAML 1.1\n---\na: yes\n'), [['a', 'yes']], 'a directive does not change the rules')
+})
+
+t.test('yaml: what is no plain mapping is unreadable', async (t) => {
+  for (const text of [
+    '- a', 'text', '~', '1', 'a: 1\na: 2', 'x: {a: 1, a: 2}', 'a: 1\n"a": 2', 'a: !custom 1', 'a: !!binary aGk=', 'a: !!js/function "x"',
+    'a: 1\n---\nb: 2', '? [a]\n: 1', '? : 1', 'a: *nowhere', 'base: &b {x: 1}\nc:\n  <<: *b', 'a: [', 'a: "open', 'a:\n\t- b', '{a: &a [*a]}',
+    'a: b: c', '!!set {a}'
+  ]) t.equal(readDocument('yaml', text), undefined, JSON.stringify(text))
+})
+
+t.test('env: a document with line separators in comments is read alike with and without positions', async (t) => {
+  for (const text of ['A="x"\n#c\u2028B=s\n', 'A=\'x\'\n# c\u2028it\'s\n', 'A="a"\n\n  # c\u2028B="x\ny"\n', 'A="x" # c\u2029\n']) {
+    const read = readDocument('env', text)
+    const { error } = checkDocument('env', text)
+    t.equal(read === undefined, error !== undefined, JSON.stringify(text))
+    t.same(documentError('env', text), error)
+  }
+})
+
+t.test('yaml: a long number, and what many aliases refer to, is read once, exactly', async (t) => {
+  const zeros = `.1${'0'.repeat(80_000)}1`
+  t.same(readDocument('yaml', `a: [${zeros}]\nb: [.1${'0'.repeat(80_000)}]\n`), { a: `["${zeros}"]`, b: '[0.1]' })
+  const times = (count: number, name: string) => Array(count).fill(`*${name}`).join(', ')
+  const zero = `+0e${'9'.repeat(60_000)}`
+  const [four, five] = [0, 1].map((i) => `[${times(10, 'xy'[i]!)}]`)
+  const read = readDocument('yaml', `x: &x ${zero}\ny: &y ${four}\nz: &z ${five}\ne: [${times(10, 'z')}]\n`)
+  t.match(read, { y: `[${Array(10).fill('0').join()}]` })
+  const empty = Array.from({ length: 16 }, (_, i) => `a${i + 1}: &a${i + 1} [${times(3, `a${i}`)}]\n`).join('')
+  t.match(documentError('yaml', `a0: &a0 []\n${empty}`), { reason: 'limit' })
+})
+
+t.test('yaml: aliases cannot make a small document a large one', async (t) => {
+  const laughs = ['a: &a [x, x, x, x, x, x, x, x, x]']
+  for (const [from, to] of ['ab', 'bc', 'cd', 'de', 'ef']) laughs.push(`${to}: &${to} [${`*${from}, `.repeat(9)}x]`)
+  t.ok(readDocument('yaml', laughs.join('\n')) === undefined)
+  t.equal(readDocument('yaml', `a: &a 1\nb: [${'*a, '.repeat(51)}]`), undefined)
+  const large = 'x'.repeat(100_000)
+  t.equal(
+    readDocument('yaml', `a: &a ${large}\n${Array.from({ length: 20 }, (_, i) => `b${i}: *a`).join('\n')}`), undefined
+  )
+})
+
+t.test('yaml: is read up to a length, and up to a number of lines', async (t) => {
+  t.ok(readDocument('yaml', `a: |${'\n x'.repeat(MAX_LINES - 1)}`))
+  t.equal(readDocument('yaml', `a: |${'\n x'.repeat(MAX_LINES)}`), undefined)
+  t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 3)}`))
+  t.ok(readDocument('yaml', `a: ${'x'.repeat(YAML_LENGTH - 2)}`) === undefined)
+})
+
+t.test('yaml: 1,000 names with comments are read, and an alias has the last value before it', async (t) => {
+  const lines = Array.from({ length: 1000 }, (_, i) => `NAME_${i}: "${'x'.repeat(200)}" # c\n`).join('')
+  t.equal(Object.keys(readDocument('yaml', lines)!).length, 1000)
+  t.equal(readDocument('yaml', 'a: &x 1\nc: &x [2, *x]\n'), undefined, 'an alias inside its own value')
+  t.strictSame({ ...readDocument('yaml', 'a: &x 1\nb: *x\nc: &x [2, &y 3]\nd: *y\ne: *x\nf: &z {k: *y}\ng: *z\n&k h: *x\ni: *k\n') }, {
+    a: '1', b: '1', c: '[2,3]', d: '3', e: '[2,3]', f: '{"k":3}', g: '{"k":3}', h: '[2,3]', i: 'h'
+  })
+  t.equal(readDocument('yaml', 'a: *x\nb: &x 1\n'), undefined)
+})
+
+t.test('text is one opaque value', async (t) => {
+  t.equal(readDocument('text', 'A=1'), undefined)
+})
+
+t.test('names of the prototype are names like any other', async (t) => {
+  const documents = {
+    env: '__proto__=a\nconstructor=b\ntoString=c',
+    json: '{"__proto__":"a","constructor":"b","toString":"c"}',
+    yaml: '__proto__: a\nconstructor: b\ntoString: c'
+  }
+  for (const [format, text] of Object.entries(documents)) {
+    const read = readDocument(format as DocumentFormat, text)
+    const expected = '{"__proto__":"a","constructor":"b","toString":"c"}'
+    t.equal(JSON.stringify(read), expected, format)
+    t.equal(JSON.stringify(readDocument(format as DocumentFormat, text, read)), expected, `${format}, merged`)
+    t.equal(JSON.stringify({ ...read }), expected, `${format}, copied`)
+  }
+  const nested = '{"a":{"__proto__":{"polluted":1}}}'
+  t.equal(readDocument('json', nested)?.['a'], '{"__proto__":{"polluted":1}}')
+  t.equal(readDocument('yaml', nested)?.['a'], '{"__proto__":{"polluted":1}}')
+  t.equal(({} as Record<string, unknown>)['polluted'], undefined)
+})
+
+t.test('merging: the later document wins, name by name', async (t) => {
+  const documents = {
+    env: ['a=1\nb=1', 'b=2\nc=2', 'c='],
+    json: ['{"a":"1","b":"1"}', '{"b":"2","c":"2"}', '{"c":""}'],
+    yaml: ['a: 1\nb: 1', 'b: 2\nc: 2', 'c: ""']
+  }
+  for (const [format, texts] of Object.entries(documents)) {
+    const merged = emptyEntries()
+    for (const text of texts) t.equal(readDocument(format as DocumentFormat, text, merged), merged)
+    t.equal(JSON.stringify(merged), '{"a":"1","b":"2","c":""}', format)
+  }
+})
+
+t.test('hostile documents of the largest size do not throw', async (t) => {
+  const size = 1024 * 1024
+  const fill = (unit: string, before = '', after = '') => before + unit.repeat(Math.floor(size / unit.length)) + after
+  const yaml = (unit: string, before = '', after = '') =>
+    before + unit.repeat(Math.floor((YAML_LENGTH - 50) / unit.length)) + after
+  const documents: [DocumentFormat, string, string][] = [
+    ['env', 'blank lines', fill('\n', '', '#')], ['env', 'blanks', fill(' ', 'A=', '"x')], [
+      'env', 'blanks around', fill(' ', 'A', '=1')
+    ],
+    ['env', 'one name', fill('a')], ['env', 'open quote', fill('a\n', 'A="')], [
+      'env', 'escaped quotes', fill('\\"', 'A="', '"')
+    ],
+    [
+      'env', 'short lines', fill('A=1\n')
+    ], ['env', 'quotes', fill('"', 'A=')], ['env', 'names', fill('A="\\"x\n')], ['env', 'export', fill('export ')],
+    ['env', 'open quotes', fill('A=\'"`\n')],
+    [
+      'json', 'depth', fill('[', '{"a":', '1' + ']'.repeat(size) + '}')
+    ], ['json', 'open', fill('{"a":')], ['json', 'string', fill('\\n', '{"a":"', '"}')],
+    ['json', 'blanks', fill(' ', '{', '}')], ['json', 'list', fill('1,', '{"a":[', '1]}')],
+    ['json', 'names', `{${Array.from({ length: 80_000 }, (_, i) => `"k${i}":${i}`).join()}}`],
+    ['yaml', 'depth', yaml('[', 'a: ')], ['yaml', 'dashes', yaml('- ')], ['yaml', 'anchors', yaml('&a ')], [
+      'yaml', 'quotes', yaml('"a" ', 'a: ')
+    ],
+    [
+      'yaml', 'names', Array.from({ length: 20_000 }, (_, i) => `k${i}: ${i}`).join('\n')
+    ], ['yaml', 'directives', yaml('%A\n')],
+    ['yaml', 'blanks', yaml(' ', 'a:', '1')], [
+      'yaml', 'aliases', yaml('*a,', 'b: &a 1\na: [', '*a]')
+    ], ['yaml', 'colons', yaml(':')]
+  ]
+  for (const [format, name, text] of documents) {
+    t.doesNotThrow(() => readDocument(format, text), `${format}, ${name}`)
+  }
+})
+
+t.test('how much of a document is taken apart is bounded, however it is written', async (t) => {
+  const lines = (count: number, line: (i: number) => string) =>
+    Array.from({ length: count }, (_, i) => line(i)).join('\n')
+  t.equal(Object.keys(readDocument('env', lines(MAX_NAMES, (i) => `K${i}=${i}`))!).length, MAX_NAMES)
+  t.equal(readDocument('env', lines(MAX_NAMES + 1, (i) => `K${i}=${i}`)), undefined)
+  t.equal(readDocument('env', lines(MAX_NAMES + 1, () => 'SAME=1')), undefined)
+  for (const end of ['\n', '\r', '\r\n']) {
+    for (const line of ['', '# x', ' ']) {
+      t.same(readDocument('env', (line + end).repeat(MAX_LINES)), {}, 'lines that say nothing')
+      t.equal(readDocument('env', (line + end).repeat(MAX_LINES + 1)), undefined, 'are counted too')
+    }
+  }
+  t.equal(readDocument('env', `A="${'\n'.repeat(MAX_LINES + 1)}"`), undefined, 'and those within a value')
+  const members = (count: number) => `{${Array.from({ length: count }, (_, i) => `"k${i}":1`).join()}}`
+  t.equal(Object.keys(readDocument('json', members(MAX_TOKENS / 4 - 1))!).length, MAX_TOKENS / 4 - 1)
+  const { parse } = JSON
+  let parsed = 0
+  JSON.parse = (...args) => { parsed++; return parse(...args) }
+  t.teardown(() => { JSON.parse = parse })
+  t.equal(readDocument('json', members(MAX_TOKENS / 4 + 1)), undefined)
+  t.equal(readDocument('json', `{"a":[${'1,'.repeat(MAX_TOKENS / 2)}1]}`), undefined)
+  t.equal(parsed, 0, 'and what is too much is not parsed at all')
+  t.ok(readDocument('json', `{"a":"${','.repeat(1_000_000)}"}`), 'what is in a value is not counted')
+})
+
+t.test('yaml: no more tokens than are allowed, and no error after the first, whatever indicators are repeated', async (t) => {
+  let tokens = 0
+  let errors = 0
+  const { next } = Parser.prototype
+  Parser.prototype.next = function (source) { tokens++; return next.call(this, source) }
+  Object.defineProperty(YAMLError.prototype, 'pos', { configurable: true, get: () => undefined, set () { errors++ } })
+  t.teardown(() => {
+    Parser.prototype.next = next
+    delete (YAMLError.prototype as { pos?: unknown }).pos
+  })
+  const words = [
+    '&', '&a', '!', '!b', '!!str', '!<x>', '*', '*a', "''", '""', '"', "'", '@', '`', '|', '>', '|2', '%', '#', '-', '?', ':', ',', '[', ']', '{', '}', 'a', 'a:',
+    '---', '...', '\t', '\\q', '\\x0', '\u0000'
+  ]
+  const LENGTH = 2 * MAX_YAML_TOKENS
+  const worst = { tokens: 0, errors: 0 }
+  const read = (unit: string, before: string) => {
+    tokens = errors = 0
+    readDocument('yaml', (before + unit.repeat(LENGTH)).slice(0, LENGTH))
+    worst.tokens = Math.max(worst.tokens, tokens)
+    worst.errors = Math.max(worst.errors, errors)
+  }
+  for (const before of ['', 'a: ', 'a: "', 'a: |\n ']) {
+    for (const [i, word] of words.entries()) {
+      for (const glue of ['', ' ', '\n ']) read(word + glue, before)
+      read(`${word} ${words[(i + 7) % words.length]} `, before)
+    }
+  }
+  t.ok(worst.tokens > MAX_YAML_TOKENS / 2, 'the bound is met')
+  t.ok(worst.tokens <= MAX_YAML_TOKENS)
+  t.ok(worst.errors <= 1, `${worst.errors} errors`)
+  const members = (count: number) => Array.from({ length: count }, (_, i) => `k${i}: 1\n`).join('')
+  const most = Math.floor((MAX_YAML_TOKENS - 1) / 7)
+  t.equal(Object.keys(readDocument('yaml', members(most))!).length, most)
+  t.equal(readDocument('yaml', members(most + 1)), undefined)
+  t.ok(
+    readDocument('yaml', `a: "${'& ! * - '.repeat(2000)}"\nb: |\n${' - a: *b\n'.repeat(2000)}`),
+    'what is in a value is not counted'
+  )
+})

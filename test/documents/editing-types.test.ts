@@ -1,0 +1,155 @@
+// runs: no database; 15 s
+import { isDeepStrictEqual } from 'node:util'
+import t from 'tap'
+import { parse as parseYaml } from 'yaml'
+import type { NamedFormat } from '../../src/rules/documents/entries.ts'
+import { compactJson, jsonTree, mergedJson, patchIn, type PatchValue } from '../../src/rules/documents/json-tree.ts'
+import { changeNames } from '../../src/rules/editing/change.ts'
+import { LONG } from '../helpers/long.ts'
+import { random } from '../helpers/traffic.ts'
+
+/** Applies a merge patch to a document, as the route does. */
+function patched (format: NamedFormat, text: string, patch: string) {
+  const members = jsonTree(patch).members!.map(({ name, value }) =>
+    [name, patch.slice(value.from, value.to) === 'null' ? null : patchIn(patch, value)] as const)
+  return changeNames(format, text, {
+    set: new Map(members.filter((entry): entry is [string, PatchValue] => entry[1] !== null)),
+    unset: members.filter(([, value]) => value === null).map(([name]) => name),
+    replace: null
+  })
+}
+
+/** MergePatch of RFC 7396, section 2. */
+function mergePatch (target: any, patch: any): any {
+  if (typeof patch !== 'object' || patch === null || Array.isArray(patch)) return patch
+  const isObject = typeof target === 'object' && target !== null && !Array.isArray(target)
+  // Without a prototype, `__proto__` is a name like any other.
+  const result = Object.assign(Object.create(null), isObject ? target : {})
+  for (const [name, value] of Object.entries(patch)) {
+    if (value === null) delete result[name]
+    else result[name] = mergePatch(result[name], value)
+  }
+  return result
+}
+
+// RFC 7396, appendix A, without the rows whose target or patch is no object.
+const EXAMPLES = [
+  ['{"a":"b"}', '{"a":"c"}', '{"a":"c"}'],
+  ['{"a":"b"}', '{"b":"c"}', '{"a":"b","b":"c"}'],
+  ['{"a":"b"}', '{"a":null}', '{}'],
+  ['{"a":"b","b":"c"}', '{"a":null}', '{"b":"c"}'],
+  ['{"a":["b"]}', '{"a":"c"}', '{"a":"c"}'],
+  ['{"a":"c"}', '{"a":["b"]}', '{"a":["b"]}'],
+  ['{"a": {"b": "c"}}', '{"a": {"b": "d", "c": null}}', '{"a": {"b": "d"}}'],
+  ['{"a": [{"b":"c"}]}', '{"a": [1]}', '{"a": [1]}'],
+  ['{"e":null}', '{"a":1}', '{"e":null,"a":1}'],
+  ['{}', '{"a":{"bb":{"ccc":null}}}', '{"a":{"bb":{}}}']
+] as const
+
+t.test('the examples of RFC 7396 hold for JSON and YAML documents', async (t) => {
+  for (const [target, patch, expected] of EXAMPLES) {
+    for (const format of ['json', 'yaml'] as const) {
+      const result = patched(format, target, patch)
+      t.same('text' in result && parseYaml(result.text), JSON.parse(expected), `${format} ${target} ${patch}`)
+    }
+    t.equal(compactJson(expected), mergedJson(compactJson(target), patchIn(patch, jsonTree(patch))))
+  }
+})
+
+t.test('a nested change keeps every byte outside of the changed members', async (t) => {
+  for (const [format, text, patch, expected] of [
+    ['json', '{\n  "a": {\n    "x": 1.0,\n    "y": [1,  2]\n  },\n  "b": 2\n}\n', '{"a": {"y": null, "z": 1e2}}',
+      '{\n  "a": {\n    "x": 1.0,\n    "z": 1e2\n  },\n  "b": 2\n}\n'],
+    ['json', '{"a":{"b":{"c":1,"d":2}},"e":{}}', '{"a":{"b":{"c":1.0}},"e":{"f":{}}}', '{"a":{"b":{"c":1.0,"d":2}},"e":{"f":{}}}'],
+    ['json', '{"a": {"x": 1, "x": 2}}', '{"a": {"x": 3}}', '{"a": {"x": 1, "x": 3}}'],
+    ['json', '{"a": {"x": 1}}', '{"a": {"x": null}}', '{"a": {}}'],
+    ['yaml', 'a: # one\n  # two\n  x: 0x10 # three\n  y:\n    - 1\nb: |\n  text\n', '{"a": {"y": null, "z": 1.50}}',
+      'a: # one\n  # two\n  z: 1.50\n  x: 0x10 # three\nb: |\n  text\n'],
+    ['yaml', 'a: {x: 1, y: 2} # c\n', '{"a": {"x": "1", "y": null, "z": {"k": true}}}', 'a: {x: \'1\', z: {"k":true}} # c\n'],
+    ['yaml', 'a:\n  b:\n    c: 1\n    d: 2\n  e: 3\n', '{"a": {"b": {"c": null}}}', 'a:\n  b:\n    d: 2\n  e: 3\n'],
+    ['yaml', 'a:\n  x: 1\nb: 2\n', '{"a": {"x": null}}', 'a: {}\nb: 2\n'],
+    ['yaml', 'a: text\n', '{"a": {"x": "1"}}', 'a: {"x":"1"}\n']
+  ] as const) {
+    const result = patched(format, text, patch)
+    t.equal('text' in result ? result.text : JSON.stringify(result), expected)
+  }
+})
+
+const SEED = Number(process.env.TEST_SEED ?? Math.floor(Math.random() * 2 ** 32))
+const next = random(SEED)
+const below = (count: number) => Math.floor(next() * count)
+const pick = <T>(list: readonly T[]): T => list[below(list.length)]!
+
+const NAMES = ['a', 'b', 'c', 'd e', '', '__proto__', 'é"\\', '1', 'true']
+const SCALARS = [
+  '1', '1.10', '-0', '1e3', '12345678901234567890', 'true', 'false', 'null', '""', '"x"', '"1"', '"null"', '"a\\nb # \\u00e9\'"', '"- : {"'
+]
+
+/** A random JSON text. With `nulls`, a null is as likely as another value, as in a patch. */
+function anyJson (depth: number, nulls = false): string {
+  const kind = depth === 0 ? 2 : below(4)
+  if (kind === 0) return anyObject(depth - 1, nulls)
+  if (kind === 1) return `[${Array.from({ length: below(3) }, () => anyJson(depth - 1)).join(pick([',', ', ']))}]`
+  return nulls && below(2) === 0 ? 'null' : pick(SCALARS)
+}
+
+function anyObject (depth: number, nulls = false): string {
+  const names = [...new Set(Array.from({ length: below(4) }, () => pick(NAMES)))]
+  const members = names.map((name) => `${JSON.stringify(name)}${pick([':', ' : '])}${anyJson(depth, nulls)}`)
+  return `{${members.join(pick([',', ',\n  ']))}}`
+}
+
+/** A value as block YAML. Strings are quoted, so that JSON and YAML mean the same. */
+function asYaml (value: unknown, indent: string): string {
+  if (typeof value !== 'object' || value === null || Object.keys(value).length === 0) return ` ${JSON.stringify(value)}\n`
+  const comment = () => below(4) === 0 ? `${indent}# c\n` : ''
+  const entries = Array.isArray(value)
+    ? value.map((one) => ['-', one] as const)
+    : Object.entries(value).map(([name, one]) => [`${JSON.stringify(name)}:`, one] as const)
+  return `\n${entries.map(([key, one]) => `${comment()}${indent}${key}${asYaml(one, `${indent}  `)}`).join('')}`
+}
+
+const parse = (text: string): unknown => JSON.parse(text, (_, value) => Object.is(value, -0) ? 0 : value)
+
+t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async (t) => {
+  const wrong: string[] = []
+  let refused = 0
+  const rounds = LONG ? 50_000 : 4000
+  for (let round = 0; round < rounds && wrong.length < 3; round++) {
+    const [target, patch] = [anyObject(3), anyObject(3, true)]
+    const expected = mergePatch(parse(target), parse(patch))
+    const merged = mergedJson(compactJson(target), patchIn(patch, jsonTree(patch)))
+    if (!isDeepStrictEqual(plain(parse(merged)), plain(expected))) wrong.push(JSON.stringify([target, patch, merged]))
+    const documents = [['json', target], ['yaml', target], ['yaml', asYaml(parse(target), '').trimStart()]] as const
+    for (const [format, text] of documents) {
+      const result = patched(format, text, patch)
+      if ('refused' in result) {
+        refused++
+        if (result.refused !== 'unreadable') wrong.push(JSON.stringify([format, text, patch, result]))
+      } else {
+        const { text: written } = result
+        const after: unknown = format === 'json' ? parse(written) : parseYaml(written) ?? {}
+        if (!isDeepStrictEqual(plain(after), plain(expected))) wrong.push(JSON.stringify({ text, patch, written }))
+      }
+    }
+  }
+  t.strictSame(wrong, [])
+  t.ok(refused < rounds / 10, `${refused} refused`)
+})
+
+// `-0` and the prototype of a parsed object do not matter.
+const plain = (value: unknown): unknown => JSON.parse(JSON.stringify(value), (_, one) => Object.is(one, -0) ? 0 : one)
+
+t.test('yaml: a merge patch is refused only if it changes a value that a remaining alias gives', async (t) => {
+  const text = 'a:\n  b: &b fast\n  m: &m {x: 1, y: 2}\n  z: 3\nc: *b\nd: [*m]\n'
+  for (const patch of ['{"a": {"b": "x"}}', '{"a": {"b": null}}', '{"a": {"m": {"x": 2}}}', '{"a": {"m": 1}}', '{"a": 1}', '{"a": null}']) {
+    t.same(patched('yaml', text, patch), { refused: 'anchored', name: 'a' }, patch)
+  }
+  for (const [patch, expected] of [
+    ['{"a": {"z": 4}}', text.replace('z: 3', 'z: 4')],
+    ['{"a": {"z": null}}', text.replace('  z: 3\n', '')],
+    ['{"a": {"b": "x", "z": 4}, "c": null}', 'a:\n  b: &b x\n  m: &m {x: 1, y: 2}\n  z: 4\nd: [*m]\n'],
+    ['{"a": {"m": {"x": 2}}, "d": 5}', 'a:\n  b: &b fast\n  m: &m {x: 2, y: 2}\n  z: 3\nc: *b\nd: 5\n']
+  ] as const) t.match(patched('yaml', text, patch), { text: expected }, patch)
+  t.match(patched('yaml', 'a: &a\n  x: 1\nb: *a\n', '{"a": {"y": 2}}'), { refused: 'anchored', name: 'a' })
+})

@@ -1,0 +1,178 @@
+// runs: no database; 35 s
+import { readFileSync } from 'node:fs'
+import postgres from 'postgres'
+import t from 'tap'
+import { generateMasterKey } from '../../src/crypto/keyring.ts'
+import { MEANING } from '../../src/db/postgres/session.ts'
+import { command, startServer, type Server } from '../helpers/process.ts'
+import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
+
+t.setTimeout(180_000)
+if (!hasPostgres()) t.bailout('PostgreSQL is not installed')
+
+// Settings of a role or a database that change what a statement means, which rows it sees, or the form of a value.
+const HOSTILE: Record<string, string> = {
+  search_path: 'evil, pg_catalog, public',
+  default_transaction_isolation: 'serializable',
+  bytea_output: 'escape',
+  extra_float_digits: '-5',
+  DateStyle: 'SQL, DMY',
+  IntervalStyle: 'sql_standard',
+  TimeZone: 'Asia/Tokyo',
+  timezone_abbreviations: 'India',
+  lc_monetary: 'C.UTF-8',
+  lc_numeric: 'C.UTF-8',
+  lc_time: 'C.UTF-8',
+  xmlbinary: 'hex',
+  xmloption: 'document',
+  quote_all_identifiers: 'on',
+  array_nulls: 'off',
+  backslash_quote: 'on',
+  standard_conforming_strings: 'off',
+  transform_null_equals: 'on',
+  client_encoding: 'LATIN1'
+}
+
+// Settings of the same categories that change neither.
+const HARMLESS = [
+  'check_function_bodies', 'client_min_messages', 'default_table_access_method', 'default_tablespace',
+  'default_text_search_config', 'default_toast_compression', 'default_transaction_deferrable',
+  // A role that may only read is refused what it may not do.
+  'default_transaction_read_only',
+  'escape_string_warning', 'event_triggers', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
+  'lock_timeout', 'restrict_nonsystem_relation_kind', 'statement_timeout', 'synchronize_seqscans', 'temp_tablespaces',
+  'transaction_timeout',
+  // The service has no GIN index and no row security.
+  'gin_fuzzy_search_limit', 'gin_pending_list_limit', 'row_security',
+  'local_preload_libraries', 'createrole_self_grant', 'allow_alter_system'
+]
+
+const server = await startPostgres({ durable: false })
+const admin = postgres(server.url, { max: 1, onnotice: () => {} })
+t.teardown(async () => {
+  await admin.end()
+  await server.close()
+})
+
+const urlOf = (name: string, user = 'postgres') => {
+  const url = new URL(server.url)
+  url.pathname = `/${name}`
+  url.username = user
+  return url.href
+}
+const settingsOf = (of: string) => Object.entries(HOSTILE).map(([name, value]) =>
+  `ALTER ${of} SET ${name} = ${name === 'search_path' ? value : `'${value}'`};`).join('\n')
+const makeDatabase = async (name: string) => {
+  await admin.unsafe(`CREATE ROLE ${name} LOGIN`)
+  await admin.unsafe(`CREATE DATABASE ${name} OWNER ${name}`)
+}
+// The connections of the service are made anew, with the settings of now.
+const reconnect = (name: string) =>
+  admin`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ${name} AND application_name = 'strongroom'`
+
+const asking = (address: string, { organization, token }: NonNullable<Server['first']>) =>
+  async (method: string, path: string, body?: object) => {
+    for (;;) {
+      const answer = await fetch(`${address}/api/v1/${organization}${path}`, {
+        method,
+        headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
+        ...(body && { body: JSON.stringify(body) })
+      })
+      // While the connections are made anew.
+      if (answer.status === 503) continue
+      return { status: answer.status, body: answer.status === 204 ? undefined : await answer.json() as any }
+    }
+  }
+
+const PLACE = { project: 'orbit', target: 'backend', environment: 'live' }
+const VALUES = ['A=é\\n', 'A=\\x41', "B='2'\nC=1", 'A=4', 'A=5']
+
+async function fill (ask: ReturnType<typeof asking>) {
+  await ask('POST', '/projects', { name: 'Orbit' })
+  await ask('POST', '/orbit/targets', { name: 'Backend' })
+  await ask('POST', '/orbit/backend/environments', { name: 'Live', status: 'production' })
+  for (const plaintext of VALUES) {
+    const { status } = await ask('POST', '/secrets/store', { ...PLACE, plaintext })
+    if (status !== 200) throw new Error(`a store answered ${status}`)
+  }
+}
+
+// What the service says about its data, and what its commands say.
+async function look (ask: ReturnType<typeof asking>, env: Record<string, string>) {
+  const { body: { data } } = await ask('POST', '/secrets/versions', PLACE)
+  const versions = data.map(({ id, attributes }: any) => [id, attributes.created_at])
+  const contents: unknown[] = []
+  for (const [, at] of versions) {
+    const { status, body } = await ask('GET', `/orbit/backend/live/secrets?decrypt=true&at=${at}`)
+    contents.push([status, body.data?.attributes?.levels?.environment?.content ?? body])
+  }
+  const verified = await command(['audit', 'verify'], env)
+  return { versions, contents, verified: verified.code, said: verified.stdout.replace(/\d+/g, '') + verified.stderr }
+}
+
+const contentsOf = ({ contents }: Awaited<ReturnType<typeof look>>) => contents.toReversed()
+
+t.test('CR-61: every setting that changes the meaning of a statement or the form of a value is set on each connection', async (t) => {
+  const listed = await admin<{ name: string }[]>`
+    SELECT name FROM pg_settings WHERE context = 'user' AND name NOT LIKE 'vacuum%' AND name NOT LIKE 'transaction_%'
+      AND (category LIKE 'Client Connection Defaults%' OR category LIKE 'Version and Platform Compatibility%')`
+  const known = [...Object.keys(MEANING), 'client_encoding', ...HARMLESS]
+  t.same(listed.map(({ name }) => name).filter((name) => !known.includes(name)), [])
+  t.same(Object.keys(HOSTILE).toSorted(), [...Object.keys(MEANING), 'client_encoding'].toSorted())
+  const shown = await admin<{ name: string }[]>`SELECT name FROM pg_settings WHERE name IN ${admin(Object.keys(MEANING))}`
+  t.equal(shown.length, Object.keys(MEANING).length, 'as the view pg_settings spells them')
+  const page = readFileSync('docs/operations/database.md', 'utf8')
+  // PgBouncer passes these on.
+  const passed = ['DateStyle', 'TimeZone', 'standard_conforming_strings']
+  t.same(Object.keys(MEANING).filter((name) => !passed.includes(name) && !page.includes(`\`${name}\``)), [])
+})
+
+for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const) {
+  t.test(`settings of the ${of}, before the first start and while the service runs, change nothing that is read`, async (t) => {
+    const [before, during] = [`${of}_before`, `${of}_during`]
+    for (const name of [before, during]) await makeDatabase(name)
+    await admin.unsafe(settingsOf(`${where} ${before}`))
+    for (const name of [before, during]) {
+      const env = { DATABASE_URL: urlOf(name, name), MASTER_KEY: generateMasterKey().text, DATABASE_POOL: '4' }
+      const running = await startServer(t, env)
+      const ask = asking(running.address, running.first!)
+      await fill(ask)
+      const first = await look(ask, env)
+      t.equal(first.verified, 0, first.said)
+      t.same(contentsOf(first), VALUES.map((value) => [200, value]), name)
+      await admin.unsafe(settingsOf(`${where} ${name}`))
+      await reconnect(name)
+      const second = await look(ask, env)
+      t.strictSame(second, first, `${name}, on new connections`)
+      await running.stop()
+      // A start reads the keys, the canaries and the MACs.
+      const again = await startServer(t, env)
+      t.strictSame(await look(asking(again.address, running.first!), env), first, `${name}, after a start`)
+      await again.stop()
+    }
+  })
+}
+
+t.test('parameters of DATABASE_URL change nothing that is read either', async (t) => {
+  await makeDatabase('by_url')
+  const env = { DATABASE_URL: urlOf('by_url', 'by_url'), MASTER_KEY: generateMasterKey().text, DATABASE_POOL: '4' }
+  const running = await startServer(t, env)
+  const ask = asking(running.address, running.first!)
+  await fill(ask)
+  const first = await look(ask, env)
+  await running.stop()
+  const names = Object.entries(HOSTILE).filter(([name]) => name !== 'search_path')
+  const spellings = {
+    parameters: new URLSearchParams(names).toString(),
+    'in upper case': new URLSearchParams(names.map(([name, value]): [string, string] => [name.toUpperCase(), value])).toString(),
+    options: new URLSearchParams({
+      options: names.map(([name, value]) => `-c ${name}=${value.replace(/[ \\]/g, '\\$&')}`).join(' ')
+    }).toString()
+  }
+  for (const [name, query] of Object.entries(spellings)) {
+    const fooled = { ...env, DATABASE_URL: `${env.DATABASE_URL}?${query}` }
+    const again = await startServer(t, fooled)
+    t.strictSame(await look(asking(again.address, running.first!), fooled), first, name)
+    await again.stop()
+  }
+})

@@ -1,0 +1,136 @@
+// runs: both databases
+import t, { type Test } from 'tap'
+import { startApp, makeLevel, type Caller } from '../helpers/app.ts'
+import { makePerson, makeTeam, issuePair } from '../helpers/people.ts'
+
+const service = await startApp(t)
+const owner = await service.organization()
+const o = owner.organization
+await makeLevel(owner, { slug: 'parent', name: 'zz parent' })
+
+/** Names, in order of creation. The second and third differ only in case. */
+const NAMES = ['Mango tree', 'apple', 'Apple', 'Zebra', 'Äpfel', '100% a_b', '.* (x|y)\\', '[z-a]', 'mango pie']
+const SORTED = ['.* (x|y)\\', '100% a_b', '[z-a]', 'apple', 'Apple', 'mango pie', 'Mango tree', 'Zebra', 'Äpfel']
+
+interface Item { id: string, name?: string, attributes?: { name: string } }
+const nameOf = ({ name, attributes }: Item) => attributes?.name ?? name ?? ''
+
+/** Each list, with a function that creates a resource with this name. `slugged`: searched by slug. */
+const LISTS: Record<string, { path: string, make: (name: string, i: number) => Promise<unknown>, searched: 'slug' | 'email' | 'name' }> = {
+  projects: { path: `/${o}/projects`, make: (name, i) => create(`/${o}/projects`, name, i), searched: 'slug' },
+  targets: { path: `/${o}/parent/targets`, make: (name, i) => create(`/${o}/parent/targets`, name, i), searched: 'slug' },
+  environments: {
+    path: `/${o}/parent/backend/environments`,
+    make: (name, i) => create(`/${o}/parent/backend/environments`, name, i),
+    searched: 'slug'
+  },
+  teams: { path: `/organizations/${o}/teams`, make: (name, i) => create(`/organizations/${o}/teams`, name, i), searched: 'slug' },
+  members: {
+    path: `/organizations/${o}/members`,
+    make: async (name, i) => {
+      const person = await makePerson(service, { [o]: 'member' })
+      await service.write(`UPDATE users SET name = '${name.replaceAll("'", "''")}', email = 'slug-${i}@nimbus.example',
+        email_normalized = 'slug-${i}@nimbus.example' WHERE id = ${person.id}`)
+    },
+    searched: 'email'
+  },
+  tokens: {
+    path: `/organizations/${o}/api-keys`,
+    make: (name) => owner.call('POST', `/organizations/${o}/api-keys`, { name, abilities: ['secret:read'] }),
+    searched: 'name'
+  }
+}
+
+async function create (path: string, name: string, i: number) {
+  const { status, text } = await owner.call('POST', path, { name, slug: `slug-${i}` })
+  if (status !== 201) throw new Error(text)
+}
+
+const listOf = async (caller: Caller, path: string, query: string): Promise<{ names: string[], total: number }> => {
+  const { status, body, text } = await caller.call('GET', `${path}?${query}`)
+  if (status !== 200) throw new Error(`${status} ${text}`)
+  return { names: body.data.map(nameOf), total: body.meta.total }
+}
+const ofText = (parameter: string, text: string) => `${encodeURIComponent(parameter)}=${encodeURIComponent(text)}`
+
+async function selects (t: Test, caller: Caller, path: string, searched: string) {
+  const known = (names: string[]) => names.filter((name) => NAMES.includes(name))
+  const all = await listOf(caller, path, '')
+  const others = all.total - NAMES.length
+  t.strictSame(known((await listOf(caller, path, 'sort=name')).names), SORTED)
+  t.strictSame(known((await listOf(caller, path, 'sort=-name')).names), SORTED.toReversed())
+  t.strictSame(known((await listOf(caller, path, 'sort=created_at')).names), NAMES)
+  t.strictSame(known((await listOf(caller, path, 'sort=-created_at')).names), NAMES.toReversed())
+  for (const [text, found] of [
+    ['apple', ['apple', 'Apple']], ['MANGO', ['mango pie', 'Mango tree']], ['äPFEL', ['Äpfel']], ['0% A_', ['100% a_b']],
+    ['%', ['100% a_b']], ['_', ['100% a_b']], ['.*', ['.* (x|y)\\']], ['\\', ['.* (x|y)\\']], ['(X|', ['.* (x|y)\\']],
+    ['[', ['[z-a]']], ['^a', []], ["'; DROP TABLE projects; --", []], ['x'.repeat(255), []], ['😀', []]
+  ] as [string, string[]][]) {
+    for (const parameter of ['filter[name]', 'search']) {
+      const result = await listOf(caller, path, `sort=name&${ofText(parameter, text)}`)
+      t.strictSame(result, { names: found, total: found.length }, `${parameter} ${text}`)
+    }
+  }
+  const bySlug = (await listOf(caller, path, 'search=LUG-3')).names
+  t.strictSame(bySlug, searched === 'name' ? [] : ['Zebra'])
+  t.strictSame((await listOf(caller, path, 'filter[name]=slug-3')).names, [], 'which is of names alone')
+  t.strictSame(
+    await listOf(caller, path, 'filter%5Bname%5D=MANGO&search=tree'), { names: ['Mango tree'], total: 1 }, 'both hold'
+  )
+  // In pages, each row is there once, also of equal names.
+  for (const order of ['sort=name', 'sort=-name', 'sort=-created_at', '']) {
+    const paged: string[] = []
+    for (let page = 1; paged.length < all.total; page++) {
+      const { names, total } = await listOf(caller, path, `${order}&page=${page}&per_page=2`)
+      t.equal(total, all.total)
+      if (names.length === 0) break
+      paged.push(...names)
+    }
+    t.strictSame(paged, (await listOf(caller, path, order)).names, order)
+  }
+  t.strictSame(await listOf(caller, path, 'filter[name]=apple&per_page=1&page=7'), { names: [], total: 2 }, 'beyond the end')
+  t.ok(others >= 0)
+  for (const query of [
+    'sort=slug', 'sort=Name', 'sort=name,created_at', 'sort=name&sort=name', 'filter[name]=%00', 'search=a%00',
+    `search=${'x'.repeat(256)}`, `filter[name]=${'x'.repeat(256)}`, 'filter[slug]=x', 'filter=x', 'search=a&search=b'
+  ]) {
+    t.match(await caller.call('GET', `${path}?${query}`), { status: 422, body: { error: 'validation_failed' } }, query)
+  }
+}
+
+for (const [noun, { path, make, searched }] of Object.entries(LISTS)) {
+  t.test(`S-1.15 the list of ${noun} is sorted by name or creation, and filtered by a text in any case, in stable pages`, async (t) => {
+    for (const [i, name] of NAMES.entries()) await make(name, i)
+    await selects(t, owner, path, searched)
+  })
+}
+
+t.test('S-1.15 a selection shows nothing beside what the caller sees without it: of a restricted token, and by teams', async (t) => {
+  const restricted = await service.token(o, ['project:read', 'api-token:read'], {
+    slices: await Promise.all(['slug-1', 'slug-3'].map(async (slug) => {
+      const { body } = await owner.call('GET', `/${o}/${slug}`)
+      return { project_id: body.data.id, target_id: null, environment_id: null }
+    }))
+  })
+  const person = await makePerson(service, { [o]: 'billing_manager' })
+  await makeTeam(service, o, [person], { 'slug-1': 'member', 'slug-3': 'member' })
+  await makeTeam(service, o, [person], { 'slug-3': 'developer' })
+  const { access } = await issuePair(service, person, ['project:read'])
+  const member: Caller = {
+    ...owner,
+    call: async (method, path) => service.inject({
+      method: method as 'GET', url: `/api/v1${path}`, headers: { authorization: `Bearer ${access}` }
+    })
+  }
+  for (const caller of [restricted, member]) {
+    const list = (query: string) => listOf(caller, `/${o}/projects`, query)
+    t.strictSame(await list('sort=name'), { names: ['apple', 'Zebra'], total: 2 })
+    t.strictSame(await list('sort=-name'), { names: ['Zebra', 'apple'], total: 2 })
+    t.strictSame(await list('sort=-created_at&per_page=1'), { names: ['Zebra'], total: 2 })
+    t.strictSame(await list('filter[name]=APPLE'), { names: ['apple'], total: 1 }, 'not the other one of that name')
+    t.strictSame(await list('search=slug-'), { names: ['apple', 'Zebra'], total: 2 })
+    t.strictSame(await list('search=mango'), { names: [], total: 0 })
+    t.strictSame(await list('filter[name]=e&search=slug-3&sort=name&page=2&per_page=1'), { names: [], total: 1 })
+  }
+  t.strictSame(await listOf(restricted, `/organizations/${o}/api-keys`, 'search=apple'), { names: [], total: 0 })
+})
