@@ -140,6 +140,44 @@ t.test(`random merge patches have the result of RFC 7396 (seed ${SEED})`, async 
 // `-0` and the prototype of a parsed object do not matter.
 const plain = (value: unknown): unknown => JSON.parse(JSON.stringify(value), (_, one) => Object.is(one, -0) ? 0 : one)
 
+t.test('yaml: a number over another spelling of the same number is written, also in a mapping or a list', async (t) => {
+  const spelled: [written: string, number: string][] = [
+    ['0x1F', '31'], ['012', '12'], ['0o17', '15'], ['.5', '0.5'], ['+1', '1'], ['1.', '1'], ['00', '0'],
+    ['01.50', '1.5'], ['1.0', '1'], ['1e3', '1000']
+  ]
+  for (const [written, number] of spelled) {
+    for (const [before, patch, after] of [
+      [`a: ${written} # note\n`, `{"a":${number}}`, `a: ${number} # note\n`],
+      [`a:\n  b: ${written}\n  c: 1\n`, `{"a":{"b":${number}}}`, `a:\n  b: ${number}\n  c: 1\n`],
+      [`a: {b: ${written}, c: ${written}}\n`, `{"a":{"b":${number}}}`, `a: {b: ${number}, c: ${written}}\n`],
+      [`a: [${written}]\n`, `{"a":[${number}]}`, `a: [ ${number} ]\n`]
+    ] as const) {
+      const changed = patched('yaml', before, patch)
+      t.match(changed, { changed: ['a'] }, before)
+      const { text } = changed as { text: string }
+      t.strictSame(text.replace(/\[ | \]/g, (found) => found.trim()), after.replace(/\[ | \]/g, (found) => found.trim()), before)
+      t.match(patched('yaml', text, patch), { text, changed: [] }, 'the same change again changes nothing')
+    }
+    const same = `a: {b: ${number}}\n`
+    t.match(patched('yaml', same, `{"a":{"b":${number}}}`), { text: same, changed: [] })
+  }
+})
+
+t.test('yaml: a text over a number that JSON cannot spell is written, also in a mapping or a list', async (t) => {
+  for (const number of ['.inf', '-.Inf', '.nan', '0x20000000000001']) {
+    for (const [before, patch] of [
+      [`a: ${number}\n`, `{"a":"${number}"}`],
+      [`a: {b: ${number}}\n`, `{"a":{"b":"${number}"}}`],
+      [`a:\n  b: ${number} # note\n`, `{"a":{"b":"${number}"}}`],
+      [`a: [${number}]\n`, `{"a":["${number}"]}`]
+    ] as const) {
+      const changed = patched('yaml', before, patch)
+      t.match(changed, { changed: ['a'] }, before)
+      t.strictSame(parseYaml((changed as { text: string }).text), JSON.parse(patch), before)
+    }
+  }
+})
+
 t.test('yaml: a merge patch is refused only if it changes a value that a remaining alias gives', async (t) => {
   const text = 'a:\n  b: &b fast\n  m: &m {x: 1, y: 2}\n  z: 3\nc: *b\nd: [*m]\n'
   for (const patch of ['{"a": {"b": "x"}}', '{"a": {"b": null}}', '{"a": {"m": {"x": 2}}}', '{"a": {"m": 1}}', '{"a": 1}', '{"a": null}']) {

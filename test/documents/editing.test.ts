@@ -499,3 +499,15 @@ t.test('changes do not touch the prototype', async (t) => {
   }
   t.equal(Object.keys(emptyEntries()).length, 0)
 })
+
+t.test('env: the present value of a name given twice changes nothing, whatever the line before says', async (t) => {
+  for (const [text, name, value] of [
+    ['B=x#y\nB=z\n', 'B', 'z'], ['B=\n"x"\nB=z\n', 'B', 'z'], ["D=# c\nD='' # c\n", 'D', ''], ['A=1#2\nB=1\nA=3\n', 'A', '3']
+  ] as const) {
+    const set = new Map([[name, { text: JSON.stringify(value) }]])
+    t.match(changeNames('env', text, { set, unset: [], replace: null }), { text, changed: [] }, text)
+  }
+  const set = new Map([['B', { text: '"x"' }]])
+  t.match(changeNames('env', 'B=z\nB=x#y\n', { set, unset: [], replace: null }), { text: 'B=z\nB=x\n', changed: ['B'] },
+    'the line in force is cleaned')
+})

@@ -30,7 +30,7 @@ export interface YamlSource {
  * Reads one YAML 1.2 document: a mapping or empty. Rejects tags outside the core schema, merge keys and duplicate keys.
  *
  * @param found receives the parsed document
- * @param typed receives the value of each name as compact JSON; a number keeps its spelling if it is a number in JSON
+ * @param typed receives the value of each name as compact JSON, in which each number keeps its spelling, such as `0x1F`
  * @param work counts the tokens
  */
 export function readYaml (
@@ -51,11 +51,15 @@ export function readYaml (
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.source === '' && contents.tag === undefined)) return
   if (!isMap(contents)) throw new UnreadableDocument(0, 'not_a_mapping')
-  const { write, spend } = yamlWriter(targets, YAML_OUTPUT + 4 * text.length)
+  const allowance = YAML_OUTPUT + 4 * text.length
+  const { write, spend, isRespelled } = yamlWriter(targets, allowance, jsonText)
+  const { write: writeTyped } = yamlWriter(targets, allowance, typedText)
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
-    entries[name] = value === null ? '' : isScalar(node) ? spend(scalarText(node), node) : write(value)
-    if (typed) typed[name] = value === null ? 'null' : isScalar(node) ? typedText(node) : entries[name]
+    const json = isScalar(node) || value === null ? undefined : write(value)
+    entries[name] = json ?? (value === null ? '' : spend(scalarText(node as Scalar), node))
+    if (typed === undefined) continue
+    typed[name] = value === null ? 'null' : json !== undefined && !isRespelled() ? json : writeTyped(value)
   }
 }
 
@@ -166,12 +170,16 @@ export function scalarText (scalar: Scalar) {
   return typeof value === 'number' ? source ?? String(value) : String(value)
 }
 
-/** Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. */
-function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
+/**
+ * Writes nodes as JSON text. Limits the nesting depth and the total length of the document's values. `isRespelled`:
+ * whether a number so far has another spelling than in the document.
+ */
+function yamlWriter (targets: Map<Alias, unknown>, allowance: number, scalarJson: (scalar: Scalar) => string) {
   let left = allowance
+  let hasOtherNumber = false
   /** The text of each scalar, which aliases can need very often. */
   const texts = new Map<Scalar, string>()
-  return { write, spend }
+  return { write, spend, isRespelled: () => hasOtherNumber }
 
   function write (node: unknown, depth = 0): string {
     if (depth > YAML_DEPTH) throw beyond(node, `${YAML_DEPTH} nested levels`)
@@ -195,8 +203,9 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   }
 
   function textOf (scalar: Scalar): string {
-    const known = texts.get(scalar) ?? jsonText(scalar)
+    const known = texts.get(scalar) ?? scalarJson(scalar)
     texts.set(scalar, known)
+    hasOtherNumber ||= typeof scalar.value === 'number' && known !== scalarText(scalar)
     return known
   }
 
@@ -207,11 +216,9 @@ function yamlWriter (targets: Map<Alias, unknown>, allowance: number) {
   }
 }
 
-/** Like `jsonText`, but a number that JSON cannot spell is not a text, so that a change to this text has an effect. */
-function typedText (scalar: Scalar): string {
-  const json = jsonText(scalar)
-  return typeof scalar.value === 'number' && json.startsWith('"') ? scalarText(scalar) : json
-}
+/** Like `jsonText`, but each number has its spelling in the document, so that a change to another one has an effect. */
+const typedText = (scalar: Scalar): string =>
+  typeof scalar.value === 'number' ? scalarText(scalar) : jsonText(scalar)
 
 function jsonText (scalar: Scalar) {
   const { value } = scalar

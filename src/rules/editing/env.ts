@@ -38,8 +38,10 @@ export function envEditor (text: string, entries: Entries): Editor {
   const assignments: EnvAssignment[] = []
   readEnv(text, entries, assignments)
   const source = withLineFeeds(text)
-  const ambiguous: Editor['ambiguous'] = (names) => new Set(assignments
-    .filter((one) => names.has(one.name) && placeOf(source, one).isAmbiguous).map(({ name }) => name))
+  // A change writes only the last assignment of a name.
+  const inForce = new Map(assignments.map((assignment) => [assignment.name, assignment]))
+  const ambiguous: Editor['ambiguous'] = (names) => new Set([...inForce]
+    .filter(([name, assignment]) => names.has(name) && placeOf(source, assignment).isAmbiguous).map(([name]) => name))
   const write = writer(lineEndOf(text))
   return {
     attempts: ATTEMPTS.length, ambiguous, edit: (plan, attempt) => edit(text, assignments, plan, attempt, write)
