@@ -5,7 +5,7 @@ const NEEDED = 4 * 2 ** 30
 
 /**
  * Makes a memory file system the temporary directory of the tests, if there is one with 4 GiB. Tests create hundreds of
- * databases with hundreds of files each: in memory they take a quarter of the time, and a killed process keeps its files.
+ * databases with hundreds of files each. In memory they take a quarter of the time, and survive the kill of a process.
  */
 export function useMemory () {
   try {

@@ -9,8 +9,7 @@ import { printFaults } from './test-faults.mjs'
 import { useMemory } from './test-memory.mjs'
 
 const OPTIONS = ['--proofs', '--faults', '--quick', '--citus']
-const DATABASES = ['no database', 'one database', 'both databases', 'PostgreSQL', 'Citus']
-const WORDS = [...DATABASES, 'proof', 'fault', 'alone', 'after all others']
+const HEAD = /^\/\/ runs: (no database|one database|both databases|PostgreSQL|Citus)((?:; (?:proof|fault|alone|after all others))*)(?:; (\d+) s)?\n/
 // More files in a process would need more memory and save little time.
 const FILES_OF_PROCESS = 12
 
@@ -27,7 +26,8 @@ useMemory()
 // Lists the sources, because `tsc` leaves the output of deleted and moved files in dist.
 const files = readdirSync('test', { recursive: true }).filter((name) => name.endsWith('.test.ts')).sort().map(readHead)
   .filter(isOfRun).filter(({ id }) => wanted.length === 0 || wanted.some((word) => id.includes(word)))
-const server = citus ? await startCitus() : hasPostgres() && !quick ? await startPostgres({ durable: false }) : undefined
+const isWithServer = !quick && hasPostgres()
+const server = citus ? await startCitus() : isWithServer ? await startPostgres({ durable: false }) : undefined
 const totals = { pass: 0, fail: 0, cpu: 0, isGood: server !== undefined || quick || process.env.CI !== 'true' }
 if (server === undefined && !quick) console.log('PostgreSQL is not installed: only the embedded database is tested.')
 const [statements, outcomes] = ['statements', 'outcomes'].map((name) => mkdtempSync(join(tmpdir(), `strongroom-${name}-`)))
@@ -42,12 +42,11 @@ const embedded = { name: 'embedded database', env: {} }
 
 const jobs = files.flatMap((file) => placesOf(file).map((on) => ({ file, on })))
   .sort((one, other) => other.file.seconds - one.file.seconds)
-const isLast = ({ file: { words } }) => words.has('alone') || words.has('after all others')
-const others = jobs.filter((job) => !isLast(job))
+const others = jobs.filter(({ file }) => !file.isLast)
 // Fault tests measure recovery times, so at most two processes run at once.
 const lanes = Array.from({ length: faults ? 2 : Math.max(2, availableParallelism()) + 1 }, () => runLane(others))
 const ends = await Promise.all(lanes)
-for (const job of jobs.filter(isLast)) await runLane([job])
+for (const job of jobs.filter(({ file }) => file.isLast)) await runLane([job])
 await server?.close()
 if (faults) printFaults(outcomes)
 // Large differences show a bad distribution of the files.
@@ -56,28 +55,32 @@ end(`${totals.pass} passed, ${totals.fail} failed`, totals.isGood && totals.fail
 
 function readHead (name) {
   const source = readFileSync(join('test', name), 'utf8')
-  const words = new Set(/^\/\/ runs: (.*)\n/.exec(source)?.[1].split('; '))
-  const [seconds = 0] = [...words].flatMap((word) => /^\d+ s$/.test(word) ? [parseInt(word)] : [])
-  const isKnown = [...words].every((word) => WORDS.includes(word) || /^\d+ s$/.test(word))
-  if (!isKnown || DATABASES.filter((word) => words.has(word)).length !== 1) {
+  const [, database, words, seconds = '0'] = HEAD.exec(source) ??
     end(`test/${name} does not begin with a line such as "// runs: one database; 20 s": see test/README.md`)
+  const has = (word) => words.includes(word)
+  return {
+    id: name.slice(0, -'.test.ts'.length),
+    database,
+    seconds: Number(seconds),
+    isFault: has('fault'),
+    isProof: has('proof'),
+    isLast: has('alone') || has('after all others'),
+    hasLongForm: source.includes('helpers/long.ts')
   }
-  return { id: name.slice(0, -'.test.ts'.length), words, seconds, hasLongForm: source.includes('helpers/long.ts') }
 }
 
-function isOfRun ({ words, seconds, hasLongForm }) {
-  if (faults || words.has('fault')) return faults && words.has('fault')
-  if (citus) return !words.has('no database') && !words.has('PostgreSQL') && !words.has('proof')
-  if (words.has('Citus')) return false
-  if (proofs) return words.has('proof') || hasLongForm
-  if (words.has('proof')) return false
-  return !quick || (seconds === 0 && (words.has('both databases') || words.has('no database')))
+function isOfRun ({ database, seconds, isFault, isProof, hasLongForm }) {
+  if (faults || isFault) return faults && isFault
+  if (citus) return !isProof && ['one database', 'both databases', 'Citus'].includes(database)
+  if (database === 'Citus') return false
+  if (proofs || isProof) return proofs && (isProof || hasLongForm)
+  return !quick || (seconds === 0 && ['no database', 'both databases'].includes(database))
 }
 
 // The databases of a file: the server, the embedded database, or both.
-function placesOf ({ words }) {
-  if (words.has('no database') || server === undefined) return words.has('PostgreSQL') ? [] : [embedded]
-  return words.has('both databases') && !citus ? [onServer, embedded] : [onServer]
+function placesOf ({ database }) {
+  if (database === 'no database' || server === undefined) return database === 'PostgreSQL' ? [] : [embedded]
+  return database === 'both databases' && !citus ? [onServer, embedded] : [onServer]
 }
 
 // Starts processes one after the other, and gives each its files one by one, until no job is left.

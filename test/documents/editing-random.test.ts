@@ -11,7 +11,7 @@ import { texts } from '../helpers/texts.ts'
 import { random } from '../helpers/traffic.ts'
 
 const DOCUMENTS = LONG ? 20_000 : 3000
-// The usual run has the same documents each time. `npm run test:long` draws new ones.
+// The usual run has the same documents each time. `npm run test:proofs` draws new ones.
 const SEED = Number(process.env.TEST_SEED ?? (LONG ? Math.floor(Math.random() * 2 ** 32) : 1))
 
 const next = random(SEED)

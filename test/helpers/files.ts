@@ -1,5 +1,5 @@
-// Runs test files one after the other in one process, because loading the service, compiling the embedded PostgreSQL and
-// warming up takes longer than most files. scripts/test.mjs sends the path of each file, and gets its result.
+// Runs test files one after the other in one process, because loading the service, compiling the embedded PostgreSQL
+// and warming up takes longer than most files. scripts/test.mjs sends the path of each file, and gets its result.
 import { existsSync, readFileSync } from 'node:fs'
 import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'

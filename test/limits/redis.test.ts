@@ -426,7 +426,7 @@ t.test('a window ends by the clock of who is asked, whatever the clock of Redis 
 
 t.test('workers count in Redis, over TLS; while it is gone, their supervisor counts', {
   skip: skip || (process.env.TEST_DATABASE_URL === undefined && 'runs on PostgreSQL') ||
-    (!LONG && 'starts three processes: npm run test:long')
+    (!LONG && 'starts three processes: npm run test:proofs')
 }, async (t) => {
   const redis = await startRedis(t)
   const { database, url, drop } = await freshDatabase()

@@ -87,7 +87,7 @@ t.test('a new endpoint touches at most eight files, and CONTRIBUTING lists exact
 
 // Takes two minutes: only in the long form.
 t.test('it then builds, and the tests over all routes and tables hold for it', {
-  skip: !LONG && 'npm run test:long -- project/recipe builds and tests it'
+  skip: !LONG && 'npm run test:proofs -- project/recipe builds and tests it'
 }, async (t) => {
   for (const name of readdirSync('.').filter((name) => !ELSEWHERE.includes(name))) {
     cpSync(name, join(tree, name), { recursive: true })
