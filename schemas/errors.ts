@@ -32,6 +32,7 @@ function unreadableInWords (
 const MISSING_TOKEN = {
   no_header: 'The request has no `Authorization` header.',
   other_header: 'Headers such as `X-API-Key` are not read.',
+  in_query: 'A token in the query is not read.',
   several_headers: 'The request has several `Authorization` headers.',
   no_token: 'The `Authorization` header has no token.',
   no_scheme: 'The `Authorization` header does not begin with `Bearer` and a blank.',
