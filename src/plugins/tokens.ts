@@ -16,8 +16,8 @@ import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, lockTokenSupport, listTokens, lockToken,
-  findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited, lockTokenSupport, listTokens,
+  lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
@@ -136,7 +136,7 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { body } = request
       const id = idOf(request)
-      const data = await changeLocked(request, id, async (db, token, latest) => {
+      return await changeLocked(request, id, async (db, token, latest) => {
         refuseFixed(token, body)
         const slices = await newSlices(db, token, body.restrictions)
         const expires_at = await newExpiry(db, token, body.expires_at)
@@ -151,11 +151,11 @@ export const tokens: Domain = async (app) => {
         }
         await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found')
+        const isInherited = slices !== undefined && await hasMadeInherited(db, token)
         const members = Object.keys(body).join(' ')
         await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members, ...restrictionsIn(slices) }))
-        return changed
+        return { data: changed, ...(isInherited && { warning: STILL_INHERITED }) }
       })
-      return { data }
     }
   })
 
@@ -280,6 +280,8 @@ function refuseFixed (token: TokenRow, { abilities }: UpdateTokenBody) {
 // The restrictions in an audit event, as in the events of a team.
 const restrictionsIn = (slices: readonly Slice[] = []) =>
   slices.length > 0 && { restrictions: slices.map(textOf).join(' ') }
+
+const STILL_INHERITED = 'tokens that this token made still have `inherited`: look for them by `created_by`'
 
 // The restrictions without each `inherited` that the request removes; undefined if nothing changes. Restrictions to
 // deleted levels are not shown, so the request cannot contain them; they stay.
