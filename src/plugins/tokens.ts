@@ -163,6 +163,7 @@ export const tokens: Domain = async (app) => {
     config: {
       access: ['api-token:create', 'api-token:delete'],
       redactedReplay: VALUE,
+      rules: [{ reads: ['overlap_seconds'], check: requireOverlap }],
       audit: 'api-token.rotate',
       errors: ['limit_reached', 'integrity_error']
     },
@@ -180,10 +181,6 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
-      // If the response is lost, the retry must still authenticate with the previous value.
-      if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
-        refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
-      }
       const token = mintApiToken(organization.id)
       const api_key = await changeLocked(request, id, async (db, locked) => {
         refuseEscalation(principal, grantOf(locked), 'api-token:create')
@@ -251,7 +248,17 @@ async function requireQuota (db: Db, organizationId: string, userId: number | nu
   if (limit !== undefined) fail('limit_reached', { limit })
 }
 
-const isOneself = ({ type, id }: Principal, token: number) => type === 'api_token' && id === token
+// If the response is lost, the retry must still authenticate with the previous value.
+function requireOverlap (request: FastifyRequest) {
+  const { overlap_seconds = 0 } = request.body as RotateTokenBody ?? {}
+  const isKeyed = request.headers['idempotency-key'] !== undefined
+  const { id } = request.params as { id: string }
+  if (isKeyed && overlap_seconds === 0 && isOneself(principalOf(request), parseId(id))) {
+    refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
+  }
+}
+
+const isOneself = ({ type, id }: Principal, token: number | undefined) => type === 'api_token' && id === token
 
 // A restricted token can access itself and tokens inside its restrictions.
 function requireVisible<T extends { id: number, slices: Slice[] | null }> (
