@@ -14,16 +14,20 @@ BODY=$(mktemp)
 AUTH=$(mktemp)
 printf 'header = "Authorization: Bearer %s"\n' "$STRONGROOM_TOKEN" >"$AUTH"
 trap 'rm -f "$BODY" "$AUTH"' EXIT
+trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 143' TERM
+
+# show: the last response, without characters that a terminal could obey.
+show() { LC_ALL=C tr -cd '\t\n -~' <"$BODY"; }
 
 # call STATUS METHOD PATH [JSON]: sends a request, and stops unless the response has STATUS.
 call() {
   got=$(curl -sS -K "$AUTH" -o "$BODY" -w '%{http_code}' -X "$2" "$URL/api/v1/$3" ${4:+-H 'Content-Type: application/json' -d "$4"})
-  [ "$got" = "$1" ] || { printf '%s %s: expected %s, got %s\n' "$2" "$3" "$1" "$got" >&2; cat "$BODY" >&2; exit 1; }
+  [ "$got" = "$1" ] || { printf '%s %s: expected %s, got %s\n' "$2" "$3" "$1" "$got" >&2; show >&2; exit 1; }
 }
 
 # has TEXT: stops unless the last response contains it.
 has() {
-  grep -qF -- "$1" "$BODY" || { printf 'expected %s in the answer:\n' "$1" >&2; cat "$BODY" >&2; exit 1; }
+  grep -qF -- "$1" "$BODY" || { printf 'expected %s in the answer:\n' "$1" >&2; show >&2; exit 1; }
 }
 
 # member NAME: the first string or number of that name in the last response.

@@ -32,6 +32,7 @@ function unreadableInWords (
 const MISSING_TOKEN = {
   no_header: 'The request has no `Authorization` header.',
   other_header: 'Headers such as `X-API-Key` are not read.',
+  in_query: 'A token in the query is not read.',
   several_headers: 'The request has several `Authorization` headers.',
   no_token: 'The `Authorization` header has no token.',
   no_scheme: 'The `Authorization` header does not begin with `Bearer` and a blank.',
@@ -255,12 +256,14 @@ export const ERRORS = {
       group: Type.String(),
       limit: Type.Integer(),
       window: Type.Integer({ description: 'in seconds' }),
-      variable: Type.String({ description: 'sets the limit' })
+      variable: Type.Optional(Type.String({ description: 'sets the limit; absent if the plan does' }))
     }, { retry_after: 42, group: 'api', limit: 100, window: 60, variable: 'RATE_LIMIT_API' }),
     inWords: ({ retry_after, group, limit, window, variable }: {
-      retry_after: number, group: string, limit: number, window: number, variable: string
+      retry_after: number, group: string, limit: number, window: number, variable?: string
     }) => `Too many requests: the limit \`${group}\` is ${limit} ${window === 60 ? 'a minute' : 'an hour'}. ` +
-      `Try again in ${retry_after} s. The operator of the service can change it with ${variable}.`
+      `Try again in ${retry_after} s. ` + (variable === undefined
+        ? 'It is the limit of the plan.'
+        : `The operator of the service can change it with ${variable}.`)
   },
   header_fields_too_large: error(431, 'The request headers are too large.'),
   internal_error: error(500, 'Internal error. Try again later.'),

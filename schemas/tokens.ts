@@ -18,6 +18,10 @@ export const InheritedWarning = Type.Optional(Type.String({
   description: '`inherited` has no effect in a project, because its documents are not merged'
 }))
 
+const StillInherited = Type.Optional(Type.String({
+  description: 'tokens that this token made still have the `inherited` that was removed'
+}))
+
 /** A restriction of a token to a project, a target or an environment. */
 export const Restriction = Type.Object({
   project: Slug, target: Type.Optional(Slug), environment: Type.Optional(Slug), inherited: Inherited
@@ -61,7 +65,7 @@ export const ApiToken = Type.Object(fields, { title: 'ApiToken' })
 export type ApiToken = Static<typeof ApiToken>
 
 export const ApiTokenList = Answer('ApiTokenList', { data: Type.Array(ApiToken), meta: PageMeta })
-export const ApiTokenAnswer = Answer('ApiTokenAnswer', { data: ApiToken })
+export const ApiTokenAnswer = Answer('ApiTokenAnswer', { data: ApiToken, warning: StillInherited })
 
 const someAbilities = { minItems: 1, maxItems: 100, description: 'scopes, or "*" alone for all' }
 const Abilities = PublishedAs(

@@ -16,8 +16,8 @@ import type { Domain, Rule } from '../http/routes/types.ts'
 import { eventOf, recordEvent } from '../repositories/audit/audit.ts'
 import type { Principal } from '../repositories/people/principals.ts'
 import {
-  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, lockTokenSupport, listTokens, lockToken,
-  findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
+  createToken, deleteTokens, endsWith, findSlice, findSlices, findToken, hasMadeInherited, lockTokenSupport, listTokens,
+  lockToken, findReachedTokenLimit, rotateToken, showToken, updateToken, type LockedToken, type TokenRow
 } from '../repositories/people/tokens.ts'
 import { fail, refuse } from '../rules/errors.ts'
 import { requireNewName } from '../rules/formats/names.ts'
@@ -136,7 +136,7 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const { body } = request
       const id = idOf(request)
-      const data = await changeLocked(request, id, async (db, token, latest) => {
+      return await changeLocked(request, id, async (db, token, latest) => {
         refuseFixed(token, body)
         const slices = await newSlices(db, token, body.restrictions)
         const expires_at = await newExpiry(db, token, body.expires_at)
@@ -151,11 +151,11 @@ export const tokens: Domain = async (app) => {
         }
         await requireNewName(body.name, async () => (await findToken(db, organization.id, id))?.name)
         const changed = await updateToken(db, organization.id, id, { name: body.name, expires_at, slices }) ?? fail('not_found')
+        const isInherited = slices !== undefined && await hasMadeInherited(db, token)
         const members = Object.keys(body).join(' ')
         await recordEvent(db, actorOf(request), eventOf('api-token.update', id, { members, ...restrictionsIn(slices) }))
-        return changed
+        return { data: changed, ...(isInherited && { warning: STILL_INHERITED }) }
       })
-      return { data }
     }
   })
 
@@ -163,6 +163,7 @@ export const tokens: Domain = async (app) => {
     config: {
       access: ['api-token:create', 'api-token:delete'],
       redactedReplay: VALUE,
+      rules: [{ reads: ['overlap_seconds'], check: requireOverlap }],
       audit: 'api-token.rotate',
       errors: ['limit_reached', 'integrity_error']
     },
@@ -180,10 +181,6 @@ export const tokens: Domain = async (app) => {
       const { organization } = principal
       const id = idOf(request)
       const { overlap_seconds = 0 } = request.body
-      // If the response is lost, the retry must still authenticate with the previous value.
-      if (request.answering !== null && overlap_seconds === 0 && isOneself(principal, id)) {
-        refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
-      }
       const token = mintApiToken(organization.id)
       const api_key = await changeLocked(request, id, async (db, locked) => {
         refuseEscalation(principal, grantOf(locked), 'api-token:create')
@@ -251,7 +248,17 @@ async function requireQuota (db: Db, organizationId: string, userId: number | nu
   if (limit !== undefined) fail('limit_reached', { limit })
 }
 
-const isOneself = ({ type, id }: Principal, token: number) => type === 'api_token' && id === token
+// If the response is lost, the retry must still authenticate with the previous value.
+function requireOverlap (request: FastifyRequest) {
+  const { overlap_seconds = 0 } = request.body as RotateTokenBody ?? {}
+  const isKeyed = request.headers['idempotency-key'] !== undefined
+  const { id } = request.params as { id: string }
+  if (isKeyed && overlap_seconds === 0 && isOneself(principalOf(request), parseId(id))) {
+    refuse('overlap_seconds', 'Expected at least 1 when a token rotates itself with an Idempotency-Key')
+  }
+}
+
+const isOneself = ({ type, id }: Principal, token: number | undefined) => type === 'api_token' && id === token
 
 // A restricted token can access itself and tokens inside its restrictions.
 function requireVisible<T extends { id: number, slices: Slice[] | null }> (
@@ -280,6 +287,8 @@ function refuseFixed (token: TokenRow, { abilities }: UpdateTokenBody) {
 // The restrictions in an audit event, as in the events of a team.
 const restrictionsIn = (slices: readonly Slice[] = []) =>
   slices.length > 0 && { restrictions: slices.map(textOf).join(' ') }
+
+const STILL_INHERITED = 'tokens that this token made still have `inherited`: look for them by `created_by`'
 
 // The restrictions without each `inherited` that the request removes; undefined if nothing changes. Restrictions to
 // deleted levels are not shown, so the request cannot contain them; they stay.

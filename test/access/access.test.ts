@@ -205,7 +205,7 @@ t.test('tokens that are malformed, unknown, expired or revoked have one body and
   const unknown = mintApiToken(o)
   const wrong = [
     `Bearer\t${owner.token}`, `Bearer ${owner.token} x`, `Bearer ${owner.token},Bearer ${owner.token}`,
-    `Bearer "${owner.token}"`, `Bearer=${owner.token}`, `Bearer: ${owner.token}`, `Bearer ${owner.token.slice(0, -1)}`,
+    `Bearer "${owner.token}"`, `Bearer ${owner.token.slice(0, -1)}`,
     `Bearer ${unknown}`, `Bearer ${expired.token}`, `Bearer ${revoked.token}`, `Bearer ${owner.token.toLowerCase()}`,
     'Bearer null', 'bearer x', `Bearer ${'a'.repeat(5000)}`
   ]
@@ -240,9 +240,13 @@ t.test('401 says what was sent instead of a token, never repeats it, and the cha
       [{ [name]: token }, 'other_header', /`X-API-Key`.* not read/]),
     ...['', ' ', 'Bearer', 'bearer', 'Bearer '].map((authorization): typeof rows[number] =>
       [{ authorization }, 'no_token', /has no token/]),
-    ...[token, `Bearer${token}`, 'x', `"${token}"`].map((authorization): typeof rows[number] =>
+    ...['', 'Bearer', 'Bearer '].map((authorization): typeof rows[number] =>
+      [{ authorization, 'x-api-key': token }, 'other_header', /`X-API-Key`.* not read/]),
+    ...[
+      token, `Bearer${token}`, 'x', `"${token}"`, `Bearer:${token}`, `Bearer: ${token}`, `Bearer=${token}`, `bearer, ${token}`
+    ].map((authorization): typeof rows[number] =>
       [{ authorization }, 'no_scheme', /does not begin with `Bearer`/]),
-    ...[`Basic ${basic}`, `Token ${token}`, `token\t${token}`, `ApiKey  ${token}`, `${token} x`, `DPoP ${token}`].map(
+    ...['Basic', 'basic ', 'Digest', 'DPoP', `Basic ${basic}`, `Token ${token}`, `token\t${token}`, `ApiKey  ${token}`, `${token} x`, `DPoP ${token}`].map(
       (authorization): typeof rows[number] => [{ authorization }, 'other_scheme', /scheme .* is not `Bearer`/]
     ),
     [{ authorization: token, 'x-api-key': token }, 'no_scheme', /does not begin with `Bearer`/]
@@ -260,6 +264,19 @@ t.test('401 says what was sent instead of a token, never repeats it, and the cha
       t.match(answer.headers['www-authenticate'], /^Bearer realm="strongroom", resource_metadata="[^"]+"$/, label)
       for (const secret of [token, basic]) t.notMatch(answer.text + JSON.stringify(answer.headers), secret, label)
     }
+  }
+  for (const [query, headers, reason] of [
+    ['?access_token=x', {}, 'in_query'],
+    [`?page=1&access_token=${token}`, {}, 'in_query'],
+    ['?access_token=x', { authorization: 'Bearer' }, 'in_query'],
+    ['?access_token=x', { 'x-api-key': token }, 'other_header'],
+    ['?access_token=x', { authorization: `Basic ${basic}` }, 'other_scheme'],
+    ['?page=access_token', {}, 'no_header']
+  ] as const) {
+    const answer = await service.inject({ url: `/api/v1/${o}/projects${query}`, headers })
+    t.match([answer.status, answer.body.details], [401, { reason }], query)
+    t.notMatch(answer.text, token, query)
+    if (reason === 'in_query') t.match(answer.body.message, /in the query is not read/)
   }
   t.notMatch(service.logs.join(''), token)
   t.notMatch(service.logs.join(''), basic)

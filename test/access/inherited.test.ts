@@ -374,6 +374,33 @@ t.test('a token shows inherited; an update that omits it keeps it, and false rem
   }
 })
 
+t.test('the end of inherited says that live tokens which the token made still have it', async (t) => {
+  const owner = await withDocuments()
+  const keys = `/organizations/${owner.organization}/api-keys`
+  const place = { project, target, environment }
+  const inheriting = { ...place, inherited: true }
+  const abilities = ['*']
+  for (const [what, made, warns] of [
+    ['one that has it', [{ restrictions: [inheriting] }], true],
+    ['one of two', [{ restrictions: [place] }, { restrictions: [inheriting] }], true],
+    ['none', [], false],
+    ['one without it', [{ restrictions: [place] }], false],
+    ['a revoked one', [{ restrictions: [inheriting], isRevoked: true }], false]
+  ] as const) {
+    const maker = await make(owner, [inheriting], abilities)
+    for (const { restrictions, ...more } of made) {
+      const { status, body } = await maker.call('POST', keys, { name: 'Made', abilities: ['secret:read'], restrictions })
+      t.equal(status, 201, what)
+      if ('isRevoked' in more) await owner.call('DELETE', `${keys}/${body.api_key.id}`)
+    }
+    const put = (body: object) => owner.call('PUT', `${keys}/${maker.id}`, body)
+    t.notOk('warning' in (await put({ name: what, restrictions: [place] })).body, 'nothing was removed')
+    const { status, body } = await put({ restrictions: [{ ...place, inherited: false }] })
+    t.strictSame([status, 'warning' in body], [200, warns], what)
+    if (warns) t.match(body.warning, /tokens that this token made .* `created_by`/)
+  }
+})
+
 t.test('inherited is only for a part of a project, and without effect where the server does not merge', async (t) => {
   const owner = await service.organization()
   const keys = `/organizations/${owner.organization}/api-keys`

@@ -51,19 +51,19 @@ function anonymous (service: TestApp, remoteAddress: string, headers: Record<str
 }
 
 /** The 429 of S-14.1: Retry-After in whole seconds, the same in the body, and Reset is that far away. */
-function isExceeded (test: Test, answer: Answer, limit: number, window = 60) {
+function isExceeded (test: Test, answer: Answer, limit: number, window = 60, isOfPlan = false) {
   test.equal(answer.status, 429)
   test.match(answer.headers['retry-after'], /^[1-9]\d*$/)
   const retryAfter = Number(answer.headers['retry-after'])
   test.ok(retryAfter <= window)
   const { group, variable, ...details } = answer.body.details
   test.strictSame(details, { retry_after: retryAfter, limit, window })
-  test.equal(variable, VARIABLES[group as LimitGroup], `${group}: the variable`)
+  test.equal(variable, isOfPlan ? undefined : VARIABLES[group as LimitGroup], `${group}: the variable`)
   test.strictSame(answer.body, {
     error: 'rate_limit_exceeded',
     message: `Too many requests: the limit \`${group}\` is ${limit} ${window === 60 ? 'a minute' : 'an hour'}. ` +
-      `Try again in ${retryAfter} s. The operator of the service can change it with ${variable}.`,
-    details: { retry_after: retryAfter, group, limit, window, variable }
+      `Try again in ${retryAfter} s. ${isOfPlan ? 'It is the limit of the plan.' : `The operator of the service can change it with ${variable}.`}`,
+    details: { retry_after: retryAfter, group, limit, window, ...(!isOfPlan && { variable }) }
   })
   test.equal(limitOf(answer), limit)
   test.equal(remainingOf(answer), 0)
@@ -240,7 +240,7 @@ t.test('a plan that allows more than S-14.2 raises the limit, one that allows le
         t.fail(`${plan}, call ${n}: ${answer.status} ${JSON.stringify(answer.headers)}`)
       }
     }
-    isExceeded(t, await caller.call('GET', '/organization'), limit)
+    isExceeded(t, await caller.call('GET', '/organization'), limit, 60, plan === 'team')
     const shown = (await service.organization({ plan })).call
     const { id } = (await shown('GET', '/organization')).body.data
     const usage = await shown('GET', `/organizations/${id}/usage`)

@@ -1,8 +1,10 @@
 // runs: one database; 60 s
 import { equal } from 'node:assert/strict'
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import {
+  chmodSync, copyFileSync, existsSync, lstatSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync
+} from 'node:fs'
 import { createServer, request as send, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
@@ -667,6 +669,195 @@ t.test('with-secrets keeps long values, names what a shell cannot set, and refus
     t.equal((await start('printenv LARGE')).stdout.length, 131_066, 'the largest that the kernel passes')
   }
 })
+
+for (const shell of [DASH, BASH]) {
+  t.test(`in ${shell[0]}, a recipe that a signal ends leaves no file`, { skip }, async (t) => {
+    const [step] = parse(block('GitHub Actions', 'yaml'))
+    const scripts = ['A token that reads', 'Store a file', 'Without jq', 'Env file for Docker', 'A command line tool']
+      .map((name): [string, string] => [name, block(name, 'sh')])
+    scripts.push(['GitHub Actions', step.run], ['the tour', readFileSync('examples/tour.sh', 'utf8')])
+    const signals = { SIGHUP: 129, SIGINT: 130, SIGTERM: 143 } as const
+    for (const [name, script] of scripts) {
+      for (const signal of Object.keys(signals) as (keyof typeof signals)[]) {
+        if (signal !== 'SIGTERM' && name !== 'Without jq') continue
+        const silent = createServer()
+        silent.listen(0, '127.0.0.1')
+        await once(silent, 'listening')
+        t.teardown(() => silent.close())
+        const url = `http://127.0.0.1:${(silent.address() as AddressInfo).port}`
+        const place = { shell, folder: scratchDirectory(t), url }
+        writeFileSync(join(place.folder, '.env'), DOCUMENT)
+        const TMPDIR = scratchDirectory(t)
+        const env = environment({ TMPDIR, STRONGROOM_URL: url, STRONGROOM_TOKEN: owner.token }, place)
+        const child = spawn(shell[0]!, [...shell.slice(1), `cd ${place.folder}\n${here(script, place)}`], { env, stdio: 'ignore' })
+        const ended = once(child, 'exit')
+        await once(silent, 'request')
+        t.not(readdirSync(TMPDIR).length, 0, 'there are files')
+        child.kill(signal)
+        // A shell runs its trap when curl has ended.
+        silent.closeAllConnections()
+        t.equal((await ended)[0], signals[signal], `${name}: ${signal}`)
+        t.same([readdirSync(TMPDIR), readdirSync(place.folder)], [[], ['.env']])
+      }
+    }
+  })
+
+  t.test(`in ${shell[0]}, a recipe without jq leaves no file while the program runs`, { skip }, async (t) => {
+    const TMPDIR = scratchDirectory(t)
+    const script = `${block('Without jq', 'sh').replace('/orbit/', '/shell/')}\nls -A "$TMPDIR"\nexec printenv PLAIN`
+    await store('shell', VALUES)
+    const ended = await sh(
+      script, { TMPDIR, STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token, text: 'mine' }, { ...HERE, shell }
+    )
+    t.same(ended, { code: 0, stdout: 'hello\n', stderr: '' })
+    t.same(readdirSync(TMPDIR), [])
+  })
+
+  t.test(`in ${shell[0]}, a recipe without jq shows no part of a value`, { skip }, async (t) => {
+    const env = { STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token }
+    const script = block('Without jq', 'sh').replace('/orbit/', '/shell/')
+    await store('shell', {
+      KEY: '-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nc2VjcmV0=',
+      CONFIGURATION: 'user=rosa\npassword=hunter2\nLARGE=in a value\n',
+      LARGE: `it's\nSMALLER=${'x'.repeat(140_000)}`,
+      SECOND: 'x'.repeat(2000)
+    })
+    const { code, stdout, stderr } = await sh(script, env, { ...HERE, shell })
+    t.same([code, stdout], [1, ''])
+    t.equal(stderr, 'Too large for the environment of a program; the largest:\nLARGE 140013\nSECOND 2000\n')
+    await store('shell', VALUES)
+  })
+
+  t.test(`in ${shell[0]}, the file of a token is new and only its user can read it`, { skip }, async (t) => {
+    const made = async (folder: string) => {
+      const place = { ...HERE, shell, folder }
+      const ended = await sh(block('A token that reads', 'sh'), { STRONGROOM_TOKEN: owner.token }, place)
+      t.same(ended, { code: 0, stdout: '', stderr: '' })
+      const status = lstatSync(join(folder, 'token'))
+      t.same([status.isFile(), status.mode & 0o777], [true, 0o600])
+      t.match(readFileSync(join(folder, 'token'), 'utf8'), /^dotenv_\S+\n$/)
+    }
+    const [none, file, link] = [scratchDirectory(t), scratchDirectory(t), scratchDirectory(t)]
+    await made(none)
+    writeFileSync(join(file, 'token'), 'old\n')
+    chmodSync(join(file, 'token'), 0o644)
+    await made(file)
+    for (const folder of [none, file]) t.same(readdirSync(folder), ['token'])
+    writeFileSync(join(link, 'public'), 'public\n')
+    symlinkSync('public', join(link, 'token'))
+    await made(link)
+    t.equal(readFileSync(join(link, 'public'), 'utf8'), 'public\n')
+  })
+
+  t.test(`in ${shell[0]}, a recipe shows names and messages as printable ASCII`, { skip }, async (t) => {
+    const env = { STRONGROOM_TOKEN: owner.token }
+    const place = { ...HERE, shell, folder: scratchDirectory(t) }
+    await makeLevel(owner, { slug: `ascii-${shell[0]}`, name: 'ASCII', secret_format: 'json' })
+    const project = `ascii-${shell[0]}`
+    const changed = (script: string) => script.replace('/orbit/', `/${project}/`)
+    const names = ['A\u009b2J', 'B\u202eb', 'C\u007f\u001b[1m', 'D##[add-path]/tmp', 'E###[x', 'F\u00e9']
+    await store(project, Object.fromEntries(names.map((name) => [name, 'value'])))
+    const script = changed(block('A process', 'sh')).replace(/ server .*/, '')
+    t.equal((await sh(script, env, place)).stderr,
+      'Left out, because a shell cannot set them: A?2J, B?b, C\\u007f\\u001b[1m, D##[add-path]/tmp, E###[x, F?\n')
+    t.equal((await github(owner.token, changed, place)).ended.stderr,
+      'Left out, because a step cannot set them: A?2J, B?b, C\\u007f\\u001b[1m, D##?[add-path]/tmp, E###?[x, F?\n')
+    for (const name of ['Without jq', 'Env file for Docker']) {
+      await store(project, { 'A\u009b2J \u202e': 'x\ny' })
+      const refused = await sh(changed(block(name, 'sh')), { ...env, STRONGROOM_URL: address }, place)
+      t.match([refused.code === 0, refused.stderr], [false, /names_not_in_(?:shell|docker)/])
+      t.match(refused.stderr, /^[\n -~]*$/, name)
+    }
+    const large = 'x'.repeat(131_072)
+    await store(project, { LARGE: large, 'B\u202eb': `${large}x`, '##[a': 'x' })
+    t.match((await sh(script, env, place)).stderr, /^Too large .*: B\?b 131073, LARGE 131072, ##\[a 1\n$/m)
+    t.match((await github(owner.token, changed, place)).ended.stderr, /^Too large .*: B\?b \d+, LARGE \d+, ##\?\[a 6\n$/m)
+    for (const level of [{}, { target: 'backend' }, { target: 'backend', environment: 'live' }]) {
+      const which = Object.keys(level).length
+      await store(project, Object.fromEntries(
+        Array.from({ length: 15 }, (_, i) => [`A\u202e${which}_${i}`, 'x'.repeat(60_000)])
+      ), level)
+    }
+    t.match((await sh(changed(block('Env file for Docker', 'sh')), { ...env, STRONGROOM_URL: address }, place)).stderr,
+      /^Too large .*\n(?:A\?{3}\d_\d+ 6\d{4}\n){5}$/)
+
+    const message = 'No \u009b2J \u202e \u001b[31m \u007f\n::add-path::/tmp ##[add-path]/tmp'
+    const url = await proxy(t, (response) => {
+      response.writeHead(422, { 'content-type': 'application/json', 'x-api-version': '1' })
+        .end(JSON.stringify({ error: 'validation_failed', message }))
+    }, { failing: () => true })
+    writeFileSync(join(place.folder, '.env'), DOCUMENT)
+    installKubectl(owner.token)
+    const there = { ...place, url }
+    const here = { ...env, STRONGROOM_URL: url }
+    for (const [name, { code, stdout, stderr }] of [
+      ...await Promise.all([
+        'A token that reads', 'Store a file', 'A process', 'Without jq', 'Env file for Docker', 'A command line tool',
+        'External Secrets Operator'
+      ].map(async (name) => [name, await sh(block(name, 'sh'), here, there)] as const)),
+      ['Kubernetes', await initContainer(token, there)] as const,
+      ['GitHub Actions', (await github(token, undefined, there)).ended] as const,
+      ['the tour', await sh(readFileSync('examples/tour.sh', 'utf8'), here, there)] as const
+    ]) {
+      t.equal(code === 0, name === 'External Secrets Operator', name)
+      t.match(stdout + stderr, /^[\n -~]*No [?2]/m, name)
+      t.match(stdout + stderr, /^[\n -~]*$/, name)
+      if (name === 'GitHub Actions') t.notMatch(stdout + stderr, /##\[|^::/m)
+    }
+  })
+
+  t.test(`in ${shell[0]}, with-secrets does not use variables of the caller, and passes them on`, { skip }, async (t) => {
+    const place = { ...HERE, shell }
+    const folder = scratchDirectory(t)
+    // What the environment of curl and of jq is.
+    for (const name of ['curl', 'jq']) {
+      const { stdout } = await run('sh', ['-c', `command -v ${name}`])
+      writeFileSync(join(folder, name), `#!/bin/sh\nenv >>${folder}/environment\nexec ${stdout.trim()} "$@"\n`)
+      chmodSync(join(folder, name), 0o755)
+    }
+    const PATH = `${folder}:${environment({}, place).PATH}`
+    const names = [...new Set([...withSecrets.matchAll(/\bsr_(\w+)/g)].map(([, name]) => name!))]
+    t.ok(names.includes('lines'))
+    const exported = { special: 'mine', functions: 'x', values: '1', token: 'x', responses: '2', lines: 'y', PAUSE: 'z' }
+    const own = Object.fromEntries(names.map((name) => [`sr_${name}`, 'mine']))
+    for (const env of [exported, own, { ...exported, ...own, SHELLOPTS: 'allexport' }]) {
+      const given = hasAll(t, await sh(block('A process', 'sh'), { ...env, PATH }, place))
+      t.match(given, Object.fromEntries(Object.entries(exported).filter(([name]) => name in env)))
+      t.notOk(names.some((name) => `sr_${name}` in given), 'no variable of the script')
+    }
+    const seen = readFileSync(join(folder, 'environment'), 'utf8')
+    t.match(seen, /^PAUSE=z$/m)
+    for (const secret of [token, VALUES.QUOTES!, VALUES.DOLLAR!]) t.notOk(seen.includes(secret))
+  })
+
+  t.test(`in ${shell[0]}, a recipe that makes a token says which one has no known value`, { skip }, async (t) => {
+    const { body } = await owner.call('POST', `/organizations/${owner.organization}/api-keys`, {
+      name: 'Creator', abilities: ['api-token:create', 'secret:read', 'secret:decrypt']
+    })
+    const lost = 'No response of Strongroom; a token may have been made\n'
+    const made = /Token (\w+) was made, but its value is not known: rotate or delete it\n$/
+    await Promise.all(([
+      ['nothing', (which: number) => which !== 2, owner.token, lost, true],
+      ['HTML of status 200', (which: number) => which !== 2, owner.token, lost, true],
+      ['nothing', () => true, owner.token, lost, false],
+      // The service refuses the rotation.
+      ['nothing', (which: number) => which === 1, body.token, /lacks the required scope/, true]
+    ] as const).map(async ([fault, failing, sent, said, known]) => {
+      const url = await proxy(t, FAULTS[fault]!, { loses: true, failing })
+      const place = { shell, folder: scratchDirectory(t), url }
+      writeFileSync(join(place.folder, 'token'), 'old\n')
+      const ended = await sh(block('A token that reads', 'sh'), { STRONGROOM_TOKEN: sent }, place)
+      const stderr = withoutFaults(ended.stderr)
+      t.same([ended.code, ended.stdout], [1, ''])
+      t.match(stderr.replace(made, ''), said)
+      const [, id] = made.exec(stderr) ?? []
+      t.equal(id !== undefined, known, stderr)
+      if (known) t.equal((await owner.call('DELETE', `/organizations/${owner.organization}/api-keys/${id}`)).status, 204)
+      t.same(readdirSync(place.folder), ['token'])
+      t.equal(readFileSync(join(place.folder, 'token'), 'utf8'), 'old\n')
+    }))
+  })
+}
 
 t.test('no recipe has a token or a value on a command line', { skip }, async (t) => {
   t.ok(commandLines.length > 15)

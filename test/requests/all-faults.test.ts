@@ -69,6 +69,69 @@ t.test('a request with faults in its body, query and headers names all, and the 
     ['x', 'a'.repeat(200)], 'a merge patch')
 })
 
+t.test('characters that no text may have are named with the faults of the other members', async (t) => {
+  const lone = `${SECRET}\ud800`
+  const live = { project: 'orbit', target: 'backend', environment: 'live' }
+  for (const [path, body, expected] of [
+    [`${keys}?x=1`, { name: `a${SECRET}\0`, abilities: ['secret:reed', lone], nmae: 1 },
+      ['name', 'abilities.1', 'nmae', 'x', 'abilities.0']],
+    [keys, { name: lone, abilities: ['x', 'x'], restrictions: [{ project: 'a\0', environment: 'live' }, { ...live, extra: 1 }] },
+      ['name', 'restrictions.0.project', 'restrictions.1.extra', 'abilities', 'abilities.0', 'abilities.1']],
+    [keys, { [`${SECRET}\0`]: 5, abilities: ['secret:reed'] }, ['body', 'name', 'abilities.0']],
+    [own('/projects'), { description: '\0', secret_format: SECRET, slug: 'secrets' },
+      ['description', 'name', 'secret_format', 'slug']],
+    [own('/secrets/store?dry_run=yes'), { project: 'orbit', content: lone, plaintext: 5, environment: 'live' },
+      ['content', 'plaintext', 'dry_run', 'target']],
+    [own('/orbit/secrets/rotate-client-keys'), { secrets: [{ id: '\0', content: 5 }, { id: '1', content: lone }], key_check: 1 },
+      ['secrets.0.id', 'secrets.1.content', 'secrets.0.content', 'key_check']]
+  ] as const) {
+    const answer = await owner.call('POST', path, body)
+    const what = `${path}: ${answer.text}`
+    t.match([answer.status, answer.body.error], [422, 'validation_failed'], what)
+    t.equal(answer.body.errors[expected[0]].length, 1, what)
+    t.match(answer.body.errors[expected[0]][0], /NUL characters|well-formed Unicode/, what)
+    t.ok(answer.body.message.includes(` ${expected[0]}: `), what)
+    for (const member of expected) t.ok(member in answer.body.errors, `${member} in ${what}`)
+    t.notMatch(answer.text, /\\u0000|\\ud800/, 'no character is repeated')
+    t.notOk(answer.text.includes(SECRET), what)
+  }
+  const only = await owner.call('POST', keys, { name: '\0', abilities: ['secret:read'] })
+  t.strictSame(members(only), ['name'], 'a member is named once')
+  const many = await owner.call('POST', `${keys}?x=1`, { abilities: Array.from({ length: 100 }, (_, i) => `${i}\0`) })
+  t.match([many.status, count(many)], [422, 20])
+  for (const [payload, status, fault] of [
+    ['{"name":"\\u0000","abilities":', 400, undefined],
+    [`{"name":"\\u0000","nmae":${'['.repeat(30)}${']'.repeat(30)}}`, 422, 'body']
+  ] as const) {
+    const answer = await service.inject({
+      method: 'POST',
+      url: `/api/v1${keys}`,
+      headers: { authorization: `Bearer ${owner.token}`, 'content-type': 'application/json' },
+      payload
+    })
+    t.equal(answer.status, status, payload)
+    t.strictSame(members(answer), fault === undefined ? [] : [fault], `${payload} has no other faults`)
+  }
+})
+
+t.test('a rotation of oneself with an Idempotency-Key names a missing overlap with the other faults', async (t) => {
+  const { body: { token, api_key: { id } } } = await owner.call('POST', keys, { name: 'CI', abilities: ['*'] })
+  const rotate = async (body?: object, headers: Record<string, string> = {}, query = '', caller = token) => service.inject({
+    method: 'POST',
+    url: `/api/v1${keys}/${id}/rotate${query}`,
+    headers: { authorization: `Bearer ${caller}`, 'content-type': 'application/json', ...headers },
+    payload: body ?? ''
+  })
+  const keyed = { 'idempotency-key': 'once' }
+  names(t, await rotate(undefined, keyed, '?x=1'), ['x', 'overlap_seconds'], 'without a body')
+  names(t, await rotate({ y: 1 }, { 'idempotency-key': 'a b' }), ['y', 'idempotency-key', 'overlap_seconds'], 'a key')
+  names(t, await rotate({ overlap_seconds: 0 }, keyed), ['overlap_seconds'], 'alone')
+  names(t, await rotate({ overlap_seconds: -1 }, keyed), ['overlap_seconds'], 'of the schema')
+  names(t, await rotate({}, {}, '?x=1'), ['x'], 'without a key')
+  names(t, await rotate({}, keyed, '?x=1', owner.token), ['x'], 'of another token')
+  t.equal((await rotate({}, keyed, '', owner.token)).status, 200)
+})
+
 t.test('the faults of a query are named together, and rules about several parameters with them', async (t) => {
   const read = async (query: string, path = '/orbit/backend/live/secrets') => owner.call('GET', own(`${path}?${query}`))
   names(t, await read('merge=both&decrypt=maybe&x=1&at='), ['x', 'at', 'decrypt'], 'faults of each parameter')

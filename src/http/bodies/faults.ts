@@ -1,5 +1,6 @@
 import type { FastifyRequest, FastifySchemaValidationError } from 'fastify'
 import { ApiError, MAX_FAULTS } from '../../rules/errors.ts'
+import { isGoSdk } from '../routes/go-sdk-compat.ts'
 import type { Rule } from '../routes/types.ts'
 import { errorsByMember } from './validation.ts'
 
@@ -12,11 +13,18 @@ type Validator = (input: unknown) => { value?: unknown, error?: FastifySchemaVal
 /** The error of a body that the parser rejects, before the schemas are checked. */
 export class BodyRefused extends ApiError {
   override readonly name = 'BodyRefused'
+  /** The parsed body, if the error is only about characters in its texts. */
+  readonly body: unknown
+
+  constructor (errors: Record<string, string[]>, body?: unknown) {
+    super('validation_failed', undefined, errors)
+    this.body = body
+  }
 }
 
 /** Throws 422 with a message for the invalid member of a body, from the parser. */
 export function refuseBody (member: string, sentence: string): never {
-  throw new BodyRefused('validation_failed', undefined, { [member]: [sentence] })
+  throw new BodyRefused({ [member]: [sentence] })
 }
 
 /** Ends a request that violates rules of its route with 422. The code is that of the first violated rule. */
@@ -33,24 +41,29 @@ export function requireRules (request: FastifyRequest) {
  * parts after it, and of the rules.
  */
 export async function withLaterFaults (request: FastifyRequest, refused: ApiError, part: Part): Promise<ApiError> {
-  const { config: { rules = [] }, schema } = request.routeOptions
+  const { config: { rules = [], goSdk }, schema } = request.routeOptions
   const faults = new Faults()
   faults.add(refused)
   const own = schema?.body === undefined ? 'querystring' : 'body'
   let isOwnInvalid = part === own
+  // The bodies of the Go SDK are converted after the parser, so the schema does not apply to one that it rejected.
+  const isConverted = goSdk !== undefined && isGoSdk(request)
+  const isParsed = refused instanceof BodyRefused && isObject(refused.body) && !isConverted
+  if (isParsed) request.body = refused.body
   // Validates an invalid query again: the rules need its valid parameters, and Fastify has not converted these.
-  for (const other of PARTS.slice(PARTS.indexOf(part) + (part === 'querystring' ? 0 : 1))) {
+  for (const other of PARTS.slice(PARTS.indexOf(part) + (isParsed || part === 'querystring' ? 0 : 1))) {
     if (faults.isFull) break
     const error = await validate(request, other)
     if (error !== undefined && other === own) isOwnInvalid = true
     if (other !== part) faults.add(error)
+    else if (isParsed) faults.addNew(error)
   }
   // No rule applies to a body that the parser rejected.
   if (own === 'querystring' || isObject(request.body)) checkRules(request, rules, faults, isOwnInvalid)
   return faults.error!
 }
 
-const isObject = (value: unknown) => typeof value === 'object' && value !== null
+const isObject = (value: unknown) => typeof value === 'object' && value !== null && !Array.isArray(value)
 
 // Returns the error of a part. Replaces the part by the validated value, also if only some of its members are valid.
 async function validate (request: FastifyRequest, part: Part): Promise<ApiError | undefined> {
@@ -114,6 +127,13 @@ class Faults {
     }
   }
 
+  /** Adds the faults of members that have none yet. */
+  addNew (error: ApiError | undefined) {
+    if (error?.errors === undefined) return
+    const news = Object.entries(error.errors).filter(([member]) => !(member in this.#errors))
+    if (news.length > 0) this.add(new ApiError(error.code, error.details, Object.fromEntries(news)))
+  }
+
   /**
    * Runs a rule and adds the faults of members that have none yet. An error without members, such as `user_required`,
    * ends the checks if it is the first.
@@ -123,8 +143,7 @@ class Faults {
       check()
     } catch (error) {
       if (!(error instanceof ApiError) || (error.errors === undefined && this.#first === undefined)) throw error
-      const news = Object.entries(error.errors ?? {}).filter(([member]) => !(member in this.#errors))
-      if (news.length > 0) this.add(new ApiError(error.code, error.details, Object.fromEntries(news)))
+      this.addNew(error)
     }
   }
 

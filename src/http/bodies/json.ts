@@ -2,8 +2,8 @@ import type { TSchema } from '@sinclair/typebox'
 import { yieldToEventLoop } from '../../crypto/event-loop.ts'
 import { jsonErrorOffset, parseJson } from '../../rules/documents/json.ts'
 import { positionAfter, type Position } from '../../rules/documents/read.ts'
-import { fail } from '../../rules/errors.ts'
-import { refuseBody } from './faults.ts'
+import { fail, MAX_FAULTS } from '../../rules/errors.ts'
+import { BodyRefused, refuseBody } from './faults.ts'
 
 /**
  * Limits of a body: number of fields and array elements, nesting depth. `nul`: strings may contain NUL characters.
@@ -52,7 +52,10 @@ function membersOf (schema: TSchema): number {
 export function readJson (bytes: Buffer, bounds: Bounds): unknown {
   const text = decode(new TextDecoder('utf-8', { fatal: true }), bytes, false)
   new Scanner(bounds).push(text)
-  return parse(text, '', (offset) => positionAfter(text.slice(0, offset)), bounds.nul)
+  const badText = new BadText(bounds.nul)
+  const value = parse(text, '', (offset) => positionAfter(text.slice(0, offset)), badText)
+  badText.refuse(value)
+  return value
 }
 
 /**
@@ -93,10 +96,10 @@ function decode (decoder: InstanceType<typeof TextDecoder>, bytes: Buffer, strea
 }
 
 // `positionOf` converts an offset in the text to a position in the body.
-function parse (text: string, path: string, positionOf: (offset: number) => Position, nul = false): unknown {
+function parse (text: string, path: string, positionOf: (offset: number) => Position, badText: BadText): unknown {
   const value = parseSyntax(text, positionOf)
   // JSON text can express NUL and lone surrogates only by escape sequences; other text needs no check.
-  if (/\\u(?:0000|d[89a-f])/i.test(text)) refuseBadText(value, path, nul)
+  if (/\\u(?:0000|d[89a-f])/i.test(text)) badText.search(value, path)
   return value
 }
 
@@ -125,15 +128,40 @@ function errorIn (text: string, end: number): FirstError {
   return { position: positionAfter(text.slice(0, offset)), isSyntax: offset < end }
 }
 
-function refuseBadText (value: unknown, path: string, nul: boolean): void {
-  if (typeof value === 'string') {
-    if (!nul && value.includes('\0')) refuseBody(path.slice(1, MAX_PATH) || 'body', 'NUL characters are not allowed')
-    if (/\p{Surrogate}/u.test(value)) refuseBody(path.slice(1, MAX_PATH) || 'body', 'not well-formed Unicode')
-  } else if (typeof value === 'object' && value !== null) {
-    for (const [key, member] of Object.entries(value)) {
-      refuseBadText(key, path, nul)
-      refuseBadText(member, `${path}.${key}`, nul)
+/** Collects lone surrogates and, unless they are allowed, NUL characters in a body: at most `MAX_FAULTS` faults. */
+class BadText {
+  readonly #errors: Record<string, string[]> = Object.create(null)
+  #count = 0
+  readonly #allowsNul: boolean
+
+  constructor (allowsNul = false) {
+    this.#allowsNul = allowsNul
+  }
+
+  /** Removes members with invalid names, so that later faults do not repeat the names. */
+  search (value: unknown, path: string): void {
+    if (this.#count >= MAX_FAULTS) return
+    if (typeof value === 'string') this.#check(value, path)
+    else if (typeof value === 'object' && value !== null) {
+      for (const [key, member] of Object.entries(value)) {
+        if (this.#check(key, path)) this.search(member, `${path}.${key}`)
+        else Reflect.deleteProperty(value, key)
+      }
     }
+  }
+
+  /** Throws 422 with the faults; `body` is the parsed body. */
+  refuse (body: unknown) {
+    if (this.#count > 0) throw new BodyRefused(this.#errors, body)
+  }
+
+  #check (text: string, path: string): boolean {
+    const hasNul = !this.#allowsNul && text.includes('\0')
+    if (!hasNul && !/\p{Surrogate}/u.test(text)) return true
+    const member = path.slice(1, MAX_PATH) || 'body'
+    if (!(member in this.#errors)) this.#count++
+    this.#errors[member] ??= [hasNul ? 'NUL characters are not allowed' : 'not well-formed Unicode']
+    return false
   }
 }
 
@@ -277,6 +305,7 @@ class Pieces {
   /** For each part of the remaining text: its offset in that text and its position in the body. */
   readonly #parts: { offset: number, position: Position }[] = []
   readonly #most: number
+  readonly #badText = new BadText()
 
   constructor (most = MAX_PIECE) {
     this.#most = most
@@ -332,7 +361,7 @@ class Pieces {
   #finish () {
     this.#rest += `${this.#first ? '' : ','}${this.#elements.length}`
     const path = `.${this.#member}.${this.#place}`
-    this.#elements.push(parse(this.#element!, path, () => this.errorBefore(this.#from).position))
+    this.#elements.push(parse(this.#element!, path, () => this.errorBefore(this.#from).position, this.#badText))
     this.#element = ''
   }
 
@@ -356,9 +385,13 @@ class Pieces {
   whole (): unknown {
     // The body ends within a list.
     if (this.#element !== undefined) fail('malformed_json', this.errorBefore(this.#from).position)
-    const value = parse(this.#rest, '', (offset) => this.#positionOf(offset))
-    if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
-    return Object.fromEntries(Object.entries(value).map(([name, member]: [string, unknown]) =>
-      [name, Array.isArray(member) ? member.map((place: number) => this.#elements[place]) : member]))
+    const value = parse(this.#rest, '', (offset) => this.#positionOf(offset), this.#badText)
+    const isObject = typeof value === 'object' && value !== null && !Array.isArray(value)
+    const body = !isObject
+      ? value
+      : Object.fromEntries(Object.entries(value).map(([name, member]: [string, unknown]) =>
+        [name, Array.isArray(member) ? member.map((place: number) => this.#elements[place]) : member]))
+    this.#badText.refuse(body)
+    return body
   }
 }

@@ -14,19 +14,26 @@ export const bearerIn = (authorization: string | undefined): string | undefined 
 // Headers in which clients of other services send a token.
 const OTHER_HEADERS = ['x-api-key', 'x-auth-token', 'x-access-token']
 
+// Schemes of other services, to tell a scheme without a token from a token without a scheme.
+const OTHER_SCHEME = /^(?:ApiKey|Basic|Digest|DPoP|Negotiate|NTLM|Token)$/i
+
 /**
  * Why a request has no token, for the `details` of 401; undefined if it has one, even a malformed one. The reason never
  * contains a part of a header, because a misplaced token is a secret.
  */
 export function missingToken (request: FastifyRequest): { reason: MissingToken } | undefined {
   const [authorization, ...others] = headerValues(request, 'authorization').map((value) => value.trim())
-  if (authorization === undefined) {
-    return { reason: OTHER_HEADERS.some((name) => name in request.headers) ? 'other_header' : 'no_header' }
-  }
   if (others.length > 0) return { reason: 'several_headers' }
-  if (/^(?:Bearer)?$/i.test(authorization)) return { reason: 'no_token' }
-  if (/^Bearer\b/i.test(authorization)) return undefined
-  return { reason: /\s/.test(authorization) ? 'other_scheme' : 'no_scheme' }
+  if (authorization === undefined || /^(?:Bearer)?$/i.test(authorization)) {
+    if (OTHER_HEADERS.some((name) => name in request.headers)) return { reason: 'other_header' }
+    // RFC 6750, 2.3: the query is logged and stored by proxies and browsers, so it must not have tokens.
+    if (/[?&]access_token=/.test(request.url)) return { reason: 'in_query' }
+    return { reason: authorization === undefined ? 'no_header' : 'no_token' }
+  }
+  if (/^Bearer\s/i.test(authorization)) return undefined
+  // Such as `Bearer:TOKEN`.
+  if (/^Bearer\b/i.test(authorization)) return { reason: 'no_scheme' }
+  return { reason: /\s/.test(authorization) || OTHER_SCHEME.test(authorization) ? 'other_scheme' : 'no_scheme' }
 }
 
 const hasVersion = ({ headers: { 'x-api-version': version = '1' } }: FastifyRequest) => version === '1'

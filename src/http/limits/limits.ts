@@ -126,8 +126,9 @@ export async function installLimits (app: FastifyInstance, counters: Counters = 
       const retryAfter = Math.max(1, Math.ceil((end - Date.now()) / 1000))
       reply.header('retry-after', retryAfter)
       const { setting, window } = LIMITS[group]
-      const { variable } = RATE_LIMITS[setting]
-      fail('rate_limit_exceeded', { retry_after: retryAfter, group, limit: max, window: window / 1000, variable })
+      const isOfPlan = group === 'api' && max > app.config.rateLimits[setting]
+      const lever = isOfPlan ? {} : { variable: RATE_LIMITS[setting].variable }
+      fail('rate_limit_exceeded', { retry_after: retryAfter, group, limit: max, window: window / 1000, ...lever })
     }
     return { counting: [group, key, LIMITS[group].window, max], end }
   }

@@ -59,4 +59,5 @@ export function installGoSdkCompat (app: FastifyInstance) {
   })
 }
 
-const isGoSdk = ({ headers }: FastifyRequest) => GO_SDK.test(headers['user-agent'] ?? '')
+/** Whether the client is the Go SDK. */
+export const isGoSdk = ({ headers }: FastifyRequest) => GO_SDK.test(headers['user-agent'] ?? '')

@@ -84,6 +84,16 @@ async function deleteOldestExpired (db: Db, organizationId: string, besideId: nu
       AND t.id = oldest.id${andOwn(sql`t.organization_id`, organizationId)}`)
 }
 
+/** Whether the token made tokens that are live and have `inherited` in their restrictions. */
+export async function hasMadeInherited (db: Db, { organization_id, id }: Pick<TokenRow, 'organization_id' | 'id'>) {
+  const { slices } = api_tokens
+  const made = and(
+    eq(api_tokens.organization_id, organization_id), eq(api_tokens.created_by_type, 'api_token'),
+    eq(api_tokens.created_by_id, id), isLive, sql`${slices} @> '[{"inherited": true}]'`
+  )
+  return (await db.select({ id: api_tokens.id }).from(api_tokens).where(made).limit(1)).length > 0
+}
+
 const SELECTABLE = {
   name: sql`${api_tokens.name}`,
   created_at: sql`${created_at}`,
