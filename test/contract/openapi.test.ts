@@ -124,7 +124,7 @@ t.test('a body has no default, and is required where it has fields', async (t) =
     'default' in object && !at.endsWith('/properties')).map(([at]) => at), [])
 })
 
-t.test('parameters and responses are components, choices have names, and each map has its own type', async (t) => {
+t.test('parameters and responses are components, choices have names, and maps have their own media types', async (t) => {
   t.strictSame([...objectsIn(operations.map(({ parameters, responses }) => [parameters, Object.values(responses)]))]
     .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
   const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>

@@ -67,7 +67,7 @@ t.test('a database that is not UTF8 is refused with its encoding, unchanged, and
   }
 })
 
-t.test('an unknown parameter of the driver or server, or a Unix socket, has an error with what to change', async (t) => {
+t.test('an unknown driver or server parameter, or a Unix socket, gets an error that says what to change', async (t) => {
   await makeDatabase('parameters')
   const MASTER_KEY = generateMasterKey().text
   const ended = (DATABASE_URL: string) => command(['migrate'], { DATABASE_URL, MASTER_KEY })

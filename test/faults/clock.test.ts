@@ -55,7 +55,7 @@ function canSetClocks (): boolean {
 
 const leftOut = !canSetClocks() && 'libfaketime is not installed (Debian: faketime), or does not reach Node.js'
 
-t.test('RL-15 clocks jump: expiry and retention follow the database, no client is refused, nothing is lost', {
+t.test('RL-15 clocks jump: expiry and retention follow the database; no client is locked out, nothing lost', {
   skip: leftOut || (!hasPostgres() && 'PostgreSQL is not installed')
 }, async (t) => {
   const database = await startPostgres()

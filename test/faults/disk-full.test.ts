@@ -64,7 +64,7 @@ function canMount (): boolean {
 
 const leftOut = !canMount() && 'a small disk takes root to mount, and CAP_SYS_ADMIN in a container'
 
-t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on, and with room all goes on', {
+t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on; later all works, nothing lost', {
   skip: leftOut || (!hasPostgres() && 'PostgreSQL is not installed')
 }, async (t) => {
   const disk = makeDisk(t, 256)
