@@ -575,7 +575,7 @@ t.test('a restricted caller changes no status, and may send the present one back
     }, name)
   }
   for (const ask of [wide.call, (await member('status', 'administrator')).call]) {
-    t.equal((await ask('PATCH', stage, { status: 'production' })).status, 200, 'a caller with access to the whole project may')
+    t.equal((await ask('PATCH', stage, { status: 'production' })).status, 200, 'a caller with the whole project may')
     t.equal((await ask('PATCH', stage, { status: 'staging' })).status, 200)
   }
 })

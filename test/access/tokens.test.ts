@@ -709,7 +709,7 @@ t.test('no token is given a longer life than the grant has that it was made thro
   t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })
 
-t.test('a token can be sent back as read: with a past expiry, or null under a grant, also by a narrowed one', async (t) => {
+t.test('a token can be sent back as read, with a past expiry or null under a grant, also by a narrowed token', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })
   const [{ id: project_id }] = await service.sql(

@@ -9,8 +9,9 @@ import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
 // The number of statements of each operation, which is its cost: the caller and the level are a statement each, shared
-// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out; what a change does in its transaction is each on its own, its event two: one that learns where the chain ends,
-// and one that goes on from there.
+// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out; what a change does
+// in its transaction is each on its own, its event two: one that learns where the chain ends, and one that goes on
+// from there.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,

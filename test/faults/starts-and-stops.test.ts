@@ -127,7 +127,7 @@ t.test('RL-42: a start waits for its database, says so, serves once it is there,
 })
 
 for (const [name, open] of [['embedded database', embedded], ['PostgreSQL', onPostgres]] as const) {
-  t.test(`RL-10: a stop under load (${name}) answers open requests, refuses new ones, and exits with 0`, {
+  t.test(`RL-10: a stop under load (${name}) answers open requests, refuses new ones, exits with 0`, {
     skip: name === 'PostgreSQL' && !hasPostgres() && 'PostgreSQL is not installed'
   }, async (t) => {
     const place = await open(t)
