@@ -33,7 +33,7 @@ const o = owner.organization
 
 // How long each takes is measured nowhere, as no test asserts a time: both are refused by the guard after one and the
 // same statement, which looks the credential up, and before anything else is looked up for them.
-t.test('TI-01: another organization’s and no organization’s path answer the same bytes, whatever the scopes, method and body', async (t) => {
+t.test('TI-01: a foreign and a missing organization return the same bytes for any scope, method and body', async (t) => {
   const none = ulid()
   const callers = [stranger, await service.token(stranger.organization, ['billing:read'])]
   const requests: [method: string, path: string, body?: object][] = [
@@ -87,7 +87,7 @@ t.test('TI-02: without the scope nothing is learnt about what exists', async (t)
   }
 })
 
-t.test('TI-03: an organization’s ULID is taken in either letter case and in no other spelling, and counts in one bucket', async (t) => {
+t.test('TI-03: an organization’s ULID is accepted in either letter case only, and both use one bucket', async (t) => {
   const id = '01ARZ3NDEKTSV4RRFFQ69G5F10'
   const caller = await limited.organization({ slug: 'nimbus' })
   await limited.sql(
@@ -114,7 +114,7 @@ t.test('TI-03: an organization’s ULID is taken in either letter case and in no
   )
 })
 
-t.test('TI-04: no trick in a path changes who is asked for: 400, 404, 405, 422, or what the plain path answers', async (t) => {
+t.test('TI-04: no trick in a path leads to another resource: 400, 404, 405, 422, or the plain path’s answer', async (t) => {
   await service.app.listen({ port: 0, host: '127.0.0.1' })
   const { port } = service.app.server.address() as { port: number }
   const agent = new Agent({ keepAlive: true, maxSockets: 8 })
@@ -298,7 +298,7 @@ t.test('403 names the scope that is missing, in the body and in the challenge', 
   )
 })
 
-t.test('the checks come in their order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
+t.test('checks run in order: token, organization, limit, status, scope, body, place, retention, key', async (t) => {
   const app = await startApp(t, { RATE_LIMIT_API: '1' })
   const caller = await settleWithin(app)
   const organization = caller.organization
@@ -323,7 +323,7 @@ t.test('the checks come in their order: token, organization, limit, status, scop
   await app.sql("UPDATE plans SET api_per_minute = 2 WHERE name = 'self-hosted'")
   t.equal(
     (await blind.call('POST', `/${ulid()}/secrets/store`, bad, { 'x-forwarded-for': '192.0.2.7' })).status, 429,
-    'nobody chooses the address that is counted'
+    'no caller chooses the address that is counted'
   )
   // The organization has used up more than this by now.
   t.strictSame(
@@ -470,7 +470,7 @@ t.test('TI-14: version ids are counted per organization; what is no id of the ca
   t.equal((await caller.call('GET', `/${id}/secrets/versions/1`)).status, 200)
 })
 
-t.test('TI-16: requests of strangers and of nobody do not use up an organization’s limit', async (t) => {
+t.test('TI-16: requests of strangers and anonymous requests do not use up an organization’s limit', async (t) => {
   const [victim, attacker] = [await limited.organization(), await limited.organization()]
   const left = async (caller: Caller) =>
     Number((await caller.call('GET', '/organization')).headers['x-ratelimit-remaining'])

@@ -69,7 +69,7 @@ const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[],
   }
 }
 
-t.test('TI-40: a restricted role gives exactly the access of a token with the same restriction, for every operation', async (t) => {
+t.test('TI-40: a restricted role gives exactly the access of an equally restricted token, in every operation', async (t) => {
   const wholeTable = Object.values(OPERATIONS).filter(isOfTeams).length
   t.ok(wholeTable > 60, `${wholeTable} operations`)
   for (const [name, slicesOf] of Object.entries(RESTRICTIONS)) {
@@ -575,7 +575,7 @@ t.test('a restricted caller changes no status, and may send the present one back
     }, name)
   }
   for (const ask of [wide.call, (await member('status', 'administrator')).call]) {
-    t.equal((await ask('PATCH', stage, { status: 'production' })).status, 200, 'whoever has the whole project may')
+    t.equal((await ask('PATCH', stage, { status: 'production' })).status, 200, 'a caller with the whole project may')
     t.equal((await ask('PATCH', stage, { status: 'staging' })).status, 200)
   }
 })
@@ -624,7 +624,7 @@ t.test('restrictions that the service did not write give nothing', async (t) => 
   t.strictSame(await ask(), [200, 404, 0, 0])
 })
 
-t.test('whoever gives no role cannot take its restrictions away', async (t) => {
+t.test('a caller that cannot give a role cannot remove its restrictions', async (t) => {
   const { team } = await member('orbit', 'developer', [{ target: 'worker' }])
   const weak = await service.token(o, [
     'team:update', 'secret:read', 'project:read', 'target:read', 'environment:read', ...scopesInProject('member')

@@ -17,7 +17,7 @@ import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 import { startBeside } from '../helpers/traffic.ts'
 import { visitor } from '../helpers/visitor.ts'
 
-// Whoever ends while a request is under way: the guard has let them in by the headers, and the body comes afterwards.
+// Callers that are revoked during a request: the guard has accepted the headers, and the body arrives later.
 
 const service = await startApp(t)
 const { caller: nimbus, ids } = await settle(service, 'ours')
@@ -83,7 +83,7 @@ const ENDINGS: Record<string, () => Promise<Ending>> = {
     foundLater.add(token)
     return { token, end: () => service.rotate(next, 3600) }
   },
-  'somebody whose account is closed': async () => ({
+  'a person whose account is closed': async () => ({
     token: (await accessToken()).token,
     end: () => setDisabled(service.database.db, rosa.id, true),
     undo: () =>
@@ -121,8 +121,8 @@ const isRemoved = {
 }
 
 Object.assign(ENDINGS, {
-  'somebody who is removed from the organization': async () => ({ token: (await accessToken()).token, ...isRemoved }),
-  'an API token of somebody who is removed': async () => ({ token: await tokenOfRosa(), ...isRemoved }),
+  'a person who is removed from the organization': async () => ({ token: (await accessToken()).token, ...isRemoved }),
+  'an API token of a person who is removed': async () => ({ token: await tokenOfRosa(), ...isRemoved }),
   'a member whose role changes, with an API token': async () => ({
     token: await tokenOfRosa(),
     end: () => service.write(`UPDATE members SET role = 'auditor' WHERE ${ROSA}`),
@@ -130,7 +130,7 @@ Object.assign(ENDINGS, {
   })
 } satisfies typeof ENDINGS)
 
-// Somebody whose own role lets them look at bills, and whose team does everything in the projects of the tests.
+// A person whose own role gives access to bills only, and whose team is administrator of the projects of the tests.
 const inTeam = (sql: (team: string, id: number) => string) => async (): Promise<Ending> => {
   const theo = await makePerson(service, { [o]: 'billing_manager' })
   const team = await makeTeam(
@@ -155,7 +155,7 @@ const TEAM_ENDINGS: typeof ENDINGS = {
       '", "environment_id": null}]')::jsonb WHERE organization_id = '${o}' AND team_id = '${team}'`),
   'a member whose team is deleted': inTeam((team) =>
     `DELETE FROM teams WHERE organization_id = '${o}' AND id = '${team}'`),
-  'somebody who is removed, with a team': inTeam((_team, id) =>
+  'a person who is removed, with a team': inTeam((_team, id) =>
     `DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${id}`)
 }
 
@@ -227,7 +227,7 @@ async function heldOpen (
   }
 }
 
-t.test('a revoked caller changes nothing, also when its body arrives late: every change holds its caller until it commits', async (t) => {
+t.test('a revoked caller changes nothing, even with a late body: each change locks its caller until commit', async (t) => {
   // Only the transactions judge here: the guard's judgement would hold for ever.
   const address = await listening(Infinity)
   const changes = Object.entries(OPERATIONS).filter(([id, { at, access }]) =>
@@ -298,7 +298,7 @@ t.test('what a late body would only read is judged again', async (t) => {
     for (const id of READS) {
       const { token, end, undo } = await make()
       const { status, body } = await heldOpen(address, OPERATIONS[id]!, token, end)
-      // A role that lacks the scope is told so, and nothing is outside of a restriction; the rest are nobody any more.
+      // A role without the scope gets 403, a level outside of a restriction 404, and any other ended caller 401.
       const expected = who.includes('restricted') ? [404] : who.startsWith('a member whose') ? [200, 403] : [401]
       t.ok(expected.includes(status), `${id} for ${who}: ${status} ${body?.error}`)
       await undo?.()
@@ -306,7 +306,7 @@ t.test('what a late body would only read is judged again', async (t) => {
   }
 })
 
-t.test('a client that hangs up while it is judged again leaves one line, changes nothing, and nothing fails unheard', async (t) => {
+t.test('a client that hangs up during the second check leaves one line, no change and no unhandled rejection', async (t) => {
   const lines: Record<string, unknown>[] = []
   const unheard: unknown[] = []
   const hear = (reason: unknown) => { unheard.push(reason) }
@@ -347,7 +347,7 @@ t.test('a token may end itself', async (t) => {
   t.equal((await end()).status, 401)
 })
 
-t.test('tokens know who made them, and what a person made ends with the grant or the account, whichever token made it', async (t) => {
+t.test('a token shows its creator, and ends with the grant and the account of the person behind it', async (t) => {
   const address = await listening(Infinity)
   const list = async () => new Map((await nimbus.call(
     'GET', `/organizations/${o}/api-keys`
@@ -404,7 +404,7 @@ t.test('tokens know who made them, and what a person made ends with the grant or
   }
 })
 
-t.test('a token of a person is worth no more than the account and the grant that it rests on, whoever changed these before they ended', async (t) => {
+t.test('a person’s token is refused once its account or grant was changed by SQL, and ends with the account', async (t) => {
   const manipulations: Record<string, (grant: number) => string> = {
     'the grant is marked as revoked': (grant) => `UPDATE oauth_grants SET revoked_at = now() WHERE id = ${grant}`,
     'the grant is another person’s': (grant) =>

@@ -16,7 +16,7 @@ for (const slug of ['orbit', 'comet', 'quasar']) {
 }
 const at = (project: string) => ({ project, target: 'backend', environment: 'live' })
 
-/** What somebody does through an application that was granted these scopes. */
+/** Sends requests of a person through an application that was granted these scopes. */
 async function as (person: Person, scopes: readonly Scope[] = SCOPE_NAMES) {
   const { access } = await issuePair(service, person, scopes)
   return bearer(access)
@@ -28,7 +28,7 @@ const bearer = (token: string) => (method: string, path: string, payload?: objec
   ...(payload !== undefined && { payload })
 })
 
-/** Each way to name a project, as what somebody does in it, with the scope that it needs. */
+/** Each way to name a project: a request, with the scope that it needs. */
 const WAYS: [scope: Scope, act: (call: Awaited<ReturnType<typeof as>>, project: string) => Promise<Answer>][] = [
   ['project:read', (call, project) => call('GET', `/${o}/${project}`)],
   ['target:read', (call, project) => call('GET', `/${o}/${project}/targets`)],
@@ -51,7 +51,7 @@ const OF_MEMBER: Scope[] = [
   'key:retrieve'
 ]
 
-t.test('what somebody may do in a project is the union of their role and of the roles of the teams that hold it', async (t) => {
+t.test('scopes in a project are the union of the member’s role and the roles of the teams that hold it', async (t) => {
   const people: [name: string, role: Role, teams: Record<string, Role>[], expected: Record<string, Scope[]>][] = [
     [
       'a role that sees no project, and a team', 'billing_manager', [{ orbit: 'developer' }],
@@ -146,7 +146,7 @@ t.test('a list of projects shows those in which projects may be read', async (t)
   t.equal(await slugs(await as(person, ['secret:read'])), 403, 'what was not granted, no team gives')
 })
 
-t.test('a role in a team that the service did not write gives nothing and hides nothing, however the project is named', async (t) => {
+t.test('a forged role in a team gives nothing and hides nothing, however the project is named', async (t) => {
   const person = await makePerson(service, { [o]: 'billing_manager' })
   const call = await as(person)
   const listed = async () => {
@@ -179,7 +179,7 @@ t.test('a role in a team that the service did not write gives nothing and hides 
   await service.sql(`DELETE FROM teams WHERE organization_id = '${o}' AND id = '${forged}'`)
 })
 
-t.test('a list of projects of teams has its pages in the order of slugs, also far behind the projects of others', async (t) => {
+t.test('pages of projects held by teams are in the order of slugs, even far behind other projects', async (t) => {
   const large = await service.organization()
   const its = large.organization
   const many = 2_100
@@ -277,10 +277,10 @@ t.test('a token that a person made never holds more than the person at the momen
     t.equal((await whole('GET', '/user')).status, status === 'active' ? 200 : 401, status)
   }
   await service.sql(`DELETE FROM members WHERE organization_id = '${o}' AND user_id = ${person.id}`)
-  t.equal((await whole('GET', '/user')).status, 401, 'of somebody who is no member any more, a token is none')
+  t.equal((await whole('GET', '/user')).status, 401, 'a token of a removed member is refused')
 })
 
-t.test('whoever holds a project by a team alone may delete it, and it goes from the team', async (t) => {
+t.test('a person with a project only through a team may delete it, and the team then no longer has it', async (t) => {
   const { slug } = (await owner.call('POST', `/${o}/projects`, { name: 'Short' })).body.data.attributes
   const person = await makePerson(service, { [o]: 'billing_manager' })
   const team = await makeTeam(service, o, [person], { [slug]: 'administrator' })
@@ -384,7 +384,7 @@ t.test('what a team cannot hold is refused, and nothing is changed', async (t) =
   t.same(await tables(), before)
 })
 
-t.test('TI-33: nobody gives by a team what they do not hold in the project', async (t) => {
+t.test('TI-33: no caller gives by a team what the caller does not hold in the project', async (t) => {
   const path = `/organizations/${o}/teams`
   const some: Scope[] = ['team:update', 'team:create', 'team:delete', 'secret:read', 'project:read', 'target:read', 'environment:read']
   const weak = await service.token(o, some)
@@ -423,7 +423,7 @@ t.test('TI-33: nobody gives by a team what they do not hold in the project', asy
   ] as const) t.equal((await narrowed.call(method, path + at, body)).status, 404, `${method} ${at}: a team is everywhere`)
 })
 
-t.test('how many teams somebody is in, and what a team holds, is bounded', async (t) => {
+t.test('the number of teams of a member, and of projects of a team, is bounded', async (t) => {
   const rosa = await makePerson(service, { [o]: 'member' })
   for (let i = 0; i < TEAM_LIMITS.teamsOfMember; i++) await makeTeam(service, o, [rosa], {})
   const [crowded, laden] = [await makeTeam(service, o, [], {}), await makeTeam(service, o, [], {})]

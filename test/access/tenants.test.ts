@@ -45,7 +45,7 @@ t.test('every table of an organization has it in its key, and in every reference
   t.same(alone.map(({ name }) => name), ['former_slugs_slug_unique'], 'slugs of organizations')
 })
 
-t.test('a row cannot point at one of another organization, whoever writes it', async (t) => {
+t.test('the database refuses a row that refers to a row of another organization, from any writer', async (t) => {
   const [a, b] = [await service.organization(), await service.organization()]
   for (const caller of [a, b]) {
     await caller.call('POST', `/${caller.organization}/secrets/store`, { ...await makeLevel(caller), plaintext: 'A=1' })
@@ -120,7 +120,7 @@ t.test('a statement that names no organization is caught, whatever it does', (t)
   t.end()
 })
 
-t.test('such a statement fails the test that sent it, and ends any other process, whoever catches its error', async (t) => {
+t.test('such a statement fails the test that sent it, and ends any other process even if its error is caught', async (t) => {
   const planted = `
     const { connect } = await import('./dist/src/db/database.js')
     const { sql } = await import('drizzle-orm')
@@ -235,7 +235,7 @@ async function refusals (query: (text: string) => Promise<Record<string, unknown
   return found
 }
 
-t.test('each table is placed where its keys and references let several machines hold it: what Citus asks of them', OWN_SCHEMA, async (t) => {
+t.test('each table is placed so that several machines can hold its keys and references, as Citus requires', OWN_SCHEMA, async (t) => {
   t.ok(DISTRIBUTED.length > 20)
   t.same([...DISTRIBUTED, 'former_slugs', 'late_events'].sort(), [...TENANT_TABLES].sort(), 'all but reserved slugs and late events')
   t.same(await refusals(service.sql), [])

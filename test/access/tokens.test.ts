@@ -21,7 +21,7 @@ const create = (caller: Caller, body: object) => caller.call('POST', keysOf(call
 const failing = (answer: Answer) => [answer.status, answer.body.error, Object.keys(answer.body.errors ?? {})]
 const count = async (caller: Caller) => (await caller.call('GET', keysOf(caller))).body.meta.total as number
 
-/** Somebody who holds `token`. */
+/** The caller with another `token`. */
 function holder (caller: Caller, token: string): Caller {
   return {
     ...caller,
@@ -92,7 +92,7 @@ t.test('CR-30: a token is dotenv_<ULID>_<40 base62><6 base62 of CRC-32>, as secr
 })
 
 t.test('CR-30: a token whose form or checksum is wrong is refused without a query', async (t) => {
-  // A database that is gone answers 503 to whoever asks it: only what is refused before can be a 401.
+  // Each query of a closed database ends in 503, so a 401 shows that there was no query.
   const gone = await freshDatabase()
   await gone.database.close()
   t.teardown(gone.drop)
@@ -124,7 +124,7 @@ t.test('CR-30: a token whose form or checksum is wrong is refused without a quer
   t.strictSame([...statuses], [401])
 })
 
-t.test('CR-31, CR-32: of a token only its SHA-256 is stored, and it is shown in the answer of its creation alone', async (t) => {
+t.test('CR-31, CR-32: of a token only its SHA-256 is stored, and only its creation returns the value', async (t) => {
   const owner = await service.organization()
   const { token, api_key } = (await create(owner, { abilities: ['*'] })).body
   const secret = token.slice(-46)
@@ -315,7 +315,7 @@ t.test('a name, an expiry, restrictions and unknown members are judged, and none
   t.equal(await count(owner), 1)
 })
 
-t.test('RL-15: whether an expiry lies in the future the database decides, whatever time it is for the service', async (t) => {
+t.test('RL-15: the database decides whether an expiry lies in the future, whatever the clock of the service', async (t) => {
   const owner = await service.organization()
   const { now } = Date
   t.teardown(() => { Date.now = now })
@@ -398,7 +398,7 @@ t.test('TI-30: no token makes one that holds more than it does itself', async (t
   }
 })
 
-t.test('TI-35: a narrowed token acts in its part of the hierarchy; what lies beside, above or elsewhere is 404', async (t) => {
+t.test('TI-35: a narrowed token acts in its part of the hierarchy; levels beside, above or elsewhere are 404', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   for (const slug of ['orbit', 'comet']) {
@@ -550,7 +550,7 @@ t.test('a token that expired a month ago, or whose grant did, leaves with the ne
 t.test('the use of a token is remembered', async (t) => {
   const owner = await service.organization()
   const [{ id }] = (await owner.call('GET', keysOf(owner))).body.data
-  // Nobody waits for it to be written, so that is waited for here.
+  // The request does not wait for this write, so the test polls for it.
   const used = async () => (await service.sql(`SELECT last_used_at FROM api_tokens WHERE id = ${id}`))[0]?.last_used_at
   while (await used() === null) await new Promise((resolve) => { setTimeout(resolve, 10) })
   const [key] = (await owner.call('GET', keysOf(owner))).body.data
@@ -709,7 +709,7 @@ t.test('no token is given a longer life than the grant has that it was made thro
   t.strictSame(failing(await until(ends - 1)), [404, 'not_found', []], 'with the grant it is over')
 })
 
-t.test('what was read of a token can be sent back: an end that is over, and none where a grant bounds it, by a narrowed caller, too', async (t) => {
+t.test('a token can be sent back as read, with a past expiry or null under a grant, also by a narrowed token', async (t) => {
   const owner = await service.organization()
   await makeLevel(owner, { slug: 'orbit' })
   const [{ id: project_id }] = await service.sql(
@@ -740,7 +740,7 @@ t.test('what was read of a token can be sent back: an end that is over, and none
   t.notOk(await isAlive(owner, token), 'none is no longer than the grant')
 })
 
-t.test('a token of who is gone, or of a grant that is over, gets no other value and no longer life, whoever asks', async (t) => {
+t.test('a token whose person or grant has ended gets no new value and no later expiry, from any caller', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const oda = await makePerson(service, { [o]: 'owner' })
@@ -753,7 +753,7 @@ t.test('a token of who is gone, or of a grant that is over, gets no other value 
       service.sql(`UPDATE oauth_grants SET revoked_at = now(), mac = NULL WHERE id = ${grant}`),
     'a grant that expired': ({ grant }) =>
       service.write(`UPDATE oauth_grants SET expires_at = now() - interval '1 minute' WHERE id = ${grant}`),
-    'a grant that somebody else wrote': ({ grant }) =>
+    'a grant that was changed by SQL': ({ grant }) =>
       service.sql(`UPDATE oauth_grants SET expires_at = now() + interval '100 days' WHERE id = ${grant}`),
     'a client that is shut out': () => client('now()'),
     'a membership that ended': ({ member }) => service.sql(`DELETE FROM members WHERE ${member}`),
@@ -767,7 +767,7 @@ t.test('a token of who is gone, or of a grant that is over, gets no other value 
     await end({ grant, member: `organization_id = '${o}' AND user_id = ${rosa.id}` })
     const before = await stateOf(owner)
     const path = `${keysOf(owner)}/${api_key.id}`
-    // Whoever acts through the same client is shut out with it.
+    // A caller through the same client is disabled with the client.
     for (const caller of what.startsWith('a client') ? [owner] : [owner, hers]) {
       for (const [method, at, body] of [
         ['POST', `${path}/rotate`, {}], ['PUT', path, { expires_at: new Date(Date.now() + 60_000).toISOString() }]
@@ -826,7 +826,7 @@ t.test('TI-32: the abilities and the restrictions of a token are fixed, and what
   t.equal(await stateOf(owner), before)
 })
 
-t.test('a rotated token has another value and nothing else, and the value that it had ends at once or when it was told to', async (t) => {
+t.test('a rotation changes only the value of a token; the former value ends at once or after its overlap', async (t) => {
   const owner = await service.organization()
   const { token: first, api_key } = (await create(owner, { abilities: ['secret:read'] })).body
   const path = `${keysOf(owner)}/${api_key.id}`
@@ -938,7 +938,7 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
   t.ok(await isAlive(owner, most.caller.token))
 })
 
-t.test('TI-30: what a person makes, themselves or by a token of theirs, is bounded by the role that they have then', async (t) => {
+t.test('TI-30: a token that a person makes, directly or by an own token, is bounded by the role at that time', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const [rosa] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'owner' })]
@@ -982,7 +982,7 @@ t.test('TI-31: a token does not change itself; it may rotate itself, which gives
   }
 })
 
-t.test('whoever gets the value of a token by a rotation answers for it: it ends with them, and with nobody else', async (t) => {
+t.test('a token belongs to the person who rotated it: it ends with this person, and with no other', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const [rosa, oda] = [await makePerson(service, { [o]: 'owner' }), await makePerson(service, { [o]: 'owner' })]
@@ -995,7 +995,7 @@ t.test('whoever gets the value of a token by a rotation answers for it: it ends 
     const rotate = (by: Caller, body: object = {}) => by.call('POST', `${keysOf(owner)}/${api_key.id}/rotate`, body)
     t.strictSame(failing(await rotate(asRosa, { overlap_seconds: 60 })), [422, 'validation_failed', ['overlap_seconds']])
     const kept = await rotate(maker, { overlap_seconds: 60 })
-    t.equal(kept.status, 200, 'to its holder, or to a token of nobody’s, it stays whose it is')
+    t.equal(kept.status, 200, 'rotated by its owner, or by a token without a person, it keeps its owner')
     if (madeBy === null) t.equal(kept.body.api_key.created_by?.type, 'api_token')
     else t.strictSame(kept.body.api_key.created_by, of(oda.name, oda))
     const { token, api_key: rotated } = (await rotate(asRosa)).body
@@ -1022,7 +1022,7 @@ t.test('whoever gets the value of a token by a rotation answers for it: it ends 
   t.notOk(await isAlive(owner, token))
 })
 
-t.test('a rotation by the former value, without a key, leaves the value in between its overlap and ends the former one', async (t) => {
+t.test('a rotation by the former value, without a key, ends it; the value in between keeps its overlap', async (t) => {
   const owner = await service.organization()
   const former = await service.token(owner.organization, ['*'])
   const { id } = (await former.call('GET', '/user')).body.data
@@ -1041,7 +1041,7 @@ t.test('a rotation by the former value, without a key, leaves the value in betwe
   )
 })
 
-t.test('a rotation with an overlap interrupts nobody, not even who waits for it', async (t) => {
+t.test('a rotation with an overlap interrupts no request, not even one that waits for it', async (t) => {
   const owner = await service.organization()
   const { token, api_key } = (await create(owner, { abilities: ['*'] })).body
   let live: string = token
@@ -1057,7 +1057,7 @@ t.test('a rotation with an overlap interrupts nobody, not even who waits for it'
   }
 })
 
-t.test('S-9.1: token_suffix is the end of the latest value: when made, in lists, after a rotation, and on the account page', async (t) => {
+t.test('S-9.1: token_suffix is the end of the latest value: at creation and rotation, in lists, on /account', async (t) => {
   const owner = await service.organization()
   const person = await makePerson(service, { [owner.organization]: 'owner' })
   const { access } = await issuePair(service, person, ['api-token:create', 'api-token:read', 'api-token:delete', 'secret:read'])

@@ -14,7 +14,7 @@ import { ON_POSTGRES } from '../helpers/traffic.ts'
 
 const [GRANTS] = readDoc('docs/operations/audit.md').blocks('sql', 'Permissions')
 
-t.test('AU-08: a service that may only add events does all that there is to do, and nobody as it changes one', {
+t.test('AU-08: with a role that may only add events every operation works, and no event can be changed', {
   skip: !ON_POSTGRES && 'one user'
 }, async (t) => {
   const role = `app_${ulid().toLowerCase()}`

@@ -17,7 +17,7 @@ import { chainsOf, collect } from '../helpers/chains.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
-// Whoever has the database can do to the audit what they like, and it is found: there, and in an export of it.
+// An attacker with the database can change the audit log in any way. Verification finds it, there and in an export.
 
 const service = await startApp(t)
 const { database, keyring } = service
@@ -60,7 +60,7 @@ t.test('what was recorded verifies, in the database and in an export of all or o
   t.match(describeVerified(part[own.organization]!), `after ${after} up to ${last}; earlier events were not checked`)
 })
 
-t.test('AU-06: each of nine manipulations is found at the right event, in the database and from the export alone', async (t) => {
+t.test('AU-06: each of nine manipulations is found at the right event, in the database and in exports', async (t) => {
   const anchors = await anchorsOf()
   const cases: [what: string, sequence: number, statements: string[], needsAnchors?: boolean][] = [
     ['one character', 5, [`UPDATE audit_events SET resource_id = 'Z' || substr(resource_id, 2) WHERE ${mine} AND seq = 5`]],
@@ -126,7 +126,7 @@ t.test('AU-06: each of nine manipulations is found at the right event, in the da
   t.match((await inDatabase(anchors))[own.organization], { broken: null })
 })
 
-t.test('AU-06: nobody who may only add events adds one that no list expects', async (t) => {
+t.test('AU-06: an event with a number below 1 is refused, also from a role that may only add events', async (t) => {
   for (const seq of [0, -1]) {
     await t.rejects(service.sql(`INSERT INTO audit_events (organization_id, seq, ${COLUMNS})
       SELECT organization_id, ${seq}, ${COLUMNS} FROM audit_events WHERE ${mine} AND seq = 1`), { cause: { code: '23514' } })
@@ -152,7 +152,7 @@ t.test('AU-06: a part is verified from a moment on, and says so', async (t) => {
   t.match(none[own.organization], { after: last, events: 0, broken: null })
 })
 
-t.test('of an organization that only an anchor tells of everything is missing, whoever asks for it alone', async (t) => {
+t.test('verification of one organization that only an anchor names reports that all its events are missing', async (t) => {
   const anchors = await anchorsOf()
   const organization = own.organization.toLowerCase()
   const alone = () => collect(verifyDatabase({ database, keyring }, { organization }, anchors))
@@ -208,7 +208,7 @@ t.test('AU-03: a change of any column of an event is found', async (t) => {
   }
 })
 
-t.test('AU-03: without the key of the service nobody goes on with a chain: not with a digest, and not with another key', async (t) => {
+t.test('AU-03: without the service’s key no chain can be continued: not with a digest, not with another key', async (t) => {
   const events = await beside(() => database.db.select().from(audit_events)
     .where(and(eq(audit_events.organization_id, own.organization), gte(audit_events.seq, 4)))
     .orderBy(asc(audit_events.seq))) as (Record<ChainedColumn, unknown> & { mac: Buffer })[]
@@ -241,7 +241,7 @@ t.test('a database that was put back and went on is found by an anchor of what w
   }
 })
 
-t.test('an export that somebody edits is broken where it was edited', async (t) => {
+t.test('an export that was edited is reported as broken at the edited event', async (t) => {
   const text = await exported()
   const at = (seq: number) => text.split('\n').find((line) => line.includes(own.organization) && line.includes(`"seq":${seq},`))!
   const edited: [string, string][] = [
@@ -276,7 +276,7 @@ t.test('an export that somebody edits is broken where it was edited', async (t) 
 })
 
 t.test('AU-07: while forty write and read, everything verifies, in the database and in each export', {
-  skip: database.kind === 'embedded' && 'one connection: whoever verifies has the database'
+  skip: database.kind === 'embedded' && 'one connection: the verification uses it'
 }, async (t) => {
   const caller = await world()
   const { organization } = caller

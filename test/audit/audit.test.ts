@@ -56,7 +56,7 @@ async function world () {
   return { caller, level, shared, own, url, decrypt: () => caller.call('GET', `${url}?decrypt=true`) }
 }
 
-t.test('AU-01 AU-10: a decrypting read, a fetched version and a key leave who, what and which, and nothing of what was read', async (t) => {
+t.test('AU-01 AU-10: events of decrypting reads, fetched versions and keys say who and what, without content', async (t) => {
   const { caller, level, shared, own, url } = await world()
   const [{ environment }] = await service.sql(
     `SELECT id AS environment FROM environments WHERE organization_id = '${caller.organization}'`
@@ -100,7 +100,7 @@ t.test('AU-01 AU-10: a decrypting read, a fetched version and a key leave who, w
   t.notMatch(JSON.stringify(events), /planted|TOKEN/)
 })
 
-t.test('AU-02: an event says who did what to what, when by the clock of the database, from where and by which request', async (t) => {
+t.test('AU-02: an event has its actor, action, resource, time by the database’s clock, address and request', async (t) => {
   const { caller } = await world()
   const [{ id }] = await service.sql(
     `SELECT id::float8 AS id FROM api_tokens WHERE organization_id = '${caller.organization}'`
@@ -146,7 +146,7 @@ t.test('AU-01: what reveals nothing leaves nothing: an encrypted read, a 304, an
   t.strictSame(await eventsOf(caller), before)
 })
 
-t.test('AU-01: what is read in one tick is recorded by one transaction, in every organization that it concerns', async (t) => {
+t.test('AU-01: reads in one tick are recorded by one transaction, for all organizations concerned', async (t) => {
   const organizations = await Promise.all(Array.from({ length: 5 }, () => service.organization()))
   const record = createReadRecorder(db, 'on')
   const event = (i: number) => ({ action: 'version.read' as const, resource_type: 'secret', resource_id: String(i) })
@@ -166,7 +166,7 @@ t.test('AU-01: what is read in one tick is recorded by one transaction, in every
   )
 })
 
-t.test('AU-01: who waits behind events that the database has no room for is refused with them, and the next is recorded', async (t) => {
+t.test('AU-01: events queued behind events that find no room are refused with them; the next is recorded', async (t) => {
   const { organization } = await service.organization()
   await createTrigger('no_room', `IF NEW.organization_id = '${organization}' THEN RAISE EXCEPTION 'full' USING ERRCODE = 'disk_full'; END IF;
       RETURN NEW;`)
@@ -179,12 +179,12 @@ t.test('AU-01: who waits behind events that the database has no room for is refu
   await dropTrigger('no_room')
   t.same([...new Set(outcomes.map((outcome) =>
     outcome.status === 'rejected' ? outcome.reason.name : outcome.status))], ['DatabaseUnavailable'])
-  t.equal(statements, 1, 'nobody else has to find it out')
+  t.equal(statements, 1, 'no other queued event sends a statement')
   await record(systemOf(organization), event)
   t.equal((await eventsOf({ organization })).length, 1)
 })
 
-t.test('AU-04: reads and changes at once number the events of each organization without a gap, and each is there once', async (t) => {
+t.test('AU-04: concurrent reads and changes number the events of each organization without a gap, each once', async (t) => {
   const worlds = await Promise.all(Array.from({ length: 3 }, world))
   const answers = await Promise.all(Array.from({ length: 90 }, (_, i) => {
     const { caller, level, decrypt } = worlds[i % 3]!
@@ -200,7 +200,7 @@ t.test('AU-04: reads and changes at once number the events of each organization 
   }
 })
 
-t.test('AU-01: only what is read is recorded without waiting for the disk, and no other statement of its connection is', async (t) => {
+t.test('AU-01: only events of reads skip the wait for the disk; other statements of the connection do not', async (t) => {
   const { caller, level, decrypt } = await world()
   await createTrigger('tell_commit', 'NEW.details := jsonb_build_object(\'commit\', current_setting(\'synchronous_commit\')); RETURN NEW;')
   await Promise.all(Array.from({ length: 20 }, decrypt))
@@ -220,7 +220,7 @@ t.test('AU-01: only what is read is recorded without waiting for the disk, and n
   t.strictSame([...new Set(settings.map(([row]) => row!.commit))], ['on'])
 })
 
-t.test('AU-01: what cannot be recorded is not answered: 503 for the organization that it concerns, and for no other', async (t) => {
+t.test('AU-01: a read that cannot be recorded is 503 for its organization, and for no other', async (t) => {
   const [one, two] = [await world(), await world()]
   await createTrigger('refuse_one', `IF NEW.organization_id = '${one.caller.organization}' THEN RAISE EXCEPTION 'not here'; END IF; RETURN NEW;`)
   const answers = await Promise.all([one, two, one, two, one, two].map(async ({ decrypt }) => await decrypt()))
@@ -238,9 +238,9 @@ t.test('AU-01: what cannot be recorded is not answered: 503 for the organization
   )
 })
 
-t.test('an organization whose events wait makes nobody else wait', {
+t.test('an organization whose events wait delays no other organization', {
   skip: kind === 'embedded' &&
-  'one connection: whoever holds something has the database'
+  'one connection: the transaction with the lock uses it'
 }, async (t) => {
   const [one, two] = [await world(), await world()]
   let settled = 0
@@ -274,7 +274,7 @@ t.test('an organization whose events wait makes nobody else wait', {
   )
 })
 
-t.test('AU-08: an event is never changed and never goes away, whoever asks', async (t) => {
+t.test('AU-08: no statement can change or remove an event', async (t) => {
   const { caller } = await world()
   const of = `FROM audit_events WHERE organization_id = '${caller.organization}'`
   const before = await service.sql(`SELECT * ${of} ORDER BY seq`)
@@ -297,7 +297,7 @@ interface Listed {
   resource: { type: string, id: string }
 }
 
-t.test('the list has every event once, the last first, whole and by actor, action, resource and time, however deep', async (t) => {
+t.test('the list has each event once, newest first, on all pages, and by actor, action, resource and time', async (t) => {
   const { caller, own, decrypt } = await world()
   await decrypt()
   // Not the millisecond of that event.
@@ -338,7 +338,7 @@ t.test('the list has every event once, the last first, whole and by actor, actio
     'before=x', 'before=9007199254740993', 'before=99999999999999999', 'per_page=101', 'page=0', 'to=2026-12-31T23:59:60Z']) await list(`?${bad}`, 422)
 })
 
-t.test('every combination of filters lists exactly the events that match, the newest first, with their number', async (t) => {
+t.test('every combination of filters lists exactly the matching events, newest first, with their number', async (t) => {
   const caller = await service.organization()
   const ACTIONS = ['secret.store', 'secret.decrypt', 'organization.update']
   const ACTORS = [['user', 1], ['user', 2], ['operator', null], ['system', null]] as const
@@ -402,7 +402,7 @@ t.test('every combination of filters lists exactly the events that match, the ne
   t.ok(found > 500, 'most combinations match events')
 })
 
-t.test('TI-17: of the list, a narrowed token gets nothing, and nobody what is in another organization', async (t) => {
+t.test('TI-17: the list is empty for a narrowed token, and shows no token events of another organization', async (t) => {
   const { caller } = await world()
   const [{ project }] = await service.sql(
     `SELECT id AS project FROM projects WHERE organization_id = '${caller.organization}'`

@@ -24,8 +24,8 @@ import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
-// The key of a chain changes while the service runs. Whoever has the former one, and the database, changes nothing of
-// what was recorded before or after without being found.
+// The key of a chain changes while the service runs. Verification finds each change of an earlier or later event by an
+// attacker with the former key and the database.
 
 t.setTimeout(120_000)
 
@@ -59,7 +59,7 @@ const signIn = (through: Database, ...callers: Caller[]) => transaction(through.
   { action: 'session.create', resource_type: 'user', resource_id: '1' }
 ))
 
-/** Does something while somebody holds the counter of an organization. */
+/** Does something while a transaction locks the counter of an organization. */
 const holding = ({ organization }: Caller, work: () => Promise<unknown>) => transaction(database.db, async (db) => {
   await beside(async () => db.execute(
     sql`SELECT FROM organization_counters WHERE organization_id = ${organization} FOR UPDATE`
@@ -94,7 +94,7 @@ async function process (ring = keyring) {
   return { database: its, through, close }
 }
 
-t.test('AU-03: a chain is handed over to another key, and verifies across that, in the database and in exports', async (t) => {
+t.test('AU-03: a chain is handed over to another key and verifies across it, in the database and in exports', async (t) => {
   const caller = await world(2)
   const { organization } = caller
   const anchors = await anchorsOf()
@@ -139,7 +139,7 @@ t.test('AU-03: a chain is handed over to another key, and verifies across that, 
   t.match(end.match(/"chain_key":"\w+"/g), [`"chain_key":"${third.kid}"`], 'and none that it does not need')
 })
 
-t.test('AU-06: each manipulation across a hand-over is found at the right event, also of who has the former key', async (t) => {
+t.test('AU-06: each manipulation across a hand-over is found at the right event, even with the former key', async (t) => {
   const [caller, other] = [await world(2), await world(1)]
   const own = `organization_id = '${caller.organization}'`
   const key = await rotate(caller)
@@ -202,7 +202,7 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
     ['the key said to be from a later event on', at, [`UPDATE chain_keys SET from_seq = from_seq + 1 WHERE ${own}`]],
     ['the key said to be from where no number is', at, [`UPDATE chain_keys SET from_seq = ${2n ** 60n} WHERE ${own}`]],
     ['the key said to be from before all', at, [`UPDATE chain_keys SET from_seq = 0 WHERE ${own}`]],
-    ['the key under a master key that nobody has', at, [
+    ['the key under an unknown master key', at, [
       `UPDATE chain_keys SET wrapped = '\\x${strange.toString('hex')}' WHERE ${own}`
     ]],
     ['such a key as one more', undefined, [`INSERT INTO chain_keys (organization_id, kid, from_seq, wrapped)
@@ -320,7 +320,7 @@ function lateEvents ({ db }: Database, retryDelay?: number) {
   return { said, ...createLateEventWorker({ db, log: { info: say, warn: say }, retryDelay }) }
 }
 
-t.test('an organization whose key is gone is tried again after a while or a start, however often others wake it', severalProcesses, async (t) => {
+t.test('an organization whose key is gone is retried after a delay or a start, however often others wake it', severalProcesses, async (t) => {
   const [broken, ...others] = [await world(1), await world(1), await world(1), await world(1)] as const
   await rotate(broken)
   const second = await process()
@@ -389,7 +389,7 @@ t.test('the command rotates one chain or all of them', async (t) => {
   for (const more of [[], ['--file', file]]) {
     t.match(await command(['audit', 'verify', ...more], env), { code: 0, stdout: /events verified/ })
   }
-  // Whoever has the key that all began with may be why they were handed over.
+  // A new organization leaves the first key at once: a leak of that key may be why the chains were handed over.
   t.equal((await command(['organization', 'add', '--name', 'Cirrus'], env)).code, 0)
   const events = (await command(['audit', 'export', '--organization', 'cirrus'], env)).stdout.split('\n')
     .filter((line) => line.includes('"seq"')).map((line) => JSON.parse(line))
@@ -498,7 +498,7 @@ t.test('an event that waited for its number across a rotation gets it under the 
   t.match((await inDatabase())[organization], { broken: null })
 })
 
-t.test('AU-03: twenty clients of two processes write and read while keys change: nothing is refused, lost or broken', severalProcesses, async (t) => {
+t.test('AU-03: with twenty clients of two processes, key changes refuse, lose and break nothing', severalProcesses, async (t) => {
   const caller = await world(1)
   const { organization } = caller
   const second = await process()

@@ -557,7 +557,7 @@ t.test('CR-26: no update of a project, target or environment assigns anything of
   t.strictSame(await state(), before)
 })
 
-t.test('CR-21: after rotations a dump of all tables holds none of the proofs, salts and key strings, of old keys or new ones', async (t) => {
+t.test('CR-21: after rotations a dump of all tables has no proof, salt or key string of old or new keys', async (t) => {
   const { key } = (await call(owner, 'GET', '/rotated/encryption-key')).body.data.attributes
   const tables = await service.sql(
     "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema IN ('public', 'first', 'earlier', 'kept')"
@@ -599,7 +599,7 @@ const [rosa, mallory] = [
   await makePerson(test, { [foreign]: 'owner', [o]: 'auditor' })
 ]
 
-/** Everything that somebody can be known by. */
+/** All credentials of a person. */
 async function credentialsOf (person: typeof rosa, client_id: string) {
   const made = {
     cookie: mintSecret(),
@@ -664,7 +664,7 @@ for (const [level, of] of [[at, 'orbit'], [besides, 'comet']] as const) {
 const levelPath = `/${o}/${at.project}/${at.target}/${at.environment}/secrets`
 const { etag } = (await nimbus.call('GET', levelPath)).headers
 
-// Somebody who is in the project by a team alone, and a stronger team that holds another one.
+// A person who is in the project only by a team, and a stronger team that holds another project.
 const theo = await makePerson(test, { [o]: 'billing_manager' })
 const theirsToo = await issuePair(test, theo, ['project:read', 'organization:read'])
 const [team, anotherTeam] = ['01ARZ3NDEKTSV4RRFFQ69G5FA0', '01ARZ3NDEKTSV4RRFFQ69G5FA1']
@@ -677,7 +677,7 @@ for (const [id, slug, of, held, role] of [
     SELECT '${o}', '${id}', id, '${role}' FROM projects WHERE organization_id = '${o}' AND slug = '${held}'`)
 }
 
-// Ways to be somebody, each with what is answered; mutations are taken back after each manipulation.
+// Ways to authenticate, each with its response; mutations are undone after each manipulation.
 type Ask = () => Promise<Answer>
 const bearer = (token: string, url: string) => () => test.inject({ url, headers: { authorization: `Bearer ${token}` } })
 const page = (url: string, cookie?: string) =>
@@ -737,7 +737,7 @@ async function makeLate () {
 }
 await makeLate()
 
-/** Puts others in their place: whoever signs in may have them numbered, and then they are no late events any more. */
+/** Replaces the late events: a sign-in may have them numbered, and then they are no longer late events. */
 async function renewLate () {
   await run(['DELETE FROM late_events'])
   await makeLate()
@@ -783,7 +783,7 @@ const asks = {
 } satisfies Record<string, Ask>
 
 interface Subject {
-  /** Its row, and one of the same kind that is somebody else's. */
+  /** The row of the subject, and a row of the same kind of another subject. */
   row: string
   another: string
   asks: (keyof typeof asks)[]
@@ -793,7 +793,7 @@ interface Subject {
    */
   finds: string[]
   /**
-   * What it belongs to: with a value that is nobody's it is not found either, so that only somebody else's is tried.
+   * Columns that refer to its owner. An unknown owner makes the row not found too, so only another owner is tried.
    */
   refers?: string[]
 }
@@ -989,7 +989,7 @@ async function manipulate (
     if (!isRefused) wrong.push(`${table}: ${name}: ${ask}: ${answer.slice(0, 300)} instead of ${absent.slice(0, 100)}`)
   }
   const after = await recorded()
-  // A client belongs to no organization: in the log alone, unless it is about somebody's grant.
+  // A client belongs to no organization, so only the log has it, unless it is about the grant of a person.
   const isRecorded = table === 'oauth_clients' ? after.lines > before.lines : after.events > before.events
   if (isFound && isNew && !isRecorded) wrong.push(`${table}: ${name}: nothing was recorded`)
   await takeBack()
@@ -1038,7 +1038,7 @@ t.test('everybody is who they are while nothing is touched, and nothing is recor
   }
 })
 
-t.test('a late event that has its number gets no other one, whoever puts a copy of it back', async (t) => {
+t.test('a late event that has its number gets no other one, even if a copy of it is put back', async (t) => {
   await renewLate()
   await run(['CREATE TABLE kept.copies AS SELECT * FROM late_events'])
   const [{ id }] = await test.sql(`SELECT id::float8 AS id FROM late_events WHERE organization_id = '${o}'`) as [{ id: number }]
@@ -1110,14 +1110,14 @@ t.test('nothing that has ended comes back when its mark is taken away', async (t
   }
 })
 
-// Other values for a column of the subject's row, beside that of somebody else's row.
+// Other values for a column of the subject's row, beside the value in another subject's row.
 function valuesFor (column: { dataType: string, notNull: boolean, name: string }): string[] {
   const { dataType, name } = column
   if (dataType === 'array') return [`array_append(${name}, '*')`, "'{}'"]
   if (dataType === 'date') {
     return [`coalesce(${name}, now()) + interval '1 year'`, `coalesce(${name}, now()) + interval '1 millisecond'`]
   }
-  // Somebody's: with the id of none it would not be found.
+  // An existing grant: with an unknown id the row would not be found.
   if (name === 'grant_id') return [String(mine.grant), String(theirs.grant)]
   if (dataType === 'number') return [`coalesce(${name}, 0) + 1`]
   if (dataType === 'boolean') return [`NOT ${name}`]
@@ -1128,7 +1128,7 @@ function valuesFor (column: { dataType: string, notNull: boolean, name: string }
   return [`${name} || 'x'`, "''", `upper(${name})`, '\'owner\'']
 }
 
-t.test('what hung on an account or a grant that is gone hangs on no other, wherever the sequences of the database stand', async (t) => {
+t.test('rows of a deleted account or grant belong to no later one, wherever the database’s sequences stand', async (t) => {
   const service = await startApp(t)
   const { db } = service.database
   const { organization } = await service.organization()
@@ -1155,7 +1155,7 @@ t.test('what hung on an account or a grant that is gone hangs on no other, where
   }
   for (const table of kept) {
     await t.rejects(
-      service.sql(`INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_${table}`), 'it refers to nobody'
+      service.sql(`INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_${table}`), 'it refers to no person'
     )
   }
 })
@@ -1175,7 +1175,7 @@ t.test('a pair of tokens can do no more than its grant says', async (t) => {
   )
 })
 
-t.test('a token that somebody wrote into the database is not listed, in whatever form it is, and the others are', async (t) => {
+t.test('a token that was written by SQL is not listed, in whatever form it is, and the others are', async (t) => {
   const service = await startApp(t)
   const owner = await service.organization()
   const list = async () => (await owner.call(
@@ -1199,7 +1199,7 @@ t.test('a token that somebody wrote into the database is not listed, in whatever
   t.ok(await listed() > 0)
 })
 
-t.test('however many rows a list leaves out, few transactions record that: whoever is served keeps a connection', async (t) => {
+t.test('few transactions record the rows that a list leaves out, however many, so requests keep connections', async (t) => {
   const service = await startApp(t)
   const { call, organization } = await service.organization()
   const forged = 300
@@ -1250,7 +1250,7 @@ for (const table of NAMES) {
         ))
       }
     }
-    // Everything of somebody else, with their MAC, but for what the row is found by.
+    // All columns of another subject with its MAC, except the columns that the row is found by.
     const copied = [...fields.filter((field) => !finds.includes(field)), 'mac']
     for (const set of copied.length > 1 ? [copied, ['mac']] : [copied]) {
       wrong.push(...await manipulate(

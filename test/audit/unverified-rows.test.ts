@@ -21,7 +21,7 @@ import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operat
 import { CALLBACK, giveSecondFactor, issuePair, makePerson, makeTeam, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
 
-// Rows that somebody changed by SQL, and what the responses show of them: nothing that is authenticated.
+// Rows that were changed by SQL: the responses show none of their authenticated columns.
 
 t.setTimeout(120_000)
 
@@ -244,7 +244,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
   t.same(service.logs.filter((line) => line.includes('"error_code":"internal_error"')), [], 'nothing failed in another way')
 })
 
-t.test('a list leaves out a person whose account was changed, its total counts them, and they can be removed all the same', async (t) => {
+t.test('a list leaves out a person whose account was changed, and counts them; they can still be removed', async (t) => {
   const { organization, call } = await service.organization()
   const [rosa, ben] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'member' })
@@ -265,7 +265,7 @@ t.test('a list leaves out a person whose account was changed, its total counts t
   t.equal((await call('DELETE', `/organizations/${organization}/members/${ben.id}`)).status, 204)
 })
 
-t.test('a list, a team or a token that would show the slug of a changed level is integrity_error, and the log names the row', async (t) => {
+t.test('a list, team or token that would show a changed slug is integrity_error, and the log names the row', async (t) => {
   const { organization, call } = await service.organization()
   const at = await makeLevel({ organization, call } as Caller)
   const place = `/${organization}/${at.project}`
@@ -313,7 +313,7 @@ t.test('a moment that cannot be brought back names no level whose row was change
   t.match(await restore(), { status: 500, body: { error: 'integrity_error' } })
 })
 
-t.test('SECURITY.md names each column that is not authenticated, and each table without a MAC, and what a change does', (t) => {
+t.test('SECURITY.md names each column and table that is not authenticated, and what a change of it does', (t) => {
   const effects = new Map<string, string[]>()
   const add = (name: string, effect: string) => effects.set(effect, [...effects.get(effect) ?? [], name])
   for (const [table, { exempt }] of Object.entries(AUTHENTICATED)) {

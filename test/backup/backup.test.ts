@@ -171,7 +171,7 @@ t.test('each table comes along or is left out for a reason, and none that does n
   t.strictSame(
     [...counts.map(({ table }) => table), ...Object.keys(LEFT_OUT)].sort(), tables.map(({ name }) => name).sort()
   )
-  // What there is only as long as somebody else holds something, or there is work to do.
+  // Tables that have rows only while another transaction holds a lock, or a background job has work.
   const mayBeEmpty = ['late_events', 'organization_removals', 'token_removals']
   t.strictSame(counts.filter(({ table, rows }) => rows === 0 && !mayBeEmpty.includes(table)), [])
 })
@@ -217,7 +217,7 @@ const OF_OTHERS = [
   ['another.precious', 'CREATE SCHEMA another CREATE TABLE precious (id int)'],
   ['drizzle.precious', 'CREATE TABLE drizzle.precious (id int)'],
   ['drizzle.__drizzle_migrations', "INSERT INTO drizzle.__drizzle_migrations (hash, created_at) VALUES ('theirs', 1)"],
-  // Without a ledger that says so, nobody knows that an empty table of the same name is the service's.
+  // Without the ledger of migrations, an empty table of the same name cannot be recognized as the service's.
   ['public.\\w+', 'DELETE FROM drizzle.__drizzle_migrations']
 ] as const
 
@@ -378,7 +378,7 @@ t.test('a bit of any byte that is another one is found, encrypted or not', async
     return [...lines]
   }
   t.strictSame(await lookAt(plain), [])
-  // Whom a file is for is in no frame: another recipient's, or nobody's any more.
+  // No frame names the recipients: the file may be for another recipient, or for none any more.
   t.strictSame(await lookAt(encrypted, { identity }),
     ['It cannot be decrypted with --identity: no identity matches; wrong identity or damaged file'])
 })
@@ -417,7 +417,7 @@ t.test('of what is restored as it comes, a damage leaves nothing behind', async 
   t.equal((await command(['restore', file], place)).code, 0, 'and it can be done again')
 })
 
-t.test('without the master key a backup tells no secret, and opens for nobody', async (t) => {
+t.test('without the master key a backup reveals no secret and cannot be opened', async (t) => {
   const { file } = await backUp()
   const text = readFileSync(file).toString('latin1')
   const secrets: Record<string, Buffer> = {
@@ -474,7 +474,7 @@ t.test('what is encrypted to a recipient opens with their identity alone', async
   refused(t, await drill(file), /^\S+ is encrypted: pass its identity with --identity FILE\n/, 2)
   refused(t, await drill(file, '--identity', wrong), /^\S+ cannot be decrypted with --identity: no identity matches; wrong identity or damaged file\n/, 2)
   refused(t, await drill(file, '--identity', write('open', mine, 0o644)), /^--identity: \S+ has mode 0644; /, 2)
-  refused(t, await drill(file, '--identity', write('nobody', '# nothing\n')), /^--identity: the file contains no age identity\n/, 2)
+  refused(t, await drill(file, '--identity', write('empty', '# nothing\n')), /^--identity: the file contains no age identity\n/, 2)
   refused(t, await drill(file, '--identity', write('no', 'AGE-SECRET-KEY-1\n')), /^--identity: identity 1 of the file is not an age identity\n/, 2)
   refused(t, await command(['backup', nextFile(), '--recipient', 'age1x'], service.env), /^--recipient: "age1x" is not an age recipient\n/)
   refused(t, await command(['backup', nextFile(), '--recipient', mine], service.env), /^--recipient: this is a secret identity; pass its recipient, which begins with age1\n/)
@@ -515,7 +515,7 @@ t.test('of several at once that make one file, the first has it whole, and the o
   const own = scratchDirectory(t)
   // What a process of this id, in another container, is at.
   const theirs = join(own, 'theirs')
-  writeFileSync(theirs, 'of somebody else')
+  writeFileSync(theirs, 'of another process')
   symlinkSync(theirs, join(own, `one.${process.pid}`))
   async function * slowly (piece: Buffer) {
     for (let i = 0; i < 20; i++) {
@@ -530,7 +530,7 @@ t.test('of several at once that make one file, the first has it whole, and the o
   const whole = outcomes.findIndex(({ status }) => status === 'fulfilled') + 1
   t.ok(readFileSync(join(own, 'one')).equals(Buffer.alloc(1_000_000, whole)), 'as one of them wrote it')
   t.equal(statSync(join(own, 'one')).mode & 0o777, 0o600)
-  t.equal(readFileSync(theirs, 'utf8'), 'of somebody else')
+  t.equal(readFileSync(theirs, 'utf8'), 'of another process')
   t.strictSame(readdirSync(own).sort(), ['one', `one.${process.pid}`, 'theirs'])
 })
 
@@ -620,7 +620,7 @@ t.test('what was changed outside the service is found by the drill, and named', 
   t.match(stdout, /The drill found 3 faults\.\n$/)
 })
 
-t.test('a backup goes through a pipe, and is no more than that when nobody reads on', async (t) => {
+t.test('a backup can be piped into a restore, and a closed pipe is reported in one line', async (t) => {
   const place = withKey(await emptyPlace(t))
   const shell = (text: string) => run('sh', ['-c', text], {
     ...service.env, ...Object.fromEntries(Object.entries(place).map(([name, value]) => [`TO_${name}`, value]))
@@ -661,12 +661,12 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   }
   const left = () => readdirSync(dir).filter((name) => !['postgres', 'copy-of-mine'].includes(name))
 
-  // Somebody who has an embedded database open, and copies it for ever.
+  // A process that has an embedded database open, and whose copies never end.
   const place = join(dir, 'postgres')
   mkdirSync(join(place, 'cluster'), { recursive: true, mode: 0o700 })
   writeFileSync(join(place, 'cluster', 'PG_VERSION'), '17\n')
   const unlock = await lockDirectory(place)
-  // As it was copied by somebody else, with the lock of a process that is gone.
+  // A copy that an operator made, with the lock of a process that has ended.
   const mine = join(dir, 'copy-of-mine', 'cluster')
   mkdirSync(mine, { recursive: true })
   writeFileSync(join(mine, '..', 'lock.1'), '')
@@ -689,7 +689,7 @@ t.test('a signal ends a command without leaving its scratch, and what a killed o
   const waiting = start(CLI, 'backup', join(dir, 'three'))
   while (left().length === 1) await pause(20)
   t.ok(left().includes(stopped.to), 'and that of one that lives is there')
-  t.ok(existsSync(mine), 'and so is what nobody made for a backup')
+  t.ok(existsSync(mine), 'and so is the copy that was not made for a backup')
   t.same(await Promise.all([end(stopped.child, 'SIGTERM'), end(waiting, 'SIGINT')]), [143, 130])
   t.strictSame(left(), [])
   endCopies()

@@ -330,7 +330,7 @@ t.test('what was noted down as moved and the provider moved, too, is a warning w
   t.notOk(warned(well.id), 'what the provider alone moved is none')
 })
 
-t.test('refunds that may have moved twice are listed until somebody has looked at them', async (t) => {
+t.test('refunds that may have moved twice are listed until an operator has reviewed them', async (t) => {
   const caller = await service.organization()
   const { id, attributes: { invoice_id } } = (await charge(caller, 1000)).body.data
   await settle(service.database, 'invoice', 'paid', invoice_id)
@@ -365,7 +365,7 @@ t.test('refunds that may have moved twice are listed until somebody has looked a
   const failed = await asked()
   await settle(service.database, 'refund', 'failed', failed)
   await says(failed, 'failed')
-  t.strictSame(await listed(), [], 'one alone moved it, or both of them say that nobody did')
+  t.strictSame(await listed(), [], 'only one of them moved it, or both report that they did not')
 
   const twice = await asked()
   await settle(service.database, 'refund', 'paid', twice)
@@ -388,7 +388,7 @@ t.test('refunds that may have moved twice are listed until somebody has looked a
   await audit(t, caller, 'at the end')
 })
 
-t.test('what an operator notes down ends an order that was never told; a told one is asked again until it is answered', async (t) => {
+t.test('an operator’s entry ends an unsent order; a sent order is requested again until it is answered', async (t) => {
   const { provider, ledger, asked, state } = processor()
   const caller = await service.organization()
   const first = await instance(t, provider)
@@ -448,7 +448,7 @@ t.test('what is settled while another is asked is not told; refunds take turns w
   t.strictSame(asked, [first.id, sent, last.id])
 })
 
-t.test('an order that is not answered waits ever longer, whoever asked, and holds up no other', async (t) => {
+t.test('an unanswered order waits longer after each request, of any instance, and delays no other order', async (t) => {
   const { provider, asked } = processor()
   const caller = await service.organization()
   const maker = await instance(t, provider)
@@ -488,7 +488,7 @@ t.test('what became of an order is not unsaid by an earlier answer that comes la
   ])
 })
 
-t.test('no charge of a deleted organization is told that nobody was asked for yet; what is owed goes back', async (t) => {
+t.test('an unsent charge of a deleted organization is never sent; its refunds still are', async (t) => {
   const { provider, asked } = processor()
   const { app } = await instance(t, provider)
   const caller = await service.organization()
@@ -502,7 +502,7 @@ t.test('no charge of a deleted organization is told that nobody was asked for ye
   t.match((await rows('charges', caller)).find(({ id }) => id === untold.id), { status: 'failed', asked_at: null })
   t.match((await rows('invoices', caller)).find(({ id }) => id === untold.attributes.invoice_id), { status: 'open' })
   const rest = await refundCharge(service.database, paid.id, undefined)
-  // The orders of whoever comes later are told after those that would be told before.
+  // Orders of a later organization are sent after all earlier orders.
   const other = await service.organization()
   const again = await instance(t, provider)
   const later = await ask(again.app, other, 200)
@@ -565,7 +565,7 @@ t.test('a suspended organization is not billed on; when it is active again, its 
   await setOrganization(service.database, caller.organization, { status: 'suspended' })
   await service.sql(`UPDATE subscriptions SET anchor = now() - interval '100 days', period_start = now() - interval '100 days',
     period_end = now() - interval '70 days' WHERE organization_id = '${caller.organization}'`)
-  // Whoever is billed after it shows that the background has been there.
+  // The bill of a later organization shows that the background job has run.
   const other = await service.organization()
   await subscribe(other)
   await spend(other, 30)

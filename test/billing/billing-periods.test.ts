@@ -130,7 +130,7 @@ function cutAt (when: 'before' | 'during' | 'after', what: RegExp, cut: () => vo
     if (phase !== (when === 'after' ? 'after' : 'before') || !what.test(text)) return
     unsubscribe('strongroom:statement', look)
     isCut = true
-    // By then it is on its way: nobody can know what came of it.
+    // By then the statement is sent, and its outcome is unknown.
     if (when === 'during') setImmediate(cut)
     else cut()
   }

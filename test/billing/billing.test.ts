@@ -71,7 +71,7 @@ t.test('periods, shares, money and numbers of cards are what they should be', as
   ]) t.notOk(holdsCardNumber(text), text)
 })
 
-t.test('the catalogue of plans is for anybody with a token, also of an organization that is not active', async (t) => {
+t.test('the catalogue of plans needs only a token, also one of an organization that is not active', async (t) => {
   const caller = await service.organization({ abilities: ['secret:read'] })
   await service.sql(`UPDATE organization_counters SET status = 'locked' WHERE organization_id = '${caller.organization}'`)
   const { status, body } = await caller.call('GET', '/plans')
@@ -307,7 +307,7 @@ t.test('downloads of invoices have a limit, and those of one organization take n
   t.strictSame([...new Set(together.map(({ statusCode }) => statusCode))], [200])
 })
 
-t.test('an invoice has the reference of the payment method that it is to be paid by, and the note, as they were', async (t) => {
+t.test('an invoice has the reference of its payment method, and the note, as they were at its creation', async (t) => {
   const own = await startApp(t, { INVOICE_NOTE: 'VAT is due by|the recipient' })
   const caller = await own.organization()
   const shown = async () => {
@@ -335,7 +335,7 @@ t.test('an invoice has the reference of the payment method that it is to be paid
   t.strictSame(await shown(), ['PO 1', note], 'also where nothing is to pay')
 })
 
-t.test('nothing that costs something is invoiced while nobody is named who sells, and nothing is changed', async (t) => {
+t.test('without a named seller nothing with a price is invoiced, and nothing is changed', async (t) => {
   const own = await startApp(t, { INVOICE_SELLER_NAME: '', RATE_LIMIT_BILLING: '100' })
   const warnings = () => own.logs.filter((line) => line.includes('INVOICE_SELLER_NAME is not set')).length
   const caller = await own.organization({ plan: 'free' })
@@ -348,7 +348,7 @@ t.test('nothing that costs something is invoiced while nobody is named who sells
   t.equal((await caller.call('GET', '/organization')).body.data.attributes.plan_name, 'free')
   await own.sql("INSERT INTO coupons (code, percent_off) VALUES ('GIFT', 100)")
   await bill(caller, 'POST', 'coupons', { code: 'GIFT' })
-  t.equal((await subscribe(caller)).status, 201, 'what costs nothing needs nobody who sells it')
+  t.equal((await subscribe(caller)).status, 201, 'what costs nothing needs no seller')
   await bill(caller, 'DELETE', 'coupons')
   const before = await books()
   const over = `UPDATE subscriptions SET anchor = now() - interval '1 month',
@@ -371,7 +371,7 @@ t.test('nothing that costs something is invoiced while nobody is named who sells
   })
   t.teardown(() => app.close())
   await background(app, async () => (await invoicesOf(caller)).length === 2)
-  t.equal((await invoicesOf(caller))[0]!.attributes.total, 2900, 'it is invoiced when somebody is named')
+  t.equal((await invoicesOf(caller))[0]!.attributes.total, 2900, 'it is invoiced when a seller is named')
 })
 
 t.test('a file says of refunds what was paid back, and nothing of what waits to be or failed', async (t) => {
@@ -394,7 +394,7 @@ t.test('a file says of refunds what was paid back, and nothing of what waits to 
   t.equal((await invoicesOf(caller))[0]!.attributes.refunded, 40)
 })
 
-t.test('answers that are a day old are taken away, whether or not anybody asks again', async (t) => {
+t.test('stored responses that are a day old are deleted, with or without another request', async (t) => {
   const caller = await service.organization()
   const other = await service.organization()
   for (const who of [caller, other]) t.equal((await charge(who, 5, { 'idempotency-key': 'old' })).status, 201)
@@ -405,7 +405,7 @@ t.test('answers that are a day old are taken away, whether or not anybody asks a
   t.equal((await charge(caller, 5, { 'idempotency-key': 'new' })).headers['idempotent-replayed'], 'true')
 })
 
-t.test('another plan holds at once, and what is left of the old one is taken off; history follows, down and up', async (t) => {
+t.test('another plan is valid at once, with credit for the rest of the old one; history follows, down and up', async (t) => {
   const caller = await service.organization()
   const own = `/${caller.organization}`
   const level = await makeLevel(caller)
@@ -518,7 +518,7 @@ t.test('amounts are whole, positive and bounded, in a currency that there is', a
   t.match(body.data.attributes, { amount: 12_000, status: 'pending', refunded: 0 })
 })
 
-t.test('of 50 repeats at once one charges; the first answer is given again for 24 hours, and to nobody else', async (t) => {
+t.test('one of 50 concurrent repeats charges; for 24 hours only its caller gets the first response again', async (t) => {
   const caller = await service.organization()
   const key = { 'idempotency-key': 'order-17' }
   const answers = await Promise.all(Array.from({ length: 50 }, () => charge(caller, 500, key)))
@@ -666,7 +666,7 @@ t.test('payment methods: no number of a card, one default, which a subscription 
   t.equal((await bill(caller, 'GET', 'payment-methods')).body.meta.total, 1)
 })
 
-t.test('each action has ten a minute of its own, whichever path; a replay and what is refused before are none', async (t) => {
+t.test('each action has its own limit of ten a minute on all paths; replays and refusals do not count', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_BILLING: '2' })
   const hasty = await limited.organization()
   const several = await Promise.all(Array.from({ length: 20 }, () => charge(hasty, 5, { 'idempotency-key': 'at-once' })))
@@ -696,7 +696,7 @@ t.test('each action has ten a minute of its own, whichever path; a replay and wh
   t.equal((await charge(await limited.organization(), 5)).status, 201, 'another organization')
 })
 
-t.test('a provider is told after the commit and until it has answered: a crash between loses and doubles nothing', async (t) => {
+t.test('an order is sent after the commit until it is answered: a crash between loses and doubles nothing', async (t) => {
   const { provider, ledger, asked, state } = processor()
   const start = async () => {
     const { database, keyring, config } = service
@@ -775,7 +775,7 @@ t.test('calls are counted without a write for each, and not lost with an orderly
   t.equal((await usage()).attributes.api_calls.used, 4, 'what is not recorded yet is not shown by any process')
   await own.app.calls.record()
   const recorded = () => own.sql(`SELECT calls::int AS calls FROM api_usage WHERE organization_id = '${caller.organization}'`)
-  t.same(await recorded(), [{ calls: 6 }], 'what nobody let in is no call of theirs')
+  t.same(await recorded(), [{ calls: 6 }], 'an unauthenticated request is not counted')
   t.equal((await usage()).attributes.api_calls.used, 6)
   await Promise.all(Array.from({ length: 20 }, () => caller.call('GET', '/organization')))
   await own.app.calls.stop()

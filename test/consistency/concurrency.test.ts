@@ -61,7 +61,7 @@ async function agree (
   t.same(failedInside(service), [], 'nothing failed inside')
 }
 
-t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty parallel writers on one level: each write has its version, ids grow in the order of commits', async (t) => {
+t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty writers on one level: a version for each write, ids in commit order', async (t) => {
   const running = await startInstances(t)
   const { send, service, organization } = running
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -86,7 +86,7 @@ t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty parallel writers on one level: each write 
 })
 
 for (const seed of LONG ? [1, 20260301] : [1]) {
-  t.test(`S-6.1 to S-6.9 AU-12 RL-09 write, restore, delete, purge, rotate and no_backup mixed at random on a few levels (seed ${seed})`, async (t) => {
+  t.test(`S-6.1 to S-6.9 AU-12 RL-09 random write, restore, delete, purge, rotate, no_backup (seed ${seed})`, async (t) => {
     const running = await startInstances(t)
     const { send } = running
     const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
@@ -118,7 +118,7 @@ for (const seed of LONG ? [1, 20260301] : [1]) {
   })
 }
 
-t.test('S-6.10: whoever lists a history while others write and remove sees what was there at one moment', async (t) => {
+t.test('S-6.10: a list of a history shows one moment while other clients write and remove versions', async (t) => {
   const { send, sends } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const first = (await store(send, level!, 'VALUE=first')).reply!.body.data.version
@@ -244,8 +244,8 @@ for (const [what, path, remaining] of [
   })
 }
 
-t.test('who makes a project, a target, an environment or a token waits for a write that makes a first document, and not that for them', {
-  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+t.test('creating a project, target, environment or token waits for a first write, which never waits for it', {
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
   const { send, service, organization } = await startInstances(t)
   await makeLevels(send, 'orbit', ['live'])
@@ -275,7 +275,7 @@ t.test('who makes a project, a target, an environment or a token waits for a wri
 })
 
 t.test('a rotation judges its caller under the counter: a token that is revoked meanwhile changes nothing', {
-  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
   const { send, service, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -295,7 +295,7 @@ t.test('a rotation judges its caller under the counter: a token that is revoked 
 })
 
 t.test('a change obeys the status and the plan that its organization has when it commits', {
-  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
   const { send, service, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -328,8 +328,8 @@ t.test('a change obeys the status and the plan that its organization has when it
   t.same(await service.sql(`SELECT revision FROM secrets WHERE organization_id = '${organization}'`), [{ revision: 1 }])
 })
 
-t.test('while a project is locked, a write that may not be made is refused at once, and a token for another project learns nothing', {
-  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+t.test('while a project is locked, a refusal does not wait, and a token for another project learns nothing', {
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
   const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -367,7 +367,7 @@ async function nextStatement (pattern: RegExp) {
 }
 
 t.test('tokens, members, grants and accounts that change at once from many clients never lock each other out', {
-  skip: !ON_POSTGRES && 'one session: nobody waits for another'
+  skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
   const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -409,7 +409,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
       'POST', '/secrets/store', { ...level, plaintext: `A=${next()}` }
     )],
     [3, async (one) => {
-      // By somebody else, or as one leaves.
+      // Removed by another owner, or by leaving.
       await as(pick(people).access)('DELETE', `${path}/members/${one.person.id}`)
       const invited = await send('POST', `${path}/members`, { email: one.person.email, role: 'owner' })
       if (invited.status !== 201) return invited
@@ -506,7 +506,7 @@ t.test('two transactions that lock each other out are both done, one of them aga
 
 // Pairs, of which one was first: the test holds what the first needs next, until both wait.
 
-const ONE_SESSION = !ON_POSTGRES && 'one session: nobody waits for another'
+const ONE_SESSION = !ON_POSTGRES && 'one session: no request waits for another'
 
 // Milliseconds after which what has not ended waits.
 const WAITS = 250
@@ -540,7 +540,7 @@ async function inTurn<A, B> (
   return Promise.allSettled(begun) as Promise<[PromiseSettledResult<A>, PromiseSettledResult<B>]>
 }
 
-/** Gives somebody two API tokens, without a request for each; their ids, in the order in which they end. */
+/** Gives a person two API tokens without requests. Returns the ids in the order in which the tokens end. */
 async function twoTokens ({ write }: TestApp, organization: string, person: Pick<Person, 'id'>): Promise<number[]> {
   await write(`INSERT INTO api_tokens (id, organization_id, name, token_hash, token_prefix, token_suffix, abilities, user_id)
     OVERRIDING SYSTEM VALUE SELECT ${person.id} + n, '${organization}', 'Theirs',
@@ -647,7 +647,7 @@ t.test('the operator revokes a token while all of its person’s end: each token
   }
 })
 
-t.test('somebody ends a token of theirs on /account while it becomes somebody else’s: it is not theirs to end', {
+t.test('a person cannot end a token on /account that a concurrent rotation gives to another person', {
   skip: ONE_SESSION
 }, async (t) => {
   const { service, organization, addresses } = await startInstances(t)
@@ -675,7 +675,7 @@ t.test('somebody ends a token of theirs on /account while it becomes somebody el
   )
 })
 
-t.test('a grant ends while a token that was made through it is changed: one after the other, and nothing is left of it', {
+t.test('a grant ends while its token is changed: one after the other, and nothing of it is left', {
   skip: ONE_SESSION
 }, async (t) => {
   const { send, service, organization, addresses } = await startInstances(t)
@@ -806,7 +806,7 @@ t.test('an owner leaves while the account of another owner is locked: nothing wa
   t.equal((await left.leave).status, 204)
 })
 
-t.test('the operator closes an owner’s account while another owner leaves: one stays, or the operator is told', {
+t.test('an owner’s account is closed while another owner leaves: one stays, or the operator is told', {
   skip: ONE_SESSION
 }, async (t) => {
   const { service, addresses } = await startInstances(t)

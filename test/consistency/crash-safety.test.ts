@@ -86,7 +86,7 @@ const bytes = (hex: string | null) => hex === null ? null : Buffer.from(hex.slic
 const held = new Map<string, KeyObject>()
 
 /**
- * A state as somebody with the keys sees it: contents and wrapped values are opened, each with the key that it names
+ * A state as a holder of the keys sees it: contents and wrapped values are opened, each with the key that it names
  * (throws when one does not open), and a time after `since` is 'new'. MACs are left out: the service judges them when
  * it goes on.
  */
@@ -258,7 +258,7 @@ interface Operation {
   name: string
   env: Env
   work: Work
-  /** What the database is after so many commits; of values that nobody could know, those of `after`. */
+  /** The state of the database after so many commits; unpredictable values are those of `after`. */
   expected (before: State, commits: number, after: State): State
   /** Commits of the whole operation. */
   commits: number
@@ -746,7 +746,7 @@ async function killEverywhere (t: Test, databases: Databases, choose: (points: s
   }
 }
 
-t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off at statements and around every commit on PostgreSQL, a change of keys is whole or has not begun', {
+t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off anywhere on PostgreSQL, a key change is whole or not begun', {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const server = await startPostgres({ durable: false })
@@ -786,7 +786,7 @@ t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: cut off at statements and around every c
   })
 })
 
-t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: killed at some points on the embedded database, a change of keys is whole or has not begun', async (t) => {
+t.test('RL-01b RL-34 CR-14 S-6.6 S-6.7: a key change killed on the embedded database is whole or not begun', async (t) => {
   const scratch = scratchDirectory(t)
   const at = (name: string): Copy => ({
     env: { DATA_DIR: join(scratch, name) },
@@ -821,12 +821,12 @@ async function loseNothing (t: Test, kills: Pick<Kills, 'kills' | 'env' | 'datab
   t.same({ outside, exits }, { outside: [], exits: 0 })
 }
 
-t.test(`RL-01 RL-02 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.embedded}) in the middle of writes on the embedded database lose nothing`, async (t) => {
+t.test(`RL-01 RL-02 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.embedded}) of the embedded database lose nothing`, async (t) => {
   const dir = join(scratchDirectory(t), 'data')
   await loseNothing(t, { kills: KILLS.embedded, env: { DATA_DIR: dir }, database: { dir: join(dir, 'postgres') } })
 })
 
-t.test(`RL-01 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.postgres}) in the middle of writes on PostgreSQL lose nothing`, {
+t.test(`RL-01 S-6.1 S-6.2 S-6.9 AU-12 kills (${KILLS.postgres}) during writes on PostgreSQL lose nothing`, {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const postgres = await startPostgres()

@@ -125,7 +125,7 @@ const merged = (...documents: (Document | null)[]) =>
 const rotated = (...told: Told[]) => ({ at: ['a', 'a/b'], asked: { kind: 'rotate' } as Asked, told })
 const inKey = (content: string, version: number, key: number) => ({ ...document(content, version), key })
 
-t.test('what is one operation of several levels happened at all of them at once, and ids are of one organization', async (t) => {
+t.test('an operation on several levels happens at all of them at once, and ids are of one organization', async (t) => {
   const rotation = rotated({ status: 200, key: 2 }, { status: 200, key: 2 })
   const half = together(
     stored('a', 'x', 1), stored('a/b', 'y', 2), rotation, merged({ ...inKey('x', 3, 2), etag: 'x2' }, inKey('y', 2, 1))
@@ -157,7 +157,7 @@ t.test('what is one operation of several levels happened at all of them at once,
 
 const ROUNDS = LONG ? 1000 : 4
 
-t.test('RL-09 S-6.1 S-6.2 S-6.4 S-6.8 S-6.9: histories of concurrent requests on two instances are those of a level, and altered ones are not', async (t) => {
+t.test('RL-09 S-6.1 S-6.2 S-6.4 S-6.8 S-6.9: two instances are linearizable, and altered histories are not', async (t) => {
   const { service, sends, send } = await startInstances(t)
   let histories = 0
   for (const round of times(ROUNDS, (round) => round)) {
@@ -249,7 +249,7 @@ const BUGS: Record<string, (send: Send) => Send> = {
       Object.assign(levels, { ...before.body.data.attributes.levels, project: levels.project })
       return reply
     },
-    'a precondition that nobody looks at': (send) => (method, path, body, { 'if-match': _, ...headers } = {}) =>
+    'an ignored precondition': (send) => (method, path, body, { 'if-match': _, ...headers } = {}) =>
       send(method, path, body, headers),
     'a first write that is not the first': (send) => (method, path, body, headers = {}) =>
       send(method, path, body, method === 'POST' ? {} : headers),
@@ -316,7 +316,7 @@ t.test('RL-09: a service with a fault is found out', async (t) => {
 const CUT_ROUNDS = LONG ? 250 : 4
 const KILLS = LONG ? 25 : 0
 
-t.test(`RL-09 RL-01: what is cut off, by ${KILLS} kills too, may have happened or not; the rest is that of a level`, {
+t.test(`RL-09 RL-01: a request cut off (${KILLS} kills) happened or did not; the rest is linearizable`, {
   skip: !ON_POSTGRES && 'runs on PostgreSQL'
 }, async (t) => {
   const { service, addresses, send, organization } = await startInstances(t)

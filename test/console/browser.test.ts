@@ -259,7 +259,7 @@ t.test('Swagger UI: after Authorize, the first clicks in an organization of any 
   t.strictSame(wrongs, [])
 })
 
-t.test('Swagger UI: the examples name what the token can read, for a part of a project too, and are placeholders after a logout', {
+t.test('Swagger UI: examples name what a (narrowed) token can read, and are placeholders after a logout', {
   skip
 }, async (t) => {
   const { service, url } = await started()
@@ -330,7 +330,7 @@ t.test('Swagger UI: where the examples stay placeholders, the page says why', { 
   }
 })
 
-t.test('the API documentation filters operations by words, folds all groups but the first, and fills in no filter', { skip }, async (t) => {
+t.test('the API documentation filters by words, folds all groups but the first, and fills in no filter', { skip }, async (t) => {
   const { url } = await started()
   const { page, wrongs } = await openWindow(t)
   await page.goto(`${url}/docs`)
@@ -393,7 +393,7 @@ t.test('CR-45: after consent the browser goes where the application is', { skip 
       t.equal(answer.status(), 303)
       const back = new URL(await answer.headerValue('location') ?? '')
       t.ok(back.href.startsWith(`${redirect_uri}?`))
-      // Nobody is at the two others, so the browser can only try.
+      // No server listens on the two others, so the browser can only try.
       await left
       if (client_id === 'dotenv-cli') await page.getByText('You can close this page.').waitFor()
       t.strictSame(window.wrongs, [], `${redirect_uri}: ${decision}`)

@@ -144,7 +144,7 @@ async function confirm (page: Page, opener: string | RegExp, action: string) {
 const local = (time: number) => new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 23)
 
 for (const width of SIZES) {
-  t.test(`a person's first hour at ${width} pixels: every action and operation of the console, accessible pages`, {
+  t.test(`a person's first hour at ${width} pixels: every console action and operation, accessible pages`, {
     skip
   }, async (t) => {
     const visited = await visit(t, width)
@@ -593,7 +593,7 @@ async function withCanary (t: Test, value = CANARY, env: Record<string, string> 
 const html = (page: Page) => page.evaluate("document.documentElement.outerHTML + [...document.querySelectorAll('input, textarea')].map(({ value }) => value)") as Promise<string>
 const revealed = (page: Page) => page.locator('.secret .value')
 
-t.test('CO-09: a value is in the page only from its reveal until 30 seconds later, or until the tab is hidden', { skip }, async (t) => {
+t.test('CO-09: a value is in the page only for 30 seconds after its reveal, or until the tab is hidden', { skip }, async (t) => {
   const { page, service, nimbus, url, requested } = await withCanary(t)
   t.notMatch(await html(page), CANARY)
   const decrypted = async () => (await nimbus.call('GET', '/nimbus/audit-events?action=secret.decrypt')).body.meta.total as number
@@ -807,7 +807,7 @@ t.test('a document that was changed meanwhile keeps the changes of both people',
   t.strictSame(await values(), { A: '4' })
 })
 
-t.test('an import shows what somebody changed meanwhile, and says how to keep names in a YAML project', { skip }, async (t) => {
+t.test('an import shows concurrent changes, and says how to keep names in a YAML project', { skip }, async (t) => {
   const { page, nimbus, url } = await withCanary(t)
   await unfold(page, 'Import a text')
   const field = page.locator('.field', { has: page.getByLabel('Text to import') })
@@ -858,7 +858,7 @@ t.test('a text with an invalid escape is neither imported nor a project', { skip
   t.equal((await nimbus.call('GET', '/nimbus/projects')).body.meta.total, 1)
 })
 
-t.test('a key string that no document can check is entered twice, and a text that does not parse is refused before it is encrypted', { skip }, async (t) => {
+t.test('a key string that no document can check is entered twice; an unparsable text is never encrypted', { skip }, async (t) => {
   const { page, url, nimbus, rosa } = await visit(t, 1280)
   await page.goto(`${url}/console/nimbus`)
   await signIn(page, rosa)
@@ -914,7 +914,7 @@ t.test('people beyond the first page can join a team, and lists have pages', { s
   await picker.selectOption({ label: `${last.name}, ${last.email}` })
   await button(page, 'Add to team').click()
   await page.getByRole('region', { name: 'Members of Night' }).getByText(last.email).waitFor()
-  t.notOk((await picker.locator('option').allInnerTexts()).some((text) => text.endsWith(last.email)), 'nobody is added twice')
+  t.notOk((await picker.locator('option').allInnerTexts()).some((text) => text.endsWith(last.email)), 'no person is added twice')
 })
 
 t.test('on a page without https, the console says why it cannot start', { skip }, async (t) => {
@@ -948,7 +948,7 @@ t.test('after a 429 the console waits, says so and continues', { skip }, async (
 
 // Attacks.
 
-t.test('CO-11: markup in names, values, files and errors is text; the code of a sign-in and its state lead nowhere else', { skip }, async (t) => {
+t.test('CO-11: markup in names, values, files and errors is text; a sign-in returns only to the console', { skip }, async (t) => {
   const markup = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
   const { page, url, nimbus, rosa, wrongs, requested } = await withCanary(t, markup)
   await nimbus.call('PATCH', '/nimbus/shop/secrets', { set: { [markup]: markup } })
@@ -1011,7 +1011,7 @@ t.test('CO-12: a page of another origin cannot frame, open, script or sign out t
   t.equal((await nimbus.call('GET', '/nimbus/shop')).status, 200, 'the person is still signed in')
 })
 
-t.test('CO-03: a dangerous action needs the password and the second factor again; the token of daily work is refused', { skip }, async (t) => {
+t.test('CO-03: a dangerous action needs the password and second factor again; the daily token is refused', { skip }, async (t) => {
   const { service, page, url, nimbus, rosa } = await visit(t, 1280)
   const factor = await giveSecondFactor(service, rosa)
   await nimbus.call('POST', '/nimbus/projects', { name: 'Shop' })

@@ -64,7 +64,7 @@ const grantsOf = async (person: Person) => service.sql(
   `SELECT id, scopes, revoked_at, expires_at FROM oauth_grants WHERE user_id = ${person.id} ORDER BY id`
 )
 
-t.test('CO-01: the console gets a token without a page while the session lasts, and one grant for all sign-ins', async (t) => {
+t.test('CO-01: the console gets tokens without a page during the session, and one grant for all sign-ins', async (t) => {
   const person = await newcomer()
   const browser = visitor(address)
   const page = await ask(browser, { state: 'a b&c' })
@@ -192,7 +192,7 @@ t.test('CO-03: an API token that the short token creates stays when the person s
   t.equal((await call(body.token, `/organizations/${nimbus.organization}`)).status, 401, 'the person can end it with the console')
 })
 
-t.test('CO-03: a token of daily work gives nobody access', async (t) => {
+t.test('CO-03: a token of daily work cannot give a person access', async (t) => {
   const person = await newcomer()
   const browser = await signedIn(person)
   const teams = `/organizations/${nimbus.organization}/teams`
@@ -234,7 +234,7 @@ t.test('CO-13: a page of another site gets no code of the console, and adds no g
   for (const site of ['same-origin', 'none', undefined]) t.ok(returned(await ask(opened(browser, site))).code, site ?? 'no header')
 })
 
-t.test('CO-13: no number of sign-ins ends an API token: one grant is for daily work and one for privileged scopes', async (t) => {
+t.test('CO-13: sign-ins never end an API token: one grant is for daily work, and one for privileged scopes', async (t) => {
   const person = await newcomer()
   const browser = await signedIn(person)
   const { access_token } = await tokenOf(browser, { scope: 'api-token:create organization:read', max_age: '300' })
@@ -394,7 +394,7 @@ t.test('CO-04: codes of the console end with the session, and with each token th
   t.equal(events.length, 0)
 })
 
-t.test('CO-04: each end of a session ends the tokens and codes of the console; a new sign-in of the same person ends none', async (t) => {
+t.test('CO-04: an ended session ends the console’s tokens and codes; the person’s next sign-in ends none', async (t) => {
   const again = async (browser: Visitor, { email, password }: Person) =>
     browser.signIn(await ask(browser, { prompt: 'login' }), email, password)
   const ends: Record<string, (person: Person, browser: Visitor) => Promise<unknown>> = {
@@ -547,7 +547,7 @@ t.test('CO-07: files are immutable and compressed, and nothing else of the folde
   t.equal((await service.inject({ method: 'POST', url: '/console/', payload: {} })).status, 404)
 })
 
-t.test('CO-07: a malformed address leads a browser to the application, and a program gets the error of the API', async (t) => {
+t.test('CO-07: a malformed address leads a browser to the application, and a program gets an API error', async (t) => {
   const below = await startApp(t, { PUBLIC_URL: 'https://example.com/secrets' })
   for (const path of ['%', 'nimbus/%E0%A4%A', '%zz/x?y=%']) {
     const page = await get(service, `/console/${path}`)

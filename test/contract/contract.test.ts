@@ -109,7 +109,7 @@ const build = async () => buildApp({
   logStream: { write: () => {} }
 })
 
-t.test('TI-36: a route that does not declare its access, or a change that does not declare its event, does not boot', async (t) => {
+t.test('TI-36: a route without declared access, or a change without a declared event, does not boot', async (t) => {
   const app = await build()
   t.teardown(() => app.close())
   t.throws(() => app.get('/x', async () => 'x'), /does not declare config.access/)
@@ -374,7 +374,7 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
   t.equal(await but('oauth_tokens', 'oauth_grants', 'personal_events'), beside)
 })
 
-/** Each column of each table, in both spellings, with what a row of that organization has there, or anybody's. */
+/** Each column of each table, in both spellings, with its value in a row of that organization, or in any row. */
 async function columnsAndValuesOf (organization: string): Promise<[name: string, value: unknown][]> {
   const values = new Map<string, unknown>()
   for (const [name, table] of Object.entries(tables)) {
@@ -440,7 +440,7 @@ async function deletedIn ({ caller, ids }: Awaited<ReturnType<typeof settle>>) {
   }
 }
 
-/** Somebody who was removed from a world, with the API token that they made in it. */
+/** A person who was removed from a world, with the API token that they made in it. */
 async function removedFrom ({ caller: { organization: o, call } }: Awaited<ReturnType<typeof settle>>) {
   const person = await makePerson(service, { [o]: 'administrator' })
   const { access } = await issuePair(service, person, SCOPE_NAMES)
@@ -454,7 +454,7 @@ async function removedFrom ({ caller: { organization: o, call } }: Awaited<Retur
   return [person, made.body.token as string] as const
 }
 
-t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller as it should, and refuses without a trace', async (t) => {
+t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly; refusals change nothing', async (t) => {
   const [mine, theirs] = [await settle(service, 'ours'), await settle(service, 'theirs')]
   const o = mine.ids.organization!
   for (const plaintext of ['B=1', 'B=2', 'B=3', 'B=4']) {
@@ -505,7 +505,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
   const accessOf = async (person: Person) => (await issuePair(service, person, SCOPE_NAMES)).access
   const [removed, removedToken] = await removedFrom(mine)
   const nobody: [name: string, token: string | undefined][] = [
-    ['nobody', undefined],
+    ['no token', undefined],
     ['garbage', 'garbage'],
     ['an unknown token', mintApiToken(o)],
     ['a revoked token', revoked.token],
@@ -610,7 +610,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: every operation answers every kind of caller
       )
       for (const [who, token] of strangers) {
         const stranger = check(who, await send(service, row, mine.ids, token), 404, 'not_found')
-        if (stranger.text !== missing.text) wrong.push(`${who}: what is another’s and what is nobody’s differ`)
+        if (stranger.text !== missing.text) wrong.push(`${who}: foreign and missing differ`)
       }
     }
     const names = row.depth !== 'organization' || /\{(?:id|member|team|payment_method|charge|invoice)\}/.test(row.at) ||

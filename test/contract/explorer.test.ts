@@ -93,7 +93,7 @@ t.test('the document and its edition in OpenAPI 3.0 name the same addresses, bel
   }
 })
 
-t.test('operations come in the order of their groups; billing and the deprecated operations are the last groups', async (t) => {
+t.test('operations are in the order of their groups; billing and deprecated are the last groups', async (t) => {
   const groups = published.tags.map(({ name }) => name)
   // A duplicate shares its path with the operation that it repeats.
   const current = operationsOf(published).filter(({ deprecated = false }) => !deprecated)
@@ -188,7 +188,7 @@ t.test('the documentation is compressed for clients that accept gzip, with an ET
   t.ok(whole.reduce((sum, bytes) => sum + bytes, 0) < 700_000, 'the files together')
 })
 
-t.test('Swagger UI has the name and the look of the service, and asks nobody else for anything', async (t) => {
+t.test('Swagger UI has the name and the look of the service, and requests nothing from a third party', async (t) => {
   const page = await service.inject({ url: '/docs' })
   t.match(page.text, '<title>Strongroom API</title>')
   const files = [...page.text.matchAll(/(?:src|href)="([^"]+)"/g)].map(([, file]) => file!)

@@ -16,7 +16,7 @@ import { operationsIn, ownErrorsOf } from '../helpers/contract.ts'
 import { renderDocuments } from '../../src/commands/serve/openapi.ts'
 import { scopesInProject } from '../../src/rules/roles.ts'
 
-t.test('openapi.yaml, docs/scopes.md and the words of paths are what the routes say; when this fails: npm run openapi', async (t) => {
+t.test('openapi.yaml, docs/scopes.md and the words of paths match the routes; otherwise: npm run openapi', async (t) => {
   const published = await renderDocuments()
   for (const [file, text] of Object.entries(published)) {
     t.ok(readFileSync(file, 'utf8') === text, `${file} is out of date: run npm run openapi and commit the file`)
@@ -124,7 +124,7 @@ t.test('a body has no default, and is required where it has fields', async (t) =
     'default' in object && !at.endsWith('/properties')).map(([at]) => at), [])
 })
 
-t.test('parameters and answers are components, choices have names, and what has any members is of a type of its own', async (t) => {
+t.test('parameters and responses are components, choices have names, and maps have their own media types', async (t) => {
   t.strictSame([...objectsIn(operations.map(({ parameters, responses }) => [parameters, Object.values(responses)]))]
     .filter(([, object]) => object.$ref === undefined).map(([at]) => at), [])
   const answers = Object.entries(components.responses).flatMap(([name, { content = {} }]) =>
@@ -200,7 +200,7 @@ t.test('headers of limits are listed for success and 429, and the request id for
   }
 })
 
-t.test('errors that every operation can have are listed once, as `default`; a status with an error of its own is listed', async (t) => {
+t.test('errors of every operation are listed once, as `default`; a status with an own error is listed too', async (t) => {
   const common = components.responses.ErrCommon!
   const statusesOf = (code: string) => (Object.keys(ERRORS) as ErrorCode[])
     .filter((name) => codeOf(name) === code).map((name) => ERRORS[name].status as number)
@@ -219,7 +219,7 @@ t.test('errors that every operation can have are listed once, as `default`; a st
 const plainWordsOf = (description: string) =>
   description.split(/(?:^| )(?:Needs (?:`|no token|, depending)|Needs, depending|Any token is accepted|Own errors)/)[0]!.trim()
 
-t.test('every operation says in plain words what it does, more than its summary, beside its scopes and its errors', async (t) => {
+t.test('every operation says in plain words what it does, beyond its summary, scopes and errors', async (t) => {
   const scopeOnly = ['Needs no token.', 'Any token is accepted.', 'Needs `secret:read`. Own errors: 422 `limit_reached`.']
   t.strictSame(scopeOnly.map(plainWordsOf), ['', '', ''])
   t.equal(plainWordsOf('Reads all. Needs, depending on the request, `a` or `b`.'), 'Reads all.')
@@ -253,7 +253,7 @@ t.test('every operation has a description with its scopes, and its own errors by
   }
 })
 
-t.test('generators get no enum of booleans, a name for each `*`, and a security scheme that is called like no schema', async (t) => {
+t.test('generators get no enum of booleans, a name for each `*`, and no security scheme named as a schema', async (t) => {
   const all = [...objectsIn({ paths, components })]
   t.strictSame(all.filter(([at, { enum: words }]) => !at.endsWith('/properties') && Array.isArray(words) &&
     words.some((word) => typeof word === 'boolean')).map(([at]) => at), [])
@@ -319,7 +319,7 @@ t.test('parameters are named by what they are: first those of the path, then of 
   t.strictSame(Object.keys(components.parameters).filter((name) => /_\d+$/.test(name)), [], 'no name is a number')
 })
 
-t.test('several operations of a path list its parameters once, at the path; in OpenAPI 3.0 each operation has them', async (t) => {
+t.test('operations of a path list its parameters once, at the path; in OpenAPI 3.0 each operation has them', async (t) => {
   const older = JSON.parse(readFileSync('dist/openapi-3.0.json', 'utf8')) as Published
   const inPath = (parameters: { $ref: string }[] = []) =>
     parameters.map((parameter) => named(components.parameters, parameter) as { in: string, name: string })
@@ -339,7 +339,7 @@ t.test('several operations of a path list its parameters once, at the path; in O
   }
 })
 
-t.test('its edition in OpenAPI 3.0 lints, too, has every operation, one schema of errors, one security scheme, and one media type of each body', async (t) => {
+t.test('the OpenAPI 3.0 edition lints: all operations, one error schema, one scheme, one media type per body', async (t) => {
   const { paths } = parse(readFileSync('openapi.yaml', 'utf8'))
   const file = 'dist/openapi-3.0.json'
   const older = JSON.parse(readFileSync(file, 'utf8'))

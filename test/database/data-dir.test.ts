@@ -44,7 +44,7 @@ t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, hol
   }
 })
 
-t.test('a mount point that every user can write is accepted if it is empty, or if all in it is closed to others', {
+t.test('a mount point that every user can write is accepted if it is empty or all in it is closed to others', {
   skip: cannotMount
 }, async (t) => {
   const dir = join(scratchDirectory(t), 'data')

@@ -59,7 +59,7 @@ const makeThings = async ({ db }: Database) => {
 }
 const row = (id: number): Thing => ({ id, body: null, at: null, extra: null })
 
-// What somebody can set who may write to the database: a clock of their own for `now()`, and days read as months.
+// Settings that a role with write access can make: another clock for `now()`, and days read as months.
 const OTHER_MEANING = `
   create schema if not exists evil;
   create or replace function evil.now() returns timestamptz language sql stable as $$ select timestamptz '2020-01-01 00:00:00+00' $$;
@@ -312,7 +312,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
       return error instanceof DatabaseUnavailable ? 'unavailable' : 'other'
     }))
     await Promise.all(waiting.slice(200))
-    t.ok(ended.every(place => place >= 200), 'beyond 200 waiting nobody waits')
+    t.ok(ended.every(place => place >= 200), 'beyond 200 waiting queries no query waits')
     // Nothing is let go until all of them have their answer.
     t.same([...new Set(await Promise.all(waiting))], ['unavailable'])
     await find(database.reads, { id: 1 })
@@ -400,7 +400,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
   })
   let next = 500
 
-  await t.test('RL-05 RL-06 RL-07 what is waited for ends: each deadline before that of whoever waits behind it', async t => {
+  await t.test('RL-05 RL-06 RL-07 every wait ends: each deadline is shorter than the deadline that depends on it', async t => {
     const { db, reads, lists, pages } = database
     const milliseconds = async (handle: Db, name: string) => {
       const rows = await handle.execute(sql`SELECT setting::int FROM pg_settings WHERE name = ${name}`)
@@ -596,7 +596,7 @@ t.test('a copy of the embedded database is whole, or not there', async t => {
   }), { code: 'ENOENT' })
 })
 
-t.test('a copy that nobody waits for any more is ended, and the next one is made', async t => {
+t.test('a copy without a waiting client is ended, and the next one is made', async t => {
   const dir = path.join(scratch, 'asked')
   fs.mkdirSync(dir)
   const asked: string[] = []
@@ -688,7 +688,7 @@ t.test('embedded', async t => {
     const holder = program(`
       console.log('it is mine')
       process.stdin.once('end', async () => {
-        // Whoever was held up may have lost its connection, and makes another.
+        // The stopped process may have lost its connection, and makes another.
         while (!await database.ping().then(() => true, () => false));
         console.log('and still is')
         await database.close()
@@ -703,7 +703,7 @@ t.test('embedded', async t => {
       })
     ])
     holder.kill('SIGCONT')
-    // Behind those that nobody waited for.
+    // Queued behind the requests above, which have failed.
     await t.rejects(connect({ dir, pool: 1 }), /in use by process/)
     holder.stdin!.end()
     t.equal(await said, 'it is mine\nand still is\n')
@@ -746,7 +746,7 @@ t.test('embedded', async t => {
       console.log('it is mine')
       process.stdin.resume().once('end', async () => { await database.close() })`))
     const saying = starters.map(output)
-    // Whoever has it keeps it until the others have ended.
+    // The process that opened it keeps it until the others have ended.
     await new Promise<void>(resolve => {
       let ended = 0
       for (const said of saying) said.then(() => { if (++ended === 3) resolve() })

@@ -6,8 +6,8 @@ import { transaction } from '../../src/db/database.ts'
 import { findLevel } from '../../src/repositories/levels/levels.ts'
 import { makeLevel, ON_CITUS, startApp, type Caller } from '../helpers/app.ts'
 
-// What is looked up in one turn of the event loop is one statement: each gets its own answer of it, and nobody
-// another's.
+// Look-ups in one turn of the event loop are one statement. Each caller gets its own result, and never the result of
+// another caller.
 
 const service = await startApp(t)
 const CALLERS = 24
@@ -52,7 +52,7 @@ t.test('callers and levels of one turn are looked up in one statement each, and 
   t.ok(of('encryption_keys') >= 1 && of('encryption_keys') <= most, `${of('encryption_keys')} statements for ${CALLERS} levels`)
 })
 
-t.test('a level is looked up while its caller is, and goes to nobody who has ended meanwhile', async (t) => {
+t.test('a level is looked up with its caller, and is not returned to a caller that has ended meanwhile', async (t) => {
   const { organization, call } = await service.organization()
   const level = await makeLevel({ organization, call } as Caller)
   await call('POST', `/${organization}/secrets/store`, { ...level, plaintext: 'A=1' })
@@ -75,7 +75,7 @@ t.test('a level is looked up while its caller is, and goes to nobody who has end
   }
   await service.write(`UPDATE api_tokens SET expires_at = now() WHERE organization_id = '${organization}'`)
   const first = await statementsOf(() => call('GET', path))
-  t.strictSame([first.result.status, levelsIn(first.statements)], [401, 1], 'looked up, and for nobody')
+  t.strictSame([first.result.status, levelsIn(first.statements)], [401, 1], 'looked up, and not returned')
   const second = await statementsOf(() => call('GET', path))
   t.strictSame(
     [second.result.status, levelsIn(second.statements)], [401, 0], 'of a credential that has ended nothing is expected'

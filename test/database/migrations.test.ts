@@ -48,7 +48,7 @@ t.test('a column that no migration makes is noticed', async (t) => {
 
 const RELEASES = [...readFileSync('CHANGELOG.md', 'utf8').matchAll(/^## \[(\d+\.\d+\.\d+)\]/gm)].map(([, name]) => name!)
 
-t.test('RL-30: a migration after the baseline does nothing that an instance of the release before does not outlive', async (t) => {
+t.test('RL-30: a migration after the baseline does nothing that breaks an instance of the previous release', async (t) => {
   const [baseline, ...later] = migrationsIn('drizzle')
   t.equal(baseline, '0000_baseline.sql')
   t.ok(RELEASES.length > 0)

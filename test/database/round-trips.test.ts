@@ -8,10 +8,10 @@ import { makeLevel, ON_CITUS, startApp } from '../helpers/app.ts'
 import { OPERATIONS, OTHER_OPERATIONS, prepare, send, settle } from '../helpers/operations.ts'
 import { issuePair, makePerson, makeTeam } from '../helpers/people.ts'
 
-// How often each operation asks the database, which is what it costs: who calls and what it is about are a statement
-// each, shared with whoever else asks in that moment. A commit is one, and a begin one more, which these numbers leave
-// out; what a change does in its transaction is each on its own, its event two: one that learns where the chain ends,
-// and one that goes on from there.
+// The number of statements of each operation, which is its cost: the caller and the level are a statement each, shared
+// with concurrent requests. A commit is one, and a begin one more, which these numbers leave out; what a change does
+// in its transaction is each on its own, its event two: one that learns where the chain ends, and one that goes on
+// from there.
 
 const STATEMENTS: Record<string, number> = {
   getHealth: 0,
@@ -176,14 +176,14 @@ const MORE: Record<string, string> = {
 
 interface Sent { text: string, prepared: boolean }
 
-// Once a minute for a token, and nobody waits for it.
+// Once a minute for a token, in the background.
 const ASIDE = /^update "api_tokens" set "last_used_at"/
 
 const service = await startApp(t)
 
 /**
- * What is sent, and how often somebody waits for the database: what is sent while something else is under way does not
- * count again, and the begin of a transaction does.
+ * The statements that are sent, and how often the work waits for the database: a statement that is sent while another
+ * is under way does not count again, and the begin of a transaction does.
  */
 async function costOf (work: () => Promise<unknown>): Promise<{ sent: Sent[], waits: number }> {
   const sent: Sent[] = []
@@ -217,7 +217,7 @@ const shown = (sent: readonly Sent[]) => sent.map(({ text }) => text.trim().slic
 
 const skip = ON_CITUS && 'counts the statements on PostgreSQL; test/citus/tasks.test.ts counts those of the nodes'
 
-t.test('each operation sends as many statements as it is given here, every one prepared: a read two, a list three', { skip }, async (t) => {
+t.test('each operation sends the listed number of statements, all prepared: a read two, a list three', { skip }, async (t) => {
   const { caller, ids, person } = await settle(service, 'counted')
   for (const [id, row] of Object.entries(OPERATIONS)) {
     await prepare(service, row, ids)
@@ -245,7 +245,7 @@ t.test('each operation sends as many statements as it is given here, every one p
   }
 })
 
-t.test('who asks again waits once for a level in a path, twice for one in a body, once more for a list; a transaction of a write or of the event of a read is four waits', { skip }, async (t) => {
+t.test('a repeat waits once for a level in a path, twice in a body, +1 for a list, +4 for a transaction', { skip }, async (t) => {
   const caller = await service.organization()
   const level = await makeLevel(caller)
   const path = `/${caller.organization}/${level.project}/${level.target}/${level.environment}/secrets`
@@ -266,7 +266,7 @@ t.test('who asks again waits once for a level in a path, twice for one in a body
   }
 })
 
-t.test('who acts by a team reads a level in a path by two statements, and waits no more often than anybody for one in a body', { skip }, async (t) => {
+t.test('with access by a team, a level in a path takes two statements, and one in a body no more waits', { skip }, async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const level = await makeLevel(owner)
@@ -284,7 +284,7 @@ t.test('who acts by a team reads a level in a path by two statements, and waits 
     retrieve: { request: ['POST', `/${o}/secrets/retrieve`, level], statements: 3, waits: 2 },
     store: { request: ['POST', `/${o}/secrets/store`, { ...level, plaintext: 'A=2' }], statements: 9, waits: 6 },
     versions: { request: ['POST', `/${o}/secrets/versions`, level], statements: 4, waits: 3 },
-    // With the roles that decide whether the last changes are shown, or in two ways, as that of somebody whose projects
+    // With the roles that decide whether the last changes are shown, or in two ways, as for a member whose projects
     // are far behind.
     projects: { request: ['GET', `/${o}/projects`], statements: 3, waits: 3 }
   } as const

@@ -136,7 +136,7 @@ async function longHistory (caller: Caller, isWhole = false) {
   return at
 }
 
-t.test('a page in the middle of a long history is found by a look-up for each half of it, and by an index alone where a version is missing', onServer, async (t) => {
+t.test('a middle page of a long history is found by halving, or by an index alone if a version is missing', onServer, async (t) => {
   const caller = await service.organization()
   const at = await longHistory(caller, true)
   const pages = [6, VERSIONS / PER_PAGE / 2 + 7, VERSIONS / PER_PAGE - 5]
@@ -158,7 +158,7 @@ t.test('a page in the middle of a long history is found by a look-up for each ha
   }
 })
 
-t.test('a page of a long history reads its own rows, and where revisions are missing what is far before them in an index alone, from the nearer end', onServer, async (t) => {
+t.test('a page of a long history reads its rows; with missing revisions also an index, from the nearer end', onServer, async (t) => {
   const at = await longHistory(owner)
   await longHistory(other)
   await service.sql('VACUUM ANALYZE')
@@ -206,7 +206,7 @@ t.test('what a level held at a moment is found in a long history by a look-up fo
   }
 })
 
-t.test('a page of the history of keys reads its own keys, and counting what waits reads no version that does not', onServer, async (t) => {
+t.test('a page of key history reads its own keys, and counting pending versions reads only pending ones', onServer, async (t) => {
   const at = await makeLevel(owner, { slug: 'keys' })
   await owner.call('POST', `/${owner.organization}/secrets/store`, { ...at, plaintext: 'A=1' })
   const inProject =
@@ -291,7 +291,7 @@ t.test('a level of an organization with very many, among small ones, reads its o
   }
 })
 
-t.test('what somebody may do through teams is found among very many of their projects by reading some of each role', onServer, async (t) => {
+t.test('the scopes through teams are found among very many projects by reading a few rows of each role', onServer, async (t) => {
   const [{ organization, call }, small] = [await service.organization(), await service.organization()]
   await makeLevel({ organization, call } as Caller, { slug: 'held' })
   const rosa = await makePerson(service, { [organization]: 'billing_manager', [small.organization]: 'member' })
@@ -336,7 +336,7 @@ t.test('what somebody may do through teams is found among very many of their pro
   t.strictSame(offered, ['secret:read', 'secret:write', 'secret:history'])
 })
 
-t.test('a member of teams with very many projects reads, in a request about one project, the rows of the teams for that project alone', onServer, async (t) => {
+t.test('with teams of very many projects, a request about one project reads only the team rows for it', onServer, async (t) => {
   const [{ organization, call: ask }, large] = [await service.organization(), await service.organization()]
   const at = await makeLevel({ organization, call: ask } as Caller, { slug: 'p-0' })
   await ask('POST', `/${organization}/secrets/store`, { ...at, plaintext: 'A=1' })
@@ -388,7 +388,7 @@ t.test('a member of teams with very many projects reads, in a request about one 
   }
 })
 
-t.test('whoever calls is found by reading what lets them in, among very many tokens, people and organizations', onServer, async (t) => {
+t.test('a caller is found by reading only its own rows, among very many tokens, people and organizations', onServer, async (t) => {
   const caller = await service.organization()
   const at = await makeLevel(caller, { slug: 'called' })
   const { version } = (await caller.call(
@@ -416,7 +416,7 @@ t.test('whoever calls is found by reading what lets them in, among very many tok
   await service.sql('VACUUM ANALYZE')
   const path = `/${caller.organization}/${at.project}/${at.target}/${at.environment}/secrets`
   const requests = {
-    'a token of nobody': () => caller.call('GET', path),
+    'a token without a person': () => caller.call('GET', path),
     'an application of a person': () => caller.call('GET', path, undefined, { authorization: `Bearer ${access}` }),
     'a version': () => caller.call('GET', `/${caller.organization}/secrets/versions/${version}`)
   }
@@ -466,7 +466,7 @@ t.test('what writes or reveals something looks up the counters of its own organi
   }
 })
 
-t.test('whatever a request does, its rows are found by index, of small tables too: what was changed often is not read through', onServer, async (t) => {
+t.test('rows of a request are found by index, in small tables too: a table that changed often is not scanned', onServer, async (t) => {
   const { organization, call } = await service.organization()
   const at = await makeLevel({ organization, call } as Caller, { slug: 'small' })
   await call('POST', `/${organization}/secrets/store`, { ...at, plaintext: 'A=1' })
@@ -510,7 +510,7 @@ async function mostLookedAt (work: (db: Db) => Promise<unknown>): Promise<number
   })
 }
 
-t.test('what takes or changes very many rows of a tenant reads each a few times, also of one that the database thinks small', onServer, async (t) => {
+t.test('an operation on very many rows of a tenant reads each a few times, even if the statistics are old', onServer, async (t) => {
   const large = await service.organization()
   const { organization, call } = await service.organization()
   await makeLevel({ organization, call } as Caller, { slug: 'grown' })

@@ -24,7 +24,7 @@ function clientOf (t: Test, url: string, more: object = {}) {
   return client
 }
 
-t.test('RL-30: under load on two instances the schema grows, whoever holds a table meanwhile; no request fails, no write is lost', onServer, async (t) => {
+t.test('RL-30: with two instances under load and a locked table, a schema upgrade loses no request or write', onServer, async (t) => {
   const { service, sendOnce, organization } = await startInstances(t)
   const levels = await makeLevels(sendOnce, 'orbit', ['live', 'beta'])
   const [row] = await service.sql('SELECT current_database() AS name')

@@ -61,7 +61,7 @@ t.test('the history of a name ends its page by the work, and its pages have each
   t.ok(pages > 1, `${pages} pages`)
 })
 
-t.test('a dry run of restore-to compares levels up to the work and counts the others, and the restore does all', async (t) => {
+t.test('a dry run of restore-to compares levels up to the budget and counts the others; a restore does all', async (t) => {
   const { project, levels } = await makeProject('restored')
   const [row] = await test.sql('SELECT clock_timestamp() AS now')
   const at = new Date(row!.now as string).toISOString()

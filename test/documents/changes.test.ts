@@ -146,7 +146,7 @@ t.test('names with escape sequences are the names that were sent, whatever anoth
   }
 })
 
-t.test('a change is bounded: by its names and characters, and by the limits of the format, which the error names', async (t) => {
+t.test('a change is bounded by its names and characters, and by limits of the format, which the error names', async (t) => {
   const at = await makeLevel(owner, { slug: 'bounded' })
   const many = Object.fromEntries(Array.from({ length: 1001 }, (_, i) => [`N${i}`, '1']))
   const tooMany = await change(at, { set: many })

@@ -345,7 +345,7 @@ t.test('a version under a former key of a client is client_managed_encryption', 
   t.equal((await diff(path, { from: version, to: version })).status, 200)
 })
 
-t.test('a comparison is recorded for each level that it opens: as names, and with values as a decrypting read', async (t) => {
+t.test('a comparison is recorded for each level that it opens: as names, or with values as a decrypting read', async (t) => {
   const at = await makeLevel(owner, { slug: 'recorded' })
   const { secret_id: above } = await store({ project: 'recorded' }, 'A=1')
   const { secret_id: own, version: first } = await store(at, 'A=2')

@@ -277,7 +277,7 @@ t.test('how much of a document is taken apart is bounded, however it is written'
   t.ok(readDocument('json', `{"a":"${','.repeat(1_000_000)}"}`), 'what is in a value is not counted')
 })
 
-t.test('yaml: no more tokens than are allowed, and no error after the first, whatever indicators are repeated', async (t) => {
+t.test('yaml: no more tokens than allowed, and no error after the first, whatever indicators are repeated', async (t) => {
   let tokens = 0
   let errors = 0
   const { next } = Parser.prototype

@@ -29,7 +29,7 @@ const makeDatabase = (name: string, encoding = 'UTF8') =>
 const ADDRESS = 'rosa@nimbus.example'
 const NAME = 'Café Würfel'
 
-t.test('a database that is not UTF8 is refused with its encoding, nothing is made in it, and a backup of it is restored', async (t) => {
+t.test('a database that is not UTF8 is refused with its encoding, unchanged, and its backup can be restored', async (t) => {
   const MASTER_KEY = generateMasterKey().text
   const envOf = (name: string) => ({ DATABASE_URL: urlOf(name), MASTER_KEY })
   await makeDatabase('utf8')
@@ -67,7 +67,7 @@ t.test('a database that is not UTF8 is refused with its encoding, nothing is mad
   }
 })
 
-t.test('a parameter that the driver or the server does not know, and a Unix socket, get a sentence that says what to change', async (t) => {
+t.test('an unknown driver or server parameter, or a Unix socket, gets an error that says what to change', async (t) => {
   await makeDatabase('parameters')
   const MASTER_KEY = generateMasterKey().text
   const ended = (DATABASE_URL: string) => command(['migrate'], { DATABASE_URL, MASTER_KEY })

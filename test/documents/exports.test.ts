@@ -59,7 +59,7 @@ t.test('a name that would be code in a shell, and a value that no variable can h
   t.strictSame(shellText({}), { text: '' })
 })
 
-t.test('a value with an apostrophe is in double quotes, which readers of .env read like shells, where these change nothing', async (t) => {
+t.test('a value with an apostrophe is in double quotes, unless it has a character that is special in them', async (t) => {
   const word = (value: string) => (shellText({ A: value }) as { text: string }).text.slice(2, -1)
   for (const value of ["it's", "'", "''", "'x'", "a'\nb", " '#", "é'\u2028"]) t.equal(word(value), `"${value}"`)
   for (const other of ['$', '`', '"', '\\', '!', '\r']) {
@@ -68,7 +68,7 @@ t.test('a value with an apostrophe is in double quotes, which readers of .env re
   }
 })
 
-t.test(`the service reads the text for a shell back, except the values that the documentation names (seed ${SEED})`, async (t) => {
+t.test(`the service can read a shell export back, except the documented values (seed ${SEED})`, async (t) => {
   const isNamed = (value: string) => /\r|\\$/.test(value) || (value.includes("'") && /[$`"\\!]/.test(value))
   let read = 0
   for (let round = 0; round < (LONG ? 500 : 50); round++) {

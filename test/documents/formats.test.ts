@@ -69,7 +69,7 @@ t.test('numbers and special parameters of shells are expansions, and a separator
   t.equal((await store(at, 'A\n=x\n', { unchecked: true })).status, 200)
 })
 
-t.test('a change of names and its dry run warn of the names that they set, and of values that few readers read', async (t) => {
+t.test('a change of names and its dry run warn of the names they set, and of values that few readers read', async (t) => {
   const at = await makeLevel(owner, { slug: 'warned-names' })
   await store(at, 'A=$X\nB=1#\nC=1\nC=2\n')
   for (const query of ['?dry_run=true', '']) {
@@ -169,7 +169,7 @@ t.test('an error says why a document does not parse, at a store and at a read, a
   }
 })
 
-t.test('numbers in YAML lists and mappings keep their digits, so that documents that differ in one are different', async (t) => {
+t.test('numbers in YAML lists and mappings keep their digits, so documents that differ in one are different', async (t) => {
   const at = await makeLevel(owner, { slug: 'digits', secret_format: 'yaml' })
   const text = (last: string) => `ids: [0x2000000000000${last}, 1.10, 0x1F]\nkeys:\n  one: 0x${'ab'.repeat(31)}0${last}\n`
   const first = await store(at, text('1'))

@@ -93,7 +93,7 @@ t.test('names are selected, filtered by what is missing or different, and paged'
   ]) refused(t, await matrix(owner, 'filters', query), 422, 'validation_failed', query)
 })
 
-t.test('without decryption, the response has the levels and their versions, no names, and nothing is recorded', async (t) => {
+t.test('without decryption, the response has levels and versions, no names, and nothing is recorded', async (t) => {
   const owner = await makeProject('auditor')
   await store(owner, { project: 'auditor', plaintext: 'A=1\n' })
   await store(owner, at('auditor', 'live'), 'B=1\n')
@@ -354,7 +354,7 @@ t.test('a page of levels ends after many names', async (t) => {
   t.strictSame(columnsIn(rest).length, 5)
 })
 
-t.test('a page of levels ends after much work, never before its first level, and depends only on the documents', async (t) => {
+t.test('a page of levels ends after much work, never before its first level, and depends only on documents', async (t) => {
   const owner = await makeProject('slow', { secret_format: 'yaml' })
   await fill(owner, 'slow', 8)
   const text = Array.from({ length: 1_400 }, (_, i) => `N${i}: v`).join('\n')
@@ -396,7 +396,7 @@ t.test('only=missing and only=different find in 100 levels what a comparison of 
   t.ok((await namesOf('different')).includes('SHADOW') && !(await namesOf('different')).includes('TOP'))
 })
 
-t.test('one such read of an organization runs at a time: callers take turns, and beyond a full queue it is 503', async (t) => {
+t.test('one such read of an organization runs at a time: callers take turns; beyond a full queue it is 503', async (t) => {
   const owner = await makeProject('queued')
   await store(owner, { project: 'queued' }, `A=${'x'.repeat(500_000)}\n`)
   const second = await test.token(owner.organization, ['*'])

@@ -14,7 +14,7 @@ const org = owner.organization
 
 interface Place { project: string, target?: string, environment?: string }
 
-t.test('the history of a name lists the versions that changed the name, newest first, with time, author and action', async (t) => {
+t.test('the history of a name lists versions that changed it, newest first, with time, author and action', async (t) => {
   const at = await makeLevel(owner, { slug: 'traced' })
   t.strictSame((await history(at, 'A')).body, { data: [], meta: { unreadable: 0, missing: 0, next: null } })
   const ids: string[] = []
@@ -101,7 +101,7 @@ t.test('values are those after the change: spelled as in every other read', asyn
   ])
 })
 
-t.test('unreadable, deleted and unrecorded versions are skipped and counted; the newer readable version has the change', async (t) => {
+t.test('unreadable, deleted and unrecorded versions are skipped and counted; a newer one has the change', async (t) => {
   const at = await makeLevel(owner, { slug: 'gaps' })
   await store(at, 'A=1')
   await store(at, '{', { unchecked: true })
@@ -140,7 +140,7 @@ t.test('an unreadable creation or deletion separates two documents, as a readabl
   t.strictSame(await changes(at, 'A'), ['update added 1', 'create added 1'])
 })
 
-t.test('versions under a key of the client are skipped and counted, and those under former keys of the server are read', async (t) => {
+t.test('versions under a client’s key are skipped and counted; those under former server keys are read', async (t) => {
   const first = await clientKey('correct horse battery staple')
   const second = await clientKey('another key string of a client')
   const at = await makeLevel(owner, { slug: 'handed', ...first.registration })
@@ -198,7 +198,7 @@ t.test('the history needs secret:read, secret:decrypt and secret:history, at a l
   }
 })
 
-t.test('each request is recorded once: as a listing of names, or with values as a read of values, with its versions', async (t) => {
+t.test('each request is recorded once, with its versions: as a listing of names, or with values as a read', async (t) => {
   const at = await makeLevel(owner, { slug: 'recorded' })
   const ids = [await store(at, 'A=1'), await store(at, 'A=2')].map(Number)
   const events = () => test.sql(`SELECT action, resource_type, details FROM audit_events
@@ -218,7 +218,7 @@ t.test('each request is recorded once: as a listing of names, or with values as 
   ])
 })
 
-t.test('a request opens at most 500 versions, and no change at the border of two requests is lost or listed twice', async (t) => {
+t.test('a request opens at most 500 versions; at the border of two requests no change is lost or repeated', async (t) => {
   const at = await makeLevel(owner, { slug: 'long' })
   const count = 2 * MAX_OPENED_VERSIONS + 10
   const first = Number(await store(at, 'A=0'))

@@ -195,7 +195,7 @@ t.test('large values are answered whole in each representation', async (t) => {
   t.same(parse((await values('/large/backend/live', { accept: 'application/yaml' })).text), own)
 })
 
-t.test('names are those of the level, or merged with the level of each and the levels it overrides, never with a value', async (t) => {
+t.test('names are of the level, or merged with the level of each and the levels it overrides, without values', async (t) => {
   const at = await makeLevel(owner, { slug: 'names' })
   await storeAll(at)
   const list = async (query: string) => {

@@ -290,7 +290,7 @@ t.test('documents are read as env, json, yaml or one opaque text', async (t) => 
   }
 })
 
-t.test('a plaintext that does not parse is 422 with its line and column, and stores nothing; `unchecked` stores it', async (t) => {
+t.test('a plaintext that does not parse is 422 with line and column, and not stored; `unchecked` stores it', async (t) => {
   const broken = [
     { secret_format: 'env', document: 'A=1\n\nno assignment\n', line: 3, column: 1 },
     { secret_format: 'env', document: 'A=1\r\nB="two\r\n', line: 2, column: 1 },
@@ -330,7 +330,7 @@ t.test('a plaintext that does not parse is 422 with its line and column, and sto
   }
 })
 
-t.test('a content that does not parse is stored with a warning; a readable document and a text project have none', async (t) => {
+t.test('content that does not parse is stored with a warning; readable and text documents have no warning', async (t) => {
   const at = await makeLevel(owner, { slug: 'warnings' })
   const { key, key_check_salt, key_check_iterations } =
     (await owner.call('GET', `/${org}/warnings/encryption-key`)).body.data.attributes
@@ -718,7 +718,7 @@ t.test('large documents are answered whole, in the form of small ones, however t
   t.match(head, { status: 200, text: '', headers: { 'content-length': answers[1]![1].headers['content-length'] } })
 })
 
-t.test('writing a large answer lets other work run between its pieces, and is what JSON.stringify makes of it', async (t) => {
+t.test('writing a large response lets other work run between its parts, and equals JSON.stringify', async (t) => {
   const odd = {
     nothing: undefined,
     empty: {},

@@ -139,7 +139,7 @@ t.test('large writes are bounded in what goes together, and are all written', as
   t.ok(Math.max(...commits.map((versions) => versions.length)) <= 2, 'more than 512 KiB do not begin another')
 })
 
-t.test('of those who hold one ETag, one wins, whoever else writes beside them', async (t) => {
+t.test('of writers with one ETag, one wins, also with other writers beside them', async (t) => {
   const running = await start(['live', 'test'])
   const { send, levels: [level, other] } = running
   const first = await store(send, level!, 'ROUND=0')
@@ -189,7 +189,7 @@ t.test('deletes, stores, restores and writes without a version of one level, tog
   }
 })
 
-t.test('a caller who is revoked after it was let in gets 401, and nobody else', async (t) => {
+t.test('a caller that is revoked after the guard accepted it gets 401, and no other caller does', async (t) => {
   const running = await start(['live', 'test'])
   const { send, sendAs, organization, levels } = running
   const doomed = sendAs(await service.token(organization, ['*']))
@@ -229,7 +229,7 @@ t.test('a level that is removed after it was looked up is 404 for its writers al
   await agree(t, running)
 })
 
-const ONE_SESSION = !ON_POSTGRES && 'one session: whoever holds something has the database'
+const ONE_SESSION = !ON_POSTGRES && 'one session: the transaction with the lock uses it'
 
 t.test('a project that a change of its key holds is 503 for its writers alone', { skip: ONE_SESSION }, async (t) => {
   const running = await start(['live'], 'other')
@@ -347,7 +347,7 @@ t.test('what one organization waits for no other waits for', { skip: ONE_SESSION
   for (const running of organizations) await agree(t, running)
 })
 
-t.test('callers of every kind in one statement: whoever ended is refused, and nobody else', async (t) => {
+t.test('callers of every kind in one statement: only callers that ended are refused', async (t) => {
   const organizations = await several(6)
   const [o1, o2, o3, o4, o5, o6] = organizations as [Started, Started, Started, Started, Started, Started]
   const rosa = await makePerson(service, { [o3.organization]: 'owner', [o4.organization]: 'owner' })
@@ -373,14 +373,14 @@ t.test('callers of every kind in one statement: whoever ended is refused, and no
       o6
     ])
   )
-  // Whoever was asked for after the change is no member who may.
+  // If the caller was looked up after the change, the member lacks the scope.
   t.match(answers.map(({ status }) => String(status)), ['200', '401', '200', /^40[14]$/, '200', '200'])
   for (const [i, running] of organizations.entries()) {
     t.equal((await agree(t, running)).flat().length, answers[i]!.status === 200 ? 2 : 1)
   }
 })
 
-t.test('a version that was purged meanwhile does not come back, whoever else writes', {
+t.test('a version that was purged meanwhile does not come back, also with other writers beside', {
   skip: ONE_SESSION
 }, async (t) => {
   const organizations = await several(5)

@@ -23,7 +23,7 @@ const LIFE = 3_000
 const libraryOf = (folder: string) => join('/usr/lib', folder, 'faketime', 'libfaketime.so.1')
 const library = readdirSync('/usr/lib').map(libraryOf).find(existsSync)
 
-/** A clock that the test sets while a process of another one goes by it. Timers go by the one that nobody sets. */
+/** A clock that the test sets while another process uses it. Timers use the monotonic clock, which stays unchanged. */
 function makeClock (t: Pick<Test, 'teardown'>) {
   const file = join(scratchDirectory(t), 'clock')
   const set = (seconds: number) => {
@@ -55,7 +55,7 @@ function canSetClocks (): boolean {
 
 const leftOut = !canSetClocks() && 'libfaketime is not installed (Debian: faketime), or does not reach Node.js'
 
-t.test('RL-15 clocks jump and differ: expiry and retention are as the database says, nobody is locked out, nothing is lost', {
+t.test('RL-15 clocks jump: expiry and retention follow the database; no client is locked out, nothing lost', {
   skip: leftOut || (!hasPostgres() && 'PostgreSQL is not installed')
 }, async (t) => {
   const database = await startPostgres()

@@ -18,7 +18,7 @@ const MIB = 1 << 20
 
 type Teardown = Pick<Test, 'teardown'>
 
-/** A small disk of the test's own, in memory. Throws where nobody may mount one. */
+/** A small disk of the test's own, in memory. Throws if the process may not mount one. */
 function makeDisk (t: Teardown, megabytes: number) {
   const dir = mkdtempSync(join(tmpdir(), 'strongroom-disk-'))
   t.teardown(() => rmSync(dir, { recursive: true, force: true }))
@@ -64,7 +64,7 @@ function canMount (): boolean {
 
 const leftOut = !canMount() && 'a small disk takes root to mount, and CAP_SYS_ADMIN in a container'
 
-t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on, and with room again all is served, and nothing is lost', {
+t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on; later all works, nothing lost', {
   skip: leftOut || (!hasPostgres() && 'PostgreSQL is not installed')
 }, async (t) => {
   const disk = makeDisk(t, 256)
@@ -96,7 +96,7 @@ t.test('RL-14 the disk of PostgreSQL is full: writes are refused, reads go on, a
   await judge(t, database.url, pair, loads, { fault: 'Disk of PostgreSQL full', cycles: count, recovery })
 })
 
-t.test('RL-14 the disk of the embedded database is full: the process ends with 1, and the next start finds all that was acknowledged', {
+t.test('RL-14 a full disk ends the embedded database with 1; the next start has all acknowledged writes', {
   skip: leftOut
 }, async (t) => {
   const disk = makeDisk(t, 256)

@@ -119,7 +119,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     })
   })
 
-  t.test('RL-20 what is badly framed, has too many headers or comes from nowhere is refused or served, and nothing falls over', async (t) => {
+  t.test('RL-20 bad framing, too many headers and bad addresses are refused or served; the service goes on', async (t) => {
     const outside: string[] = []
     const rounds = cycles(20)
     const get = (headers: string) => `GET /healthz HTTP/1.1\r\nHost: x\r\n${headers}Connection: close\r\n\r\n`
@@ -182,7 +182,7 @@ t.test('hostile bytes', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
       const at = Math.floor(next() * text.length)
       return pick(damages)(text.slice(0, at), text.slice(at), Math.floor(next() * 20))
     }
-    // Half of the time what is wrong is the body alone, or nobody would ever come to read it.
+    // Half of the time only the body is damaged; else the service would rarely come to read it.
     const damage = (text: string): string => {
       const [head = '', body = ''] = text.split(/(?<=\r\n\r\n)/)
       if (body === '' || next() < 0.5) return damageAnywhere(text)

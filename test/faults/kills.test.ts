@@ -47,7 +47,7 @@ const together = (one: Killed, other: Killed): Killed => ({
   note: `${one.note}, ${other.note}`
 })
 
-t.test('RL-01 RL-02: what a server acknowledged before it was killed is there when it starts again, without anybody\'s help', async (t) => {
+t.test('RL-01 RL-02: what a server acknowledged before a kill is there after its next start, without help', async (t) => {
   t.jobs = 3
   const beside = <T>(name: string, work: (t: Test) => Promise<T>) => new Promise<T>((resolve, reject) => {
     t.test(name, { buffered: true }, (t) => work(t).then(resolve, reject)).catch(reject)

@@ -12,7 +12,7 @@ import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { beginServer, startServer } from '../helpers/process.ts'
 import { makeLevels, random, store, times } from '../helpers/traffic.ts'
 
-// The schema changes under load, by whoever starts, several at once, and whoever is killed in the middle.
+// The schema changes under load, by processes that start, several at once, and some killed in the middle.
 
 const LOCKED = 1_000
 const LOOK = 5
@@ -28,7 +28,7 @@ function clientOf (t: Test, url: string) {
   return client
 }
 
-/** Looks all the time which tables nobody else can read, and for how long each of them was at worst. */
+/** Polls which tables are locked against all reads. Returns the longest time of such a lock, and its table. */
 function watchLocks (t: Test, url: string) {
   const client = clientOf(t, url)
   const longest = { ms: 0, table: 'none' }
@@ -58,7 +58,7 @@ function watchLocks (t: Test, url: string) {
   }
 }
 
-t.test('RL-30 RL-31 starters are killed in the middle of the migrations, one of two or both: whoever is left or comes next goes through with them', {
+t.test('RL-30 RL-31 starters are killed in the middle of the migrations: the other or the next finishes them', {
   skip
 }, async (t) => {
   const database = await startPostgres()
@@ -92,7 +92,7 @@ t.test('RL-30 RL-31 starters are killed in the middle of the migrations, one of 
     done.push(await migrated())
     const began = performance.now()
     const server = await startServer(t, env)
-    // Of two, whoever made the organization said so.
+    // Of two starters, the one that made the organization said so.
     const first = server.first
     recovery = Math.max(recovery, performance.now() - began)
     t.equal(await migrated(), ALL)
@@ -119,7 +119,7 @@ t.test('RL-30 RL-31 starters are killed in the middle of the migrations, one of 
   })
 })
 
-t.test('RL-30 the schema grows under load on two instances: no request fails, and no table is locked for a second', {
+t.test('RL-30 a schema upgrade under load on two instances: no failed request, no table locked for a second', {
   skip
 }, async (t) => {
   const database = await startPostgres()

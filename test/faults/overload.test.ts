@@ -23,12 +23,12 @@ const LEVELS = 20
 const GOODPUT = 0.8
 /** Milliseconds that a refusal may come later than good answers do. */
 const REFUSED = 100
-/** MiB that the process may have more than before: what nobody needs any more is collected in its own time. */
+/** MiB that the process may have more than before: garbage is collected later. */
 const GROWTH = 400
 
 t.setTimeout(600_000)
 
-t.test('RL-25 five times as many clients as it can serve: as much is served, nobody waits for long, and it is over when they go', {
+t.test('RL-25 five times as many clients as it can serve: same throughput, short waits, and a full recovery', {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const fire = await startUnderFire(t) as UnderFire & { processes: [UnderFire['processes'][0]] }

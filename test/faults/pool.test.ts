@@ -8,14 +8,14 @@ import { fullConcurrency, judge, noLoad, SLOW, startPair, underLoad, untilMore, 
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { statuses, times, type Reply } from '../helpers/traffic.ts'
 
-// Everybody waits for the database: for a row that somebody holds, or because it is slow.
+// All requests wait for the database: for a row that another transaction locks, or because it is slow.
 
 const POOL = 6
 // More than have a connection and may wait for one.
 const CROWD = 260
 const skip = !hasPostgres() && 'PostgreSQL is not installed'
 
-t.test('RL-06 rows are locked under every connection of the pool: bounded 503, health and reads go on, full service after', {
+t.test('RL-06 all connections wait for locked rows: bounded 503, health and reads go on, full service after', {
   skip
 }, async (t) => {
   const database = await startPostgres()

@@ -42,7 +42,7 @@ async function startProxy (t: Test, instances: string[]): Promise<string> {
   return address
 }
 
-t.test('with the shipped proxy no request is lost when instances end one after the other, and without any the answer is of the contract', {
+t.test('the shipped proxy loses no request when instances end in turn, and without any answers by contract', {
   skip: spawnSync('haproxy', ['-v']).status !== 0
     ? 'HAProxy is not installed (Debian: haproxy)'
     : !hasPostgres() && 'PostgreSQL is not installed'

@@ -19,7 +19,7 @@ const TOGETHER = 'limits are counted over all instances again, in Redis'
 
 t.setTimeout(600_000)
 
-t.test('RL-24 RL-26 Redis comes and goes: limits are exact while it is there and of each instance while it is not, and nothing fails', {
+t.test('RL-24 RL-26 Redis comes and goes: limits are exact with it, per instance without it; nothing fails', {
   skip: !hasRedis() ? 'Redis is not installed (Debian: redis-server)' : !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const redis = await startRedis(t)
@@ -91,7 +91,7 @@ t.test('RL-24 RL-26 Redis comes and goes: limits are exact while it is there and
     t.same([...ends].filter(([, left]) => left <= 0), [], 'every key has an end')
   }
   await beside.stop()
-  t.strictSame(Object.keys(beside.statuses), ['200'], 'whoever had nothing to do with it noticed nothing')
+  t.strictSame(Object.keys(beside.statuses), ['200'], 'unrelated clients noticed nothing')
   for (const { server } of processes) {
     const changesSaid = () => server.stdout().split('\n').filter((line) => line.startsWith('{'))
       .map((line) => JSON.parse(line)).filter(({ msg }) => msg === ALONE || msg === TOGETHER)

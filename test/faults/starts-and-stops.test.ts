@@ -14,7 +14,7 @@ import { beginServer, command, scratchDirectory, startServer, type Server } from
 import { repliesIn } from '../helpers/sockets.ts'
 import { makeLevels, random, type Level, type Operation } from '../helpers/traffic.ts'
 
-// Whoever starts where somebody is, before the database is there, or is stopped in the middle of its work.
+// Processes that start on a directory in use, start before their database, or are stopped in the middle of work.
 
 const SEED = 20261123
 /** Milliseconds in which a service that was told to stop has ended. */
@@ -63,7 +63,7 @@ async function settle (t: Test, { env, database }: Place) {
   }
 }
 
-t.test('RL-04: others that start on an embedded directory end and say who has it, who does goes on, and after a kill the next has it', async (t) => {
+t.test('RL-04: other starts on an embedded directory end, naming its process, which goes on; a kill frees it', async (t) => {
   const place = embedded(t)
   const service = await settle(t, place)
   let exits = 0
@@ -81,7 +81,7 @@ t.test('RL-04: others that start on an embedded directory end and say who has it
       t.match(other.stderr, new RegExp(`^[^\\n]*in use by process ${child.pid}\\b[^\\n]*\\n$`))
     }
     await beside.stop()
-    t.same(Object.keys(beside.statuses), ['200'], 'nobody noticed')
+    t.same(Object.keys(beside.statuses), ['200'], 'no client noticed')
     if (child.exitCode !== null) exits++
     const killed = performance.now()
     await service.server().kill()
@@ -93,7 +93,7 @@ t.test('RL-04: others that start on an embedded directory end and say who has it
   })
 })
 
-t.test('RL-42: a start waits for its database and says so, serves as soon as it is there, and gives up when DATABASE_WAIT is over', {
+t.test('RL-42: a start waits for its database, says so, serves once it is there, or ends after DATABASE_WAIT', {
   skip: !hasPostgres() && 'PostgreSQL is not installed'
 }, async (t) => {
   const { server: database, ...place } = await onPostgres(t)
@@ -127,7 +127,7 @@ t.test('RL-42: a start waits for its database and says so, serves as soon as it 
 })
 
 for (const [name, open] of [['embedded database', embedded], ['PostgreSQL', onPostgres]] as const) {
-  t.test(`RL-10: told to stop under load on the ${name}, it answers what is under way, refuses what comes, and ends with 0`, {
+  t.test(`RL-10: a stop under load (${name}) answers open requests, refuses new ones, exits with 0`, {
     skip: name === 'PostgreSQL' && !hasPostgres() && 'PostgreSQL is not installed'
   }, async (t) => {
     const place = await open(t)
