@@ -250,7 +250,7 @@ t.test('rotations need key:rotate and a project inside the token\'s part', async
   t.match(await rotateServer(at, undefined, stranger), { status: 404, body: { error: 'not_found' } })
 })
 
-t.test('re_encrypt moves the history to the new key in the background; restores work before, during and after', async (t) => {
+t.test('re_encrypt moves the history to the new key in the background; restores work before, during, after', async (t) => {
   const at = await serverProject({ history_policy: 're_encrypt' })
   for (let i = 0; i < 60; i++) await store({ ...at, plaintext: `N=${i}` })
   await call('POST', '/secrets/delete', { project: at.project })

@@ -221,7 +221,7 @@ t.test('in Redis a request is given back in its window only, never below zero; a
   await new Promise<void>((resolve) => { counters.giveBack(['api', 'org:a', 1_000, 3], Date.now(), resolve) })
 })
 
-t.test('RL-26: without Redis each instance counts alone, a caller past a limit stays so, and one line says it', { skip }, async (t) => {
+t.test('RL-26: without Redis each instance counts alone, a caller past a limit stays so; one line says it', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances } = await instancesOn(t, { RATE_LIMIT_API: '5', RATE_LIMIT_OAUTH: '2', REDIS_URL: redis.url })
   const [one, other] = instances
