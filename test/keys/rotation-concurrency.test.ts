@@ -211,7 +211,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key 
   )
   const sent = (level: Level, content: string) => operations.some((one) =>
     one.plaintext === content && (one.level === level || operations.some(({ kind }) => kind === 'restore')))
-  t.same(plain.filter(({ level, content }) => !sent(level, content)), [], 'decrypted reads return contents that a client wrote')
+  t.same(plain.filter(({ level, content }) => !sent(level, content)), [], 'decrypted reads give what a client wrote')
   await settled(send, 'orbit')
   await agree(t, running, send, operations, (blob, version) => openWith(keys.get(version)!, blob))
 })

@@ -125,7 +125,7 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   const [{ data }] = of('ConfigMap')
   t.same([...Object.keys(data), ...namesIn(container.env)].filter((name) => !variables.has(name)), [])
   const secrets = { MASTER_KEY: `k1:${'A'.repeat(43)}=`, DATABASE_URL: 'postgres://a@b/c' }
-  t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'the manifest cannot know the address of the proxy')
+  t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'the proxy address is not known here')
   t.equal(loadConfig({ ...data, ...secrets, TRUST_PROXY: '10.244.0.0/16' }).workers, 1)
   t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
   const install = readDoc('docs/operations/install.md').text

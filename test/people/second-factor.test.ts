@@ -107,7 +107,7 @@ t.test('recovery codes have 80 bits, and are the same however they are written',
   t.notSame(hashRecoveryCode(codes[1]!), hashRecoveryCode(code))
 })
 
-t.test('the account page sets one up: QR code, first code, recovery codes once; other browsers end', async (t) => {
+t.test('the account page sets one up: QR code, first code, recovery codes once; other sessions end', async (t) => {
   const { organization } = await service.organization()
   const person = await makePerson(service, { [organization]: 'member' })
   const other = await password(person)
