@@ -556,7 +556,7 @@ t.test('OA-16: the page names client, redirect target, scopes and organizations,
       t.equal(status, 200)
       t.notMatch(text, /<img|<script|onmouseover='|<b>/)
       t.notMatch(text.replace(/[\n]/g, ''), /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u, `name ${i}`)
-      if (browser === rosas) t.match(text, /not part of Strongroom/, 'a client that is not part of the service is marked')
+      if (browser === rosas) t.match(text, /not part of Strongroom/, 'a registered client is marked')
     }
   }
   t.match(

@@ -88,7 +88,7 @@ const ENDS: Record<string, (at: Awaited<ReturnType<typeof nimbus>>) => Promise<u
 }
 
 for (const [way, end] of Object.entries(ENDS)) {
-  t.test(`the invitations of a person who ${way}, and of their tokens, end at once; other ones stay`, async (t) => {
+  t.test(`invitations of a person who ${way}, and of their tokens, end at once, and no others`, async (t) => {
     const at = await nimbus()
     const token = await at.makeToken(at.iris)
     const [byPerson, byToken, byOther] = [
@@ -136,7 +136,7 @@ const TOKEN_ENDS: Record<string, (
 }
 
 for (const [way, end] of Object.entries(TOKEN_ENDS)) {
-  t.test(`the invitations of an API token that ${way} end at once; those of its person stay`, async (t) => {
+  t.test(`invitations of a token that ${way} end at once; those of its person stay`, async (t) => {
     const at = await nimbus()
     const token = await at.makeToken(at.iris)
     const [byToken, byPerson] = [await at.invite(token.call), await at.invite(at.byIris)]
