@@ -146,7 +146,7 @@ const ways = {
 } satisfies Record<string, { path: string, body?: object, again: [string, object][] }>
 
 for (const [name, way] of Object.entries(ways)) {
-  t.test(`${name} with more versions than a request removes holds at once, and its rows go afterwards`, async (t) => {
+  t.test(`${name} with too many versions for one request holds at once; its rows go later`, async (t) => {
     const { owner, at, call, last, total, pending, storeAgain } = await fill('orbit')
     t.equal(await total(), VERSIONS)
     t.equal(await pending(), VERSIONS - 1, 'all but what the rotation recorded')
