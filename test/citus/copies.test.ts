@@ -9,7 +9,7 @@ import { issuePair, makePerson } from '../helpers/people.ts'
 t.setTimeout(240_000)
 await useOwnCitus(t)
 
-t.test('a cleanup of grants deletes the same rows on each node, also if a request has locked one of them on its node', async (t) => {
+t.test('a cleanup of grants deletes the same rows on each node, also if one is locked on its node', async (t) => {
   const service = await startApp(t)
   const { organization } = await service.organization()
   const rosa = await makePerson(service, { [organization]: 'owner' })

@@ -143,7 +143,7 @@ for (const [fault, { begin, end, least }] of Object.entries(FAULTS)) {
 }
 
 for (const [node, through] of Object.entries({ 'the coordinator': undefined, 'a worker': throughWorker })) {
-  t.test(`through ${node}, people sign in and use their tokens while the worker of another organization is down`, async (t) => {
+  t.test(`through ${node}, sign-in and tokens work while the worker of another organization is down`, async (t) => {
     const service = await startApp(t, {}, undefined, through)
     service.app.lateEvents.start()
     const address = await service.app.listen({ host: '127.0.0.1', port: 0 })

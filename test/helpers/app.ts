@@ -61,7 +61,7 @@ export interface TestApp {
   token (organization: string, abilities: Ability[], more?: { expires_at?: Date, slices?: Slice[] }): Promise<Caller>
   /** Rotates an API token and returns its new value. The previous value stays valid for `overlapSeconds`. */
   rotate (token: string, overlapSeconds?: number): Promise<string>
-  /** Runs SQL outside of the service, like somebody with access to the database. */
+  /** Runs SQL outside of the service, like a third party with access to the database. */
   sql (query: string): Promise<Record<string, unknown>[]>
   /** Runs SQL and then gives the written rows valid MACs, as if the service had written them. */
   write (query: string): Promise<void>

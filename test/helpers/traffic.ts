@@ -168,7 +168,7 @@ export async function opener (
   const derived = new Map<string, Buffer>()
   return (blob, version = active) => {
     const key = keys.get(version)
-    if (key === undefined) throw new Error(`nobody made key ${version}`)
+    if (key === undefined) throw new Error(`no client made key ${version}`)
     if (!derived.has(version)) derived.set(version, dataKeyOf(key))
     return openWith(derived.get(version)!, blob)
   }

@@ -340,7 +340,7 @@ t.test('MACs over rows', async (t) => {
     t.equal(new Set(encoded).size, encoded.length)
     t.equal(
       encodeRow('t', [['a', { b: 1, c: 2 }]]), encodeRow('t', [['a', { c: 2, b: 1 }]]),
-      'the order of members is nobody\'s'
+      'the order of members does not matter'
     )
   })
 
@@ -438,7 +438,7 @@ t.test('a gate runs so many at once, in order, and frees the place of work that 
   t.equal((await Promise.all([7, 8, 9, 10, 11].map(piece))).length, 5)
 })
 
-t.test('whoever waits too long at a gate is refused, and gives the place in the queue up', async (t) => {
+t.test('a task that waits too long at a gate is refused and leaves the queue', async (t) => {
   const gate = createGate(1, 1, () => new WorkOverloaded(), 20)
   let end = () => {}
   const first = gate(() => new Promise<string>((resolve) => { end = () => resolve('first') }))

@@ -23,7 +23,7 @@ const onServer = { skip: url === undefined && 'runs on PostgreSQL' }
 
 const PLAIN = generateMasterKey().text.replace(/^[^:]+/, 'k1')
 const PLAIN_AGAIN = generateMasterKey().text.replace(/^[^:]+/, 'k4')
-// Nobody listens there: whoever asks the database is told another thing than whoever asks for the key first.
+// No server listens there: a start that connects to the database before it asks for the key gives another error.
 const NOWHERE = 'postgres://app:hunter2hunter2@127.0.0.1:1/strongroom'
 
 /** A KMS with a key of its own, that is away while there is a file `down`. */
@@ -322,7 +322,7 @@ t.test('RL-27: the command is called once for all workers, and after that its KM
     const { body } = await send('GET', '/orbit/backend/live/secrets?decrypt=true')
     t.equal(body.data.attributes.levels.environment.content, 'A=1')
   }
-  t.equal(kms.calls().length, before + 1, 'nobody called it again')
+  t.equal(kms.calls().length, before + 1, 'no process called it again')
 
   const processes = [server.child.pid!, ...workers()]
   t.equal(processes.length, 3)

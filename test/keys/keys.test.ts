@@ -100,7 +100,7 @@ t.test('CR-20 CR-21: of a client-managed key only what its holder needs to deriv
   })
 })
 
-t.test('CR-23: the history lists the active key first, then newest first, with key_check for rotated client keys alone', async (t) => {
+t.test('CR-23: the history lists the active key first, then newest first; old client keys have key_check', async (t) => {
   const keys = await Promise.all(['first', 'second', 'third'].map((word) => clientKey(`the ${word} key string`)))
   await makeLevel(owner, { slug: 'rotated', ...keys[0]!.registration })
   const id = await projectId('rotated')

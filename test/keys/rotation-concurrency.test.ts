@@ -93,7 +93,7 @@ async function agree (
   t.same(failedInside(service), [], 'nothing failed inside')
 }
 
-t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations while ${CLIENTS} clients read and write: every reader's document opens with the key it names, no write is lost`, async (t) => {
+t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations: a read document opens with its key version; no write is lost`, async (t) => {
   const running = await startInstances(t, SLOW)
   const { failures, send, sends } = watched(running)
   const levels = await makeLevels(send, 'orbit', ['live', 'test'])
@@ -211,12 +211,12 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations while ${CLIENTS} clients read and wr
   )
   const sent = (level: Level, content: string) => operations.some((one) =>
     one.plaintext === content && (one.level === level || operations.some(({ kind }) => kind === 'restore')))
-  t.same(plain.filter(({ level, content }) => !sent(level, content)), [], 'decrypted reads give what somebody wrote')
+  t.same(plain.filter(({ level, content }) => !sent(level, content)), [], 'decrypted reads give what a client wrote')
   await settled(send, 'orbit')
   await agree(t, running, send, operations, (blob, version) => openWith(keys.get(version)!, blob))
 })
 
-t.test('two rotations that have both seen the same key: one 200, one 409 key_version_conflict, nothing of the loser is left', async (t) => {
+t.test('of two rotations of the same key one is 200, one 409 key_version_conflict and leaves nothing behind', async (t) => {
   // While one derives its key, the others see the same one.
   const running = await startInstances(t, SLOW)
   const { service, sends } = running
@@ -240,7 +240,7 @@ t.test('two rotations that have both seen the same key: one 200, one 409 key_ver
   t.same((await replay((query) => service.sql(query), running.organization, operations)).problems, [])
 })
 
-t.test('S-6.6: a first store that races a rotation of a project without documents is under the new key, or came before it', async (t) => {
+t.test('S-6.6: a first store that races a rotation is under the new key, or came before the rotation', async (t) => {
   const running = await startInstances(t)
   const { failures, send, sends } = watched(running)
   const [level] = await makeLevels(send, 'orbit', ['live'])
@@ -263,7 +263,7 @@ t.test('S-6.6: a first store that races a rotation of a project without document
 
 const triple = ({ registration: { storage_mode: _, ...rest } }: ClientKey) => rest
 
-t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client while others write with the proof of the key that they know: none overwrites a write that it did not see`, async (t) => {
+t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client overwrite no write that they did not see`, async (t) => {
   const running = await startInstances(t)
   const { failures, send, sends } = watched(running)
   const keys = new Map([['1', await clientKey('key string 1')]])
@@ -282,7 +282,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client while others write with 
   }
   for (const [index, level] of levels.entries()) await write(level, `VALUE=first-${index}`, '1')
 
-  // Which key the team has agreed upon: it is told once a rotation was acknowledged.
+  // The key that all clients use: it changes when a rotation is acknowledged.
   const state = { agreed: '1', rotations: 0 }
   const answers: string[] = []
   const clients = times(CLIENTS, async (number) => {
@@ -341,7 +341,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client while others write with 
   )
   await agree(t, running, send, operations, open)
 
-  await t.test('two clients hand the history in at once: each version moves exactly once, and what remains never grows', async (t) => {
+  await t.test('two clients re-encrypt the history at once: each version moves once, and `remaining` never grows', async (t) => {
     const where = `WHERE v.organization_id = '${running.organization}'`
     const [before] = await running.service.sql(
       `SELECT count(*)::int AS count FROM secret_versions v ${where} AND v.key_version < ${state.agreed}`
@@ -385,7 +385,7 @@ t.test(`S-6.2 S-6.6: ${ROTATIONS} rotations by a client while others write with 
   })
 })
 
-t.test('CR-27: once a change of custody is acknowledged no instance decrypts or takes plaintext; racing stores came before it or are refused', async (t) => {
+t.test('CR-27: once a change of custody is acknowledged no instance decrypts or takes plaintext', async (t) => {
   const running = await startInstances(t)
   const { failures, sends } = watched(running)
   const { service, organization } = running
@@ -462,7 +462,7 @@ t.test('CR-27: once a change of custody is acknowledged no instance decrypts or 
   t.same(statuses(await Promise.all(sends.map((through) => through('GET', '/orbit')))), [200])
 })
 
-t.test('CR-16: of 100 requests at once that each derive a key two do so at a time, others queue or get 503, and everything else is answered meanwhile', async (t) => {
+t.test('CR-16: of 100 requests at once that each derive a key two do so at a time, others queue or get 503', async (t) => {
   const { service, send, sendOnce, organization } = await startInstances(t, COSTS)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')

@@ -206,7 +206,7 @@ t.test('a version under an old key of the server is restored, whichever key it i
   t.equal((await levelsOf(at, '?decrypt=true')).environment.content, 'LEVEL=2')
 })
 
-t.test('an empty body, none at all and an empty project rotate as well; deleted secrets have nothing to re-encrypt', async (t) => {
+t.test('a rotation needs no body and no documents; deleted secrets have nothing to re-encrypt', async (t) => {
   const at = await makeLevel(owner, PROJECT)
   for (const body of [undefined, {}, { history_policy: 'keep' }]) t.equal((await rotateServer(at, body)).status, 200)
   const deleted = await serverProject()
@@ -250,7 +250,7 @@ t.test('rotations need key:rotate and a project inside the token\'s part', async
   t.match(await rotateServer(at, undefined, stranger), { status: 404, body: { error: 'not_found' } })
 })
 
-t.test('re_encrypt moves the whole history onto the new key in the background; restores go on before, during and after', async (t) => {
+t.test('re_encrypt moves the history to the new key in the background; restores work before, during, after', async (t) => {
   const at = await serverProject({ history_policy: 're_encrypt' })
   for (let i = 0; i < 60; i++) await store({ ...at, plaintext: `N=${i}` })
   await call('POST', '/secrets/delete', { project: at.project })
@@ -287,7 +287,7 @@ t.test('re_encrypt moves the whole history onto the new key in the background; r
   await logged((line) => line.includes('history re-encrypted') && line.includes('"moved":64'))
 })
 
-t.test('a re-encryption that is under way goes on onto the newest key; a version that does not open is left and told', async (t) => {
+t.test('a running re-encryption goes on with the newest key, and reports a version that does not decrypt', async (t) => {
   const at = await serverProject()
   for (let i = 0; i < 40; i++) await store({ ...at, plaintext: `N=${i}` })
   const [bad] = await versionsOf(at)
@@ -358,8 +358,8 @@ t.test('a re-encryption of one organization, however large, keeps none of anothe
   }
 })
 
-t.test('a version that somebody holds is looked at again, not at the next start of the work', {
-  skip: process.env.TEST_DATABASE_URL === undefined && 'one session: whoever holds something has the database'
+t.test('a version that a transaction has locked is tried again in the same run of the re-encryption', {
+  skip: process.env.TEST_DATABASE_URL === undefined && 'one session: a transaction with a lock has the whole database'
 }, async (t) => {
   const at = await serverProject()
   const [held] = await versionsOf(at)
@@ -403,7 +403,7 @@ t.test('a client rotates with every document under its new key; the old proof is
   t.equal((await store({ ...at, content: sealBlob(fresh.dataKey, 'A=1'), key_proof: fresh.proof })).status, 200)
 })
 
-t.test('secrets_incomplete: a rotation by the client takes every current document and no other, all or nothing', async (t) => {
+t.test('secrets_incomplete: a rotation by the client takes exactly the current documents, all or nothing', async (t) => {
   const { at, key } = await clientProject('first')
   const { at: other } = await clientProject('other')
   const fresh = await clientKey('second battery staple')
@@ -453,7 +453,7 @@ t.test('secrets_incomplete: a rotation by the client takes every current documen
   )
 })
 
-t.test('CR-24: a rotation or re-encryption whose proof opens the content is refused, unless the operator allows it', async (t) => {
+t.test('CR-24: a proof that opens the content is refused at rotation and re-encryption, unless configured', async (t) => {
   const { at, key } = await clientProject('first')
   const revealing = await clientKey('x'.repeat(32))
   await refused(t, at, async () =>
@@ -527,7 +527,7 @@ t.test('pending versions are handed out and in, in batches, until none remains',
   t.match((await history(at)).re_encryption, { state: 'done', total: 8, moved: 8, remaining: 0 })
 })
 
-t.test('key_version_conflict: a batch after another rotation, or with a version that is not pending, changes nothing', async (t) => {
+t.test('key_version_conflict: a batch after a rotation, or with a version not pending, changes nothing', async (t) => {
   const { at, key } = await clientProject('first')
   const second = await clientKey('second battery staple')
   await rotateClient(at, { secrets: await under(at, key, second), ...triple(second) })
@@ -655,7 +655,7 @@ t.test('a rotation by the client may be larger than other requests', async (t) =
   )
 })
 
-t.test('a version that was tampered with does not hold up the others, neither for the client nor for other projects', async (t) => {
+t.test('a manipulated version does not block other versions, neither for the client nor for other projects', async (t) => {
   const { at, key } = await clientProject('first')
   const fresh = await clientKey('second battery staple')
   await rotateClient(at, { secrets: await under(at, key, fresh), ...triple(fresh) })
@@ -714,9 +714,9 @@ t.test('two rotations of one project at once: one is 200, the other 409', async 
   t.equal((await history(at)).data.length, 2)
 })
 
-const oneSession = test.database.kind === 'embedded' && 'the embedded database has one session for everybody'
+const oneSession = test.database.kind === 'embedded' && 'the embedded database has a single session'
 
-t.test('changes of keys of one organization wait for each other, and nobody else waits for them', {
+t.test('key changes of one organization wait for each other, and other organizations do not wait for them', {
   skip: oneSession
 }, async (t) => {
   const [a, b] = [await test.organization(), await test.organization()]
@@ -741,13 +741,13 @@ t.test('changes of keys of one organization wait for each other, and nobody else
   t.ok(order.indexOf('b 200') < 4, `what came last was not answered last: ${order.join(', ')}`)
 })
 
-t.test('a rotation gives everybody else their turn after each document, however large', async (t) => {
+t.test('a rotation yields to other requests after each document, however large', async (t) => {
   const at = await makeLevel(owner, { ...PROJECT, secret_format: 'text' })
   const plaintext = 'A'.repeat(1_048_000)
   const blob = Buffer.byteLength(sealBlob(secretKey(random(32)), plaintext))
   for (const level of names(at)) t.equal((await store({ ...level, plaintext })).status, 200)
 
-  // Bytes that are sealed, opened or written down for the database, between two turns of somebody else.
+  // Bytes that are sealed, opened or serialized for the database between two turns of other requests.
   const turns = [0]
   const count = (target: object, name: string, sizeOf: (data: Buffer, result: string) => number) => {
     const original = (target as Record<string, (...args: unknown[]) => unknown>)[name]!
@@ -776,8 +776,8 @@ t.test('a rotation gives everybody else their turn after each document, however 
   t.equal((await rotateServer(at)).status, 200)
   state.rotating = false
   await others
-  // Opened and sealed twice, once as it was stored and once as its client wrote it; and then base64 of that, in another
-  // turn.
+  // A document is decrypted and encrypted twice: the stored blob, and the content inside that the client wrote. Its
+  // base64 is made in another turn.
   const most = 2 * (blob + plaintext.length) + 10_000
   t.same(turns.filter((bytes) => bytes > most), [], 'no turn does more than one document needs')
   t.equal(
@@ -1031,7 +1031,7 @@ async function looksOf (work: (db: Db) => Promise<unknown>) {
   })
 }
 
-t.test('TI-36: a change of custody answers the project that it changed, whatever its slug has become meanwhile', async (t) => {
+t.test('TI-36: a change of custody returns the project that it changed, also if its slug changed meanwhile', async (t) => {
   test.app.costs = COSTS
   t.teardown(() => { test.app.costs = QUICK })
   let isMeanwhile = false
@@ -1055,7 +1055,7 @@ t.test('TI-36: a change of custody answers the project that it changed, whatever
   }
 })
 
-t.test('CR-16: changes of custody are limited to RATE_LIMIT_LONG_OPERATIONS an hour for an organization, right or wrong', async (t) => {
+t.test('CR-16: RATE_LIMIT_LONG_OPERATIONS limits changes of custody per organization, also failed ones', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_LONG_OPERATIONS: '10' })
   const caller = await limited.organization()
   const key = await clientKey('first battery staple')

@@ -42,7 +42,7 @@ t.test('without the key that the canaries name nothing starts', async (t) => {
   const stranger = createKeyring([{ ...parseMasterKey(generateMasterKey().text), id: keyring.currentId }])
   const manipulations: Record<string, [statements: string[], message: RegExp]> = {
     'the key deleted': [['DELETE FROM service_keys'], /^The key that authenticates rows is missing/],
-    'another key, of somebody without the master key': [
+    'another key, of an attacker without the master key': [
       [`UPDATE service_keys SET wrapped = ${hex(stranger.wrap(random(32), serviceKeyContext('rows')))}`],
       /is not the one that was used here/
     ],
@@ -97,7 +97,7 @@ t.test('a database with rows gets no new keys, whatever is hidden while it start
       ...empty(others),
       "UPDATE oauth_clients SET redirect_uris = array_append(redirect_uris, 'https://evil.example/') WHERE id = 'swagger-ui'"
     ],
-    'a client that nobody seeded': [
+    'a client that was not seeded': [
       ...empty(others),
       "INSERT INTO oauth_clients (id, name, redirect_uris, is_first_party) VALUES ('evil', 'Evil', '{https://evil.example/}', true)"
     ],

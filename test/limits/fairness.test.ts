@@ -222,7 +222,7 @@ t.test('while an organization runs one long operation after the other, no reques
   if (!ON_POSTGRES) t.ok(most <= 1, `waited for ${most} operations`)
 })
 
-t.test('changes of an organization that wait for its own locked project leave connections to other organizations', {
+t.test('changes that wait for a locked project leave database connections to other organizations', {
   skip: !ON_POSTGRES && 'a locked project takes a second session'
 }, async (t) => {
   const [busy, other] = [await service.organization(), await service.organization()]

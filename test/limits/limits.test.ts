@@ -150,7 +150,7 @@ t.test('the 101st call of a minute is 429, with Retry-After there and nowhere el
   ))[0]?.n, 0, 'and nothing was done')
 })
 
-t.test('HT-20 every answer of a limited route carries the headers, whatever its status, and what is not limited carries none', async (t) => {
+t.test('HT-20 every answer of a limited route carries the headers, whatever its status; other routes do not', async (t) => {
   const service = hundred
   const caller = await service.organization()
   const other = await service.organization()
@@ -192,7 +192,7 @@ t.test('HT-20 every answer of a limited route carries the headers, whatever its 
   }
 })
 
-t.test('TI-16 foreign and anonymous calls count against their address and never against the organization that they name', async (t) => {
+t.test('TI-16 foreign and anonymous calls count against their address, never against the named organization', async (t) => {
   const service = hundred
   const victim = await service.organization()
   const other = await service.organization()
@@ -228,7 +228,7 @@ t.test('TI-16 foreign and anonymous calls count against their address and never 
   t.equal(remainingOf(await victim.call('GET', '/organization')), 96, 'what it asks for in vain counts')
 })
 
-t.test('a plan that allows more than S-14.2 raises the limit, one that allows less does not lower it, and 0 turns it off', async (t) => {
+t.test('a plan can raise the limit of S-14.2 but not lower it, and 0 turns the limit off', async (t) => {
   const service = three
   await service.sql("UPDATE plans SET api_per_minute = 120 WHERE name = 'team'")
   await service.sql("UPDATE plans SET api_per_minute = 1 WHERE name = 'free'")
@@ -276,7 +276,7 @@ t.test('RL-24 of 1,000 calls at once exactly as many come through as the limit a
   t.equal(strangers.filter(({ status }) => status === 429).length, 200)
 })
 
-t.test('RL-15 a clock that is set back or forth locks nobody out for longer than a window', async (t) => {
+t.test('RL-15 a clock that is set back or forth locks no caller out for longer than a window', async (t) => {
   const { now } = Date
   t.teardown(() => { Date.now = now })
   const asked = async () => {
@@ -292,7 +292,7 @@ t.test('RL-15 a clock that is set back or forth locks nobody out for longer than
   }
 })
 
-t.test('the limit of an effect is counted right before it: what is refused with 403, 404 or 422 by then does not count', async (t) => {
+t.test('the limit of an effect is counted right before it: a refusal with 403, 404 or 422 does not count', async (t) => {
   const service = await startApp(t, {
     RATE_LIMIT_API: '1000', RATE_LIMIT_KEY_ROTATION: '2', RATE_LIMIT_LONG_OPERATIONS: '2'
   })
@@ -419,7 +419,7 @@ t.test('the documentation is kept in memory with strong ETags, and counted by ad
   t.equal((await get('/docs/static/oauth2-redirect.html?code=x', '192.0.2.90')).status, 200)
 })
 
-t.test('forged tokens from an address that is past its limit are looked up one at a time, and few of them wait', async (t) => {
+t.test('forged tokens from an address past its limit are looked up one at a time, and few of them wait', async (t) => {
   const service = three
   const victim = await service.organization()
   const remoteAddress = '198.51.100.60'
@@ -629,7 +629,7 @@ t.test('an organization whose general group is used up is refused a rotation bef
     WHERE p.slug = 'servers' AND k.organization_id = '${caller.organization}'`), [{ keys: 2 }])
 })
 
-t.test('a request is given back in its own window only, never below zero, and what was refused used nothing up', (t) => {
+t.test('a request is given back in its own window only, never below zero; a refused one uses nothing up', (t) => {
   const { now } = Date
   t.teardown(() => { Date.now = now })
   const counters = createCounters()

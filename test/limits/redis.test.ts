@@ -159,7 +159,7 @@ t.test('RL-24: every limit is one over all instances', { skip }, async (t) => {
   }
 })
 
-t.test('a rotation counts in one group only over all instances: its own when it takes effect, else the general one', { skip }, async (t) => {
+t.test('on all instances a rotation counts in one group: its own if it takes effect, else the general one', { skip }, async (t) => {
   const redis = await startRedis(t)
   const env = { RATE_LIMIT_API: '50', RATE_LIMIT_KEY_ROTATION: '3', REDIS_URL: redis.url }
   const { service, instances } = await instancesOn(t, env)
@@ -190,7 +190,7 @@ t.test('a rotation counts in one group only over all instances: its own when it 
   await isEverythingTimed(t, redis)
 })
 
-t.test('a request is given back in Redis in its own window only, never below zero, and what was refused used nothing up', { skip }, async (t) => {
+t.test('in Redis a request is given back in its window only, never below zero; a refused one uses nothing up', { skip }, async (t) => {
   const redis = await startRedis(t)
   const logs: string[] = []
   const app = Fastify({ logger: { stream: { write: (line) => logs.push(line) } } })
@@ -221,7 +221,7 @@ t.test('a request is given back in Redis in its own window only, never below zer
   await new Promise<void>((resolve) => { counters.giveBack(['api', 'org:a', 1_000, 3], Date.now(), resolve) })
 })
 
-t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was past a limit stays so, and it is said once', { skip }, async (t) => {
+t.test('RL-26: without Redis each instance counts alone, a caller past a limit stays so; one line says it', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances } = await instancesOn(t, { RATE_LIMIT_API: '5', RATE_LIMIT_OAUTH: '2', REDIS_URL: redis.url })
   const [one, other] = instances
@@ -265,7 +265,7 @@ t.test('RL-26: while Redis is gone each instance goes on by itself, whoever was 
   await isEverythingTimed(t, redis)
 })
 
-t.test('RL-26: a Redis that answers late is none: that is said once, and nobody waits for it any more', { skip }, async (t) => {
+t.test('RL-26: a Redis that answers late counts as gone: the log says it once, and no request waits for it', { skip }, async (t) => {
   const redis = await startRedis(t)
   let late = 0
   const answers: number[] = []
@@ -316,7 +316,7 @@ t.test('a service starts without Redis, and is with it when it comes; nothing te
   for (const line of [...logs, ...instances.flatMap(({ logs }) => logs)]) t.notMatch(line, /p@ss|p%40ss/)
 })
 
-t.test('over TLS a Redis with a certificate of nobody known is none', { skip }, async (t) => {
+t.test('over TLS a Redis with a certificate of an unknown authority counts as gone', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances: [one] } = await instancesOn(t, { REDIS_URL: redis.tls.url })
   t.match(linesOf(one).find(({ msg }) => msg === ALONE), { reason: 'DEPTH_ZERO_SELF_SIGNED_CERT' })
@@ -349,7 +349,7 @@ t.test('a Redis that may not be written to is one that cannot count, until it ca
   for (let n = 0; n < 6; n++) t.equal((await ask(one, '198.51.100.2')).status, n < 5 ? 401 : 429, 'nor read')
 })
 
-t.test('a window ends when it has to, and is counted, whatever somebody wrote into Redis', { skip }, async (t) => {
+t.test('a window is counted and ends in time, whatever another program wrote into Redis', { skip }, async (t) => {
   const redis = await startRedis(t)
   const { instances: [one] } = await instancesOn(t, { RATE_LIMIT_API: '5', REDIS_URL: redis.url })
   for (const [i, end] of ['9999999999999', '1', '-1', 'inf', 'nan', 'never'].entries()) {

@@ -48,7 +48,7 @@ const exchange = (code: string | null, verifier = VERIFIER, more: Record<string,
   })
 const api = (path: string, headers: Record<string, string>) => fetch(`${address}/api/v1${path}`, { headers })
 
-/** Somebody's browser, signed in. */
+/** The browser of a person, signed in. */
 async function signedIn (person = rosa) {
   const browser = visitor(address)
   const page = await browser.signIn(await browser.open('/account'), person.email, person.password)
@@ -115,7 +115,7 @@ t.test('OA-01: the client, then its address, are judged before anything can redi
         t, await ask({ client_id }, browser), [client_id ?? '', CALLBACK], `client ${JSON.stringify(client_id)}`
       )
     }
-    // What is wrong beside it makes no difference: nobody is redirected.
+    // Other errors in the request make no difference: the browser is not redirected.
     isRefusal(t, await ask({
       client_id: 'unknown', response_type: 'token', scope: 'nonsense', prompt: 'none', code_challenge: undefined
     }, browser))
@@ -413,7 +413,7 @@ t.test('OA-14: granted is what was asked for, was left ticked and the role has, 
   t.strictSame([demoted.status, (await demoted.json() as { error: string }).error], [403, 'insufficient_permissions'])
   await service.sql(`DELETE FROM members WHERE user_id = ${member.id}`)
   t.equal((await api(`/${nimbus.organization}/projects`, headers)).status, 404)
-  // Somebody without any organization can still say who they are.
+  // A person without an organization can still identify themselves to an application.
   t.equal((await granted({})).scope, '')
   t.strictSame(offered(await ask({}, browser)), ['organization:create', 'member:delete'], 'and begin one')
 })
@@ -449,7 +449,7 @@ t.test('OA-15: "Read only" and "Deselect all" change the ticks, and decide nothi
   t.equal(stale.status, 400, 'a decided request is not shown again')
 })
 
-t.test('the consent page says what an application can do about invitations, and what it sees without any scope', async (t) => {
+t.test('the consent page says what an application can do with invitations, and what it sees without a scope', async (t) => {
   const browser = await signedIn(await makePerson(service))
   const { text } = await ask({ scope: 'organization:create member:delete' }, browser)
   t.match(text, /Create organizations, and accept invitations <code>organization:create</)
@@ -459,7 +459,7 @@ t.test('the consent page says what an application can do about invitations, and 
     /It can see only your account, your organizations and the invitations to you\./)
 })
 
-/** What somebody does through an application that asked for everything, and got what the page offers them. */
+/** What a person does through an application that requested all scopes, and got those that the page offers. */
 async function through (person: Person) {
   const { access_token, scope } = await tokensFor(address, person)
   const call = async (method: string, path: string, body?: object) => (await fetch(`${address}/api/v1${path}`, {
@@ -486,7 +486,7 @@ t.test('OA-14: what the role of a team gives in its projects is offered, and can
   t.equal(await store(comet), 403, 'another role in another project')
   t.equal(await call('GET', `/${o}/${comet.project}/backend/live/secrets`), 200)
 
-  // Rows that somebody else wrote offer nothing, and neither does a team of a place where they are no member any more.
+  // Rows written outside the service offer nothing, and neither does a team of an organization that the person left.
   const offeredTo = async () => {
     const browser = await signedIn(person)
     return offered(await ask({ scope: 'secret:read secret:purge' }, browser))
@@ -499,7 +499,7 @@ t.test('OA-14: what the role of a team gives in its projects is offered, and can
   t.strictSame(await offeredTo(), [], 'invited, no member')
 })
 
-t.test('whoever is in no organization creates one, and whoever is in one leaves it, whatever their role', async (t) => {
+t.test('a person without an organization can create one, and a member of any role can leave', async (t) => {
   const alone = await makePerson(service)
   const own = await through(alone)
   t.strictSame(own.scopes.sort(), ['member:delete', 'organization:create'])
@@ -511,7 +511,7 @@ t.test('whoever is in no organization creates one, and whoever is in one leaves 
   for (const role of ['developer', 'auditor', 'api_user'] as const) {
     const person = await makePerson(service, { [o]: role })
     const { call } = await through(person)
-    t.equal(await call('DELETE', `${members}/${owner.id}`), 403, `${role}: nobody else`)
+    t.equal(await call('DELETE', `${members}/${owner.id}`), 403, `${role}: no other member`)
     if (role === 'auditor') {
       await service.sql(`UPDATE organization_counters SET require_second_factor = true WHERE organization_id = '${o}'`)
       t.equal(await call('GET', `/organizations/${o}`), 403, 'without the second factor that is required')
@@ -521,7 +521,7 @@ t.test('whoever is in no organization creates one, and whoever is in one leaves 
   }
 })
 
-t.test('OA-15: nobody agrees without seeing the page: not the second time, not on request', async (t) => {
+t.test('OA-15: every authorization shows the consent page: also the second time, also on request', async (t) => {
   const browser = await signedIn()
   for (let i = 0; i < 3; i++) {
     const page = await ask({}, browser)
@@ -536,7 +536,7 @@ t.test('OA-15: nobody agrees without seeing the page: not the second time, not o
   t.ok(isSignIn(await ask()))
 })
 
-t.test('OA-16: the page says who asks, where it leads, for what and in which organizations, and no name can rewrite it', async (t) => {
+t.test('OA-16: the page names client, redirect target, scopes and organizations, and no name can change it', async (t) => {
   const page = await ask({ scope: 'secret:read secret:purge' }, rosas)
   for (const text of [
     'Command line', '127.0.0.1:5555', 'Read encrypted secrets', 'secret:purge', 'Nimbus', rosa.email
@@ -556,7 +556,7 @@ t.test('OA-16: the page says who asks, where it leads, for what and in which org
       t.equal(status, 200)
       t.notMatch(text, /<img|<script|onmouseover='|<b>/)
       t.notMatch(text.replace(/[\n]/g, ''), /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u, `name ${i}`)
-      if (browser === rosas) t.match(text, /not part of Strongroom/, 'a client that somebody registered is marked')
+      if (browser === rosas) t.match(text, /not part of Strongroom/, 'a registered client is marked')
     }
   }
   t.match(
@@ -605,13 +605,13 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   })
   t.equal(life!.ok, true)
 
-  // Whoever signs in next in this browser decides nothing that the one before was asked.
+  // The next person who signs in in this browser cannot decide the request of the person before.
   const shared = await signedIn()
   const left = formIn(await ask({}, shared))
   shared.jar.delete('session')
   await shared.signIn(await shared.open('/account'), rosa.email, rosa.password)
   isRefusal(t, await decide(shared, left, { form_token: await tokenOf(shared) }))
-  // Signed out, nobody decides.
+  // A browser that is signed out decides nothing.
   const gone = await signedIn()
   const form = formIn(await ask({}, gone))
   await service.write(
@@ -639,7 +639,7 @@ t.test('OA-17: a request is decided once, in its own session, within ten minutes
   t.equal((await exchange(back.searchParams.get('code'))).body.scope, '')
   before++
 
-  // A client that was shut out while the page was open is sent nobody.
+  // No browser is redirected to a client that was disabled while the page was open.
   await createClient(service.database.db, { id: 'closing', name: 'Closing', redirect_uris: [WEB] })
   const open = await ask({ client_id: 'closing', redirect_uri: WEB }, rosas)
   await service.write("UPDATE oauth_clients SET disabled_at = now() WHERE id = 'closing'")
@@ -1005,7 +1005,7 @@ t.test('OA-24: answers are in the query, never anywhere else', async (t) => {
   t.ok(isConsent(await ask({ response_mode: '' }, rosas)))
 })
 
-t.test('OA-25: a code is 256 random bits, stands nowhere in plain, dies after a minute and is bound to what was asked', async (t) => {
+t.test('OA-25: a code is 256 random bits, stands nowhere in plain, lives a minute, is bound to its request', async (t) => {
   const { code, verifier } = await authorize(address, rosa, { scope: 'project:read' }, rosas)
   t.match(code, /^dotenv_ac_[0-9A-Za-z]{43}[0-9A-Za-z]{6}$/)
   const tables = await service.sql(
@@ -1060,7 +1060,7 @@ t.test('OA-25: a code is 256 random bits, stands nowhere in plain, dies after a 
   t.equal(new Set(many).size, 8)
 })
 
-t.test('OA-26: after signing in and out nobody ends up anywhere else', async (t) => {
+t.test('OA-26: signing in and out never redirects to another origin', async (t) => {
   const { hostname } = new URL(address)
   const heads = ['//evil.example', '/\\evil.example', '\\\\evil.example', 'https:evil.example', 'https://evil.example', '/%09/evil.example', '/\t/evil.example', '///evil.example', '@evil.example', `${hostname}@evil.example`,
     '.evil.example', ':80@evil.example', '/..//evil.example', '?/../../evil.example', '#@evil.example', 'javascript:alert(1)', '%2f%2fevil.example', '\r\nLocation: https://evil.example', '/@evil.example', '\u2028//evil.example']
@@ -1167,7 +1167,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   t.equal(first.length, 43)
   t.equal((await secure.sql(`SELECT 1 FROM sessions WHERE token_hash = sha256('${first}'::bytea)`)).length, 1)
 
-  // Whoever signs in again has another name, and the one before is dead.
+  // A new sign-in sets another session cookie, and the old one is no longer valid.
   const again = await browser.send({
     ...formIn(page), fields: formIn(await browser.open('/account')).fields.filter(([name]) => name === 'form_token')
   }, { email: person.email, password: person.password })
@@ -1179,7 +1179,7 @@ t.test('CR-44: a session is a new 256-bit name at every sign-in, kept as a hash,
   t.ok(await opens(`__Host-session=${second}`))
   t.notOk(await opens(`__Host-session=${first}`))
 
-  // A name that somebody else has planted is not taken over.
+  // A session cookie that an attacker has planted is not adopted.
   const planted = 'A'.repeat(43)
   const victim = visitor(at)
   victim.jar.set('__Host-session', planted)

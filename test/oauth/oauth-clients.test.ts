@@ -22,7 +22,7 @@ const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
 const browser = visitor(address)
 const projects = new URL(`${address}/api/v1/${nimbus.organization}/projects`)
 
-/** Opens the authorization URL as somebody with a browser does, and answers where the browser is sent in the end. */
+/** Opens the authorization URL as a person with a browser does; returns the URL that the browser is redirected to. */
 async function allow (url: URL, decision: 'allow' | 'deny' = 'allow'): Promise<URL> {
   const page = await browser.open(url.href)
   return browser.decide(
@@ -30,7 +30,7 @@ async function allow (url: URL, decision: 'allow' | 'deny' = 'allow'): Promise<U
   )
 }
 
-t.test('OA-90 OA-20 OA-30: openid-client discovers, authorizes, calls, refreshes three times and revokes, every time', async (t) => {
+t.test('OA-90 OA-20 OA-30: openid-client discovers, authorizes, calls, refreshes three times and revokes', async (t) => {
   const config = await discover()
   for (let run = 1; run <= RUNS; run++) {
     const { url, checks } = await start(config)
@@ -53,7 +53,7 @@ t.test('OA-90 OA-20 OA-30: openid-client discovers, authorizes, calls, refreshes
   }
 })
 
-t.test('OA-20: openid-client refuses an answer that was tampered with, and sees the errors of the service as such', async (t) => {
+t.test('OA-20: openid-client refuses a manipulated response, and recognizes the errors of the service', async (t) => {
   const config = await discover()
   const { url, checks } = await start(config)
   const back = await allow(url)
@@ -76,7 +76,7 @@ t.test('OA-20: openid-client refuses an answer that was tampered with, and sees 
   t.ok(denied instanceof openid.AuthorizationResponseError && denied.error === 'access_denied')
 })
 
-t.test('OA-90 OA-20 OA-30: oauth4webapi discovers, authorizes, calls, refreshes three times and revokes, every time', async (t) => {
+t.test('OA-90 OA-20 OA-30: oauth4webapi discovers, authorizes, calls, refreshes three times and revokes', async (t) => {
   const as = await server()
   for (let run = 1; run <= RUNS; run++) {
     const { url, verifier, state } = await begin(as)
@@ -122,7 +122,7 @@ t.test('OA-20: oauth4webapi refuses an answer that was tampered with', async (t)
   t.throws(() => oauth.validateAuthResponse(as, CLIENT, refusal, denied.state), oauth.AuthorizationResponseError)
 })
 
-t.test('OA-80 OA-85: from the 401 of the API a client finds the resource, from there its server, and from there a token', async (t) => {
+t.test('OA-80 OA-85: the 401 of the API leads a client to the resource, its server, and a token', async (t) => {
   const challenged = await oauth.protectedResourceRequest(
     'dotenv_at_unknown', 'GET', projects, undefined, undefined, PLAIN
   ).catch((error: unknown) => error)

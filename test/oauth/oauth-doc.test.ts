@@ -123,7 +123,7 @@ examplesOf('TypeScript', process.execPath, [compiled], false)
 examplesOf('Python', 'python3', ['examples/login.py'], noPython)
 
 function examplesOf (name: string, program: string, args: string[], skip: string | false) {
-  t.test(`the ${name} example signs somebody in, keeps the tokens, refreshes and revokes`, { skip }, async (t) => {
+  t.test(`the ${name} example signs a person in, keeps the tokens, refreshes and revokes`, { skip }, async (t) => {
     const login = example(t, program, args)
     const { url, ended } = await login.start()
     const back = await decide(url, 'allow')
@@ -146,7 +146,7 @@ function examplesOf (name: string, program: string, args: string[], skip: string
 
     const again = await login.run()
     t.equal(again.code, 0)
-    t.notMatch(again.stdout, 'Open this address', 'nobody is asked again')
+    t.notMatch(again.stdout, 'Open this address', 'the person is not asked again')
     t.same(login.tokens(), tokens, 'and nothing is refreshed without need')
 
     await service.write(
@@ -176,7 +176,7 @@ function examplesOf (name: string, program: string, args: string[], skip: string
     t.not(login.tokens().refresh_token, pair.refresh_token)
   })
 
-  t.test(`the ${name} example sends what it holds to nobody else`, { skip }, async (t) => {
+  t.test(`the ${name} example sends its tokens to no other server`, { skip }, async (t) => {
     const login = example(t, program, args)
     writeFileSync(
       login.file,
@@ -208,7 +208,7 @@ function examplesOf (name: string, program: string, args: string[], skip: string
     await fetch(await decide(denied.url, 'deny'))
     failed(t, await denied.ended, /^login: access_denied/, 'denied')
 
-    failed(t, await login.run([], { STRONGROOM_WAIT: '0.2' }), 'nobody came back', 'nobody comes')
+    failed(t, await login.run([], { STRONGROOM_WAIT: '0.2' }), 'nobody came back', 'no browser comes back')
     t.same(login.left(), [])
   })
 

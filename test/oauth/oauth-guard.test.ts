@@ -101,7 +101,7 @@ t.test('OA-81: a token that is not good is told from another in no way, on every
     revoked: revoked.access,
     'of a grant that ended': ended.access,
     'of a grant that is gone': unlinked.access,
-    'of somebody who was shut out': ofGone.access,
+    'of a person with a disabled account': ofGone.access,
     'a refresh token': live.refresh,
     'a code': code,
     'a refresh token that calls itself an access token': live.refresh.replace('_rt_', '_at_'),
@@ -299,7 +299,7 @@ const open = async (url: string, headers: Record<string, string> = {}) => {
   }
 }
 
-t.test('OA-90 OA-91: both documents are there for anybody, whole, and nothing is in them that is not so', async (t) => {
+t.test('OA-90 OA-91: every client can read both metadata documents, and all that they say is true', async (t) => {
   const documents: [path: string, expected: object][] = [
     ['/.well-known/oauth-authorization-server', serverDocument(address)],
     ['/.well-known/oauth-protected-resource', resourceDocument(address)]
@@ -316,7 +316,7 @@ t.test('OA-90 OA-91: both documents are there for anybody, whole, and nothing is
         [got.get('cache-control'), got.get('access-control-allow-origin'), got.get('access-control-allow-credentials')],
         ['public, max-age=300', '*', null]
       )
-      t.equal(got.get('x-ratelimit-limit'), null, 'nobody counts it')
+      t.equal(got.get('x-ratelimit-limit'), null, 'no limit counts it')
     }
     const head = await fetch(`${address}${path}`, { method: 'HEAD' })
     t.strictSame([head.status, await head.text()], [200, ''])

@@ -44,7 +44,7 @@ const without = (parameters: Parameters, name: string) =>
 
 interface CodeOptions { client_id?: string, redirect_uri?: string, person?: Person, scopes?: Scope[], app?: TestApp }
 
-/** A code that somebody has allowed, and the request that redeems it. */
+/** A code that a person has allowed, and the request that redeems it. */
 async function newCode ({
   client_id = 'dotenv-cli', redirect_uri = CALLBACK, person = rosa, scopes = SCOPES, app = service
 }: CodeOptions = {}) {
@@ -234,7 +234,7 @@ t.test('OA-32: any other content type is 415, and nothing is redeemed', async (t
   t.equal((await ask(exchange)).status, 200)
 })
 
-t.test('OA-33: a parameter that is sent twice is refused, in a form and in JSON, and nothing is redeemed', async (t) => {
+t.test('OA-33: a parameter that is sent twice is refused in a form and in JSON, and redeems nothing', async (t) => {
   const { exchange } = await newCode()
   for (const name of Object.keys(exchange)) {
     for (const value of [exchange[name]!, 'another', '']) {
@@ -500,7 +500,7 @@ inBoth('OA-49: a code that is redeemed again ends everything that was issued for
   t.equal((await reuses(grant)).length, 1, 'it is reported once')
 })
 
-inBoth('OA-50: a second use with a wrong verifier, client or address revokes nothing; five wrong verifiers burn a code', async (t, as) => {
+inBoth('OA-50: a wrong second use of a code revokes nothing; five wrong verifiers end a code', async (t, as) => {
   const { exchange, grant } = await newCode()
   const { body } = await ask(exchange, as)
   const attempts: Parameters[] = [
@@ -561,7 +561,7 @@ for (const [name, end] of Object.entries(ENDS)) {
       t, await ask(refreshOf(tokens[1]!.refresh, { client_id: OTHER }), as), 'invalid_grant',
       'the refresh token of another client'
     )
-    t.equal(await call(neighbour.access), 200, 'nobody else is concerned')
+    t.equal(await call(neighbour.access), 200, 'no other person is concerned')
   })
 }
 
@@ -578,7 +578,7 @@ inBoth('OA-63: a disabled client has nothing left', async (t, as) => {
   t.equal(await call(other.access), 200)
 })
 
-inBoth('OA-64: what was ended stays so when the user and the client are let in again, in either order', async (t, as) => {
+inBoth('OA-64: what was ended stays ended when user and client are enabled again, in either order', async (t, as) => {
   for (const order of ['user first', 'client first'] as const) {
     const person = await makePerson(service, { [nimbus.organization]: 'developer' })
     const client_id = `reopened-${as}-${order[0]}`
@@ -601,7 +601,7 @@ inBoth('OA-64: what was ended stays so when the user and the client are let in a
     }
     refused(t, await ask(refreshOf(before.refresh, { client_id }), as), 'invalid_grant')
     refused(t, await ask(exchange, as), 'invalid_grant')
-    t.equal(await call(elsewhere.access), 401, 'somebody else had granted it to the same client')
+    t.equal(await call(elsewhere.access), 401, 'another person had granted it to the same client')
     const after = await newTokens(as, { person, client_id })
     t.equal(await call(after.access), 200, 'what is granted afterwards counts')
   }
@@ -737,7 +737,7 @@ inBoth('OA-61: a refresh may ask for the same scopes or for fewer, and fewer now
   t.strictSame([star.status, star.body.scope], [200, scope], '* asks for what there is to have')
 })
 
-inBoth('OA-62: a refresh token ends 30 days after the last refresh, and its family after 90, by the clock of the database', async (t, as) => {
+inBoth('OA-62: a refresh token ends after 30 days, its family after 90, by the clock of the database', async (t, as) => {
   const { access, refresh, grant } = await newTokens(as)
   const days = async () => (await service.sql(`
     SELECT round(extract(epoch FROM t.refresh_expires_at - now()) / 8640) / 10 AS idle, round(extract(epoch FROM g.expires_at - now()) / 8640) / 10 AS family
@@ -787,7 +787,7 @@ for (const which of ['refresh', 'access'] as const) {
   })
 }
 
-inBoth('OA-73 OA-38: a client that names itself by HTTP Basic alone revokes, too; with a password, a wrong one or none that can be read, nobody does', async (t, as) => {
+inBoth('OA-73 OA-38: HTTP Basic with an empty password can revoke; other Basic headers revoke nothing', async (t, as) => {
   const tokens = await newTokens(as)
   for (const headers of [basic('dotenv-cli:secret'), basic('nobody:'), { authorization: 'Basic %%' }]) {
     t.equal((await revoke({ token: tokens.refresh }, as, headers)).status, 200)

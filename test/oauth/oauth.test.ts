@@ -74,7 +74,7 @@ t.test('TI-30: a token that a user makes through an application does not outlive
   t.ok(api_key.expires_at > inDays(89) && api_key.expires_at <= inDays(90), `left out: ${api_key.expires_at}`)
 })
 
-t.test('OA-63: a password is not changed by who verified one that is not the password any more, nor for a closed account', async (t) => {
+t.test('OA-63: a verified old password changes no password any more, and no closed account gets a new one', async (t) => {
   const person = await makePerson(service, { [nimbus.organization]: 'member' })
   const { db } = service.database
   const { password_hash } = (await findUser(db, person.id))!

@@ -138,7 +138,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     )
   })
 
-  await t.test('CR-12: an embedded database that others may enter, or that is somebody else\'s, is not opened', async (t) => {
+  await t.test('CR-12: an embedded database that is open to other users, or belongs to one, is not opened', async (t) => {
     const inside = join(dir, 'postgres')
     for (const bits of [0o755, 0o750, 0o701]) {
       chmodSync(inside, bits)
@@ -202,7 +202,7 @@ t.test('a wrong variable is one line that names it, and exit 1; the key is never
   t.notMatch(away.stderr, 'canary')
 })
 
-t.test('CR-10 CR-11: a master key that cannot be one is refused, and none is made for a database of one\'s own', async (t) => {
+t.test('CR-10 CR-11: a malformed master key is refused, and none is made for an external database', async (t) => {
   const directory = scratchDirectory(t)
   const data = join(directory, 'data')
   const right = generateMasterKey().text
@@ -346,7 +346,7 @@ t.test('migrate and init on an empty embedded database make what serve then serv
   })
   t.same(
     again.slice(0, 2), [`sync ${join(dir, 'master.key')}`, `sync ${dir}`],
-    'whoever put one there, it is on disk before it is used'
+    'a key that was already there is on disk before it is used'
   )
 
   const made = await command(
@@ -563,7 +563,7 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     for (const server of servers) t.equal((await server.stop()).code, 0)
   })
 
-  await t.test('a port in use is found before anything is made, and so is a key file for others to read: the first start prints its block all the same; SIGINT stops it', async (t) => {
+  await t.test('a used port and an open key file are refused before anything is made; the next start is the first', async (t) => {
     const env = await empty('ported')
     const taken = createServer().listen(0, '127.0.0.1')
     await once(taken, 'listening')
@@ -573,7 +573,7 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     )
     taken.close()
 
-    // The one start is also that with a key file, and is stopped by the other signal.
+    // The start that succeeds uses a key file and prints the block of a first start; SIGINT stops it.
     const { MASTER_KEY, DATABASE_URL } = env
     const file = join(scratchDirectory(t), 'master')
     writeFileSync(file, MASTER_KEY, { mode: 0o644 })
@@ -599,7 +599,7 @@ t.test('on PostgreSQL', { skip: !hasPostgres() && 'PostgreSQL is not installed' 
     await server.said('"msg":"stopping"')
     while ((await ask('/readyz'))[0] === 200);
     t.same(await ask('/readyz'), [503, 'close'])
-    t.same(await ask('/api/v1/organization'), [200, 'close'], 'whoever is sent here all the same is served')
+    t.same(await ask('/api/v1/organization'), [200, 'close'], 'a request that arrives all the same is answered')
     t.equal((await server.stop()).code, 1)
   })
 

@@ -320,7 +320,7 @@ t.test('CR-10 CR-11: the master key has at most one source, and exactly one with
   t.equal(loadConfig({ DATABASE_URL: URL_WITH_PASSWORD, MASTER_KEY: `k1:${KEY}` }).masterKey, `k1:${KEY}`)
 })
 
-t.test('CR-10: a key file that anybody else could read or exchange is refused', async (t) => {
+t.test('CR-10: a key file that another user could read or exchange is refused', async (t) => {
   const dir = scratchDirectory(t)
   for (const [name, content] of Object.entries({ key: `k1:${KEY}\n`, wrong: 'hunter2hunter2', empty: '' })) {
     writeFileSync(join(dir, name), content)

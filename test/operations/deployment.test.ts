@@ -125,7 +125,7 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   const [{ data }] = of('ConfigMap')
   t.same([...Object.keys(data), ...namesIn(container.env)].filter((name) => !variables.has(name)), [])
   const secrets = { MASTER_KEY: `k1:${'A'.repeat(43)}=`, DATABASE_URL: 'postgres://a@b/c' }
-  t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'whom to trust nobody can know beforehand')
+  t.throws(() => loadConfig({ ...data, ...secrets }), /^TRUST_PROXY is /, 'the proxy address is not known here')
   t.equal(loadConfig({ ...data, ...secrets, TRUST_PROXY: '10.244.0.0/16' }).workers, 1)
   t.ok(template.spec.terminationGracePeriodSeconds > Number(data.SHUTDOWN_DELAY) + 10, 'nothing is killed that ends by itself')
   const install = readDoc('docs/operations/install.md').text
@@ -136,7 +136,7 @@ t.test('the manifests for Kubernetes are whole: what they name is there, and not
   }
 })
 
-t.test('compose.yaml has two instances, which nobody reaches but through the proxy', async (t) => {
+t.test('compose.yaml has two instances, which only the proxy can reach', async (t) => {
   const { services, networks, configs } = parse(read('compose.yaml')) as any
   const { strongroom, proxy, postgres, redis } = services
   t.equal(strongroom.deploy.replicas, 2)

@@ -125,7 +125,7 @@ t.test('every refusal of what was changed outside the service is counted, from 0
   t.equal(valueOf(await read(), 'strongroom_integrity_violations_total', {}), 3, 'a row that counts as not there')
 })
 
-t.test('nobody makes up a label: a thousand paths, methods and hosts add one series at most of each metric', async (t) => {
+t.test('a client cannot add labels: a thousand paths, methods and hosts add at most one series per metric', async (t) => {
   const count = async () => (await scrape()).text.split('\n').length
   await service.inject({ method: 'GET', url: '/nowhere' })
   await service.inject({ method: 'PURGE' as 'GET', url: '/nowhere' })
@@ -260,7 +260,7 @@ t.test('any of several processes answers for all; one that is stuck is told of a
   }
   const [first, second] = [await member('1'), await member('2')]
   const both = samplesOf(await render(await first.readAll()))
-  t.strictSame(both, samplesOf(await render(await second.readAll())), 'the same, whoever is asked')
+  t.strictSame(both, samplesOf(await render(await second.readAll())), 'the same from each worker')
   t.equal(valueOf(both, 'done_total', { by: '1', worker: '1' }), 1)
   t.equal(valueOf(both, 'done_total', { by: '2', worker: '2' }), 2)
   stuck.add('2')

@@ -9,7 +9,7 @@ import { command, scratchDirectory, startServer } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
 
-t.test('an operator makes, lists and ends tokens and organizations, also whoever is locked out', async (t) => {
+t.test('an operator creates, lists and ends tokens and organizations, also when locked out of the API', async (t) => {
   const env = { DATA_DIR: scratchDirectory(t), PORT: '0' }
   const run = async (...args: string[]) => command(args, env)
   const { organization, user, token: first } = JSON.parse(
@@ -172,7 +172,7 @@ t.test('an operator manages a running service with the embedded database, as a s
   ])
 })
 
-t.test('an operator waits for the re-encryption of a history, in a running service with the embedded database', async (t) => {
+t.test('an operator can wait for a re-encryption in a running service with the embedded database', async (t) => {
   const env = { DATA_DIR: scratchDirectory(t), PORT: '0' }
   const run = async (...args: string[]) => command(['project', 're-encryption', ...args], env)
   const server = await startServer(t, env)

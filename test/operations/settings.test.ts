@@ -112,7 +112,7 @@ async function look (ask: ReturnType<typeof asking>, env: Record<string, string>
 
 const contentsOf = ({ contents }: Awaited<ReturnType<typeof look>>) => contents.toReversed()
 
-t.test('CR-61: every setting that changes the meaning of a statement or the form of a value is set on each connection', async (t) => {
+t.test('CR-61: each connection sets every setting that changes how statements or values are read', async (t) => {
   const listed = await admin<{ name: string }[]>`
     SELECT name FROM pg_settings WHERE context = 'user' AND name NOT LIKE 'vacuum%' AND name NOT LIKE 'transaction_%'
       AND (category LIKE 'Client Connection Defaults%' OR category LIKE 'Version and Platform Compatibility%')`
@@ -128,7 +128,7 @@ t.test('CR-61: every setting that changes the meaning of a statement or the form
 })
 
 for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const) {
-  t.test(`settings of the ${of}, before the first start and while the service runs, change nothing that is read`, async (t) => {
+  t.test(`settings of the ${of}, set before the first start or at runtime, change no value that is read`, async (t) => {
     const [before, during] = [`${of}_before`, `${of}_during`]
     for (const name of [before, during]) await makeDatabase(name)
     await admin.unsafe(settingsOf(`${where} ${before}`))

@@ -68,7 +68,7 @@ t.test('a folder that this user may not read is named as such, not as missing', 
   }
 })
 
-t.test('a command that reads or changes data makes no schema in an empty database, which a restore still accepts', async (t) => {
+t.test('a command on data creates no schema in an empty database, which a restore still accepts', async (t) => {
   const full = { DATA_DIR: scratchDirectory(t) }
   const file = join(scratchDirectory(t), 'backup')
   t.equal((await command(['init', '--organization', 'Nimbus', '--email', 'rosa@nimbus.example'], full)).code, 0)

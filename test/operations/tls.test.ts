@@ -8,7 +8,7 @@ import t from 'tap'
 import { connect, tlsOf, UrlError } from '../../src/db/database.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 
-t.test('a connection beyond this machine without a check has its weakness said, and what cannot be had is refused', async (t) => {
+t.test('a remote connection without verified TLS is reported; TLS options that are not possible are refused', async (t) => {
   const weaknessOf = (rest: string, host = 'db.example.com') => tlsOf(`postgres://u:p@${host}/d${rest}`).weakness
   for (const [rest, weakness] of [
     ['', /not encrypted/], ['?sslmode=disable', /not encrypted/], [

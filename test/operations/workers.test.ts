@@ -76,7 +76,7 @@ async function haveGone (pids: number[]) {
   while (pids.some(isThere)) await pause(20)
 }
 
-t.test('members of common counters count together, know who is past a limit, and go on by themselves without an answer', async (t) => {
+t.test('workers share counters, know which caller is past a limit, and count alone if there is no reply', async (t) => {
   const common = createCommonCounters()
   const changes: boolean[] = []
   let isSilent = false
@@ -129,7 +129,7 @@ t.test('members of common counters count together, know who is past a limit, and
   t.equal((await count(0))[0], 5 + 2, 'together again, with what was sent and not answered')
 })
 
-t.test('where processes share a log, each write is of whole lines, and of no more than a pipe takes in one piece', async (t) => {
+t.test('when processes share a log, each write is of whole lines and no larger than a pipe takes atomically', async (t) => {
   const { write } = fs
   const { isTTY } = process.stdout
   const pieces: string[] = []

@@ -73,7 +73,7 @@ t.test('a request that uses a former slug is 404 on every operation, as if the s
   t.equal((await member.call('GET', '/renamed-now/projects')).status, 200)
 })
 
-t.test('a former slug is taken for everyone but the organization that had it, after a rename and after a deletion', async (t) => {
+t.test('a former slug is taken for all other organizations, after a rename and after a deletion', async (t) => {
   const renamed = await service.organization({ slug: 'cumulus' })
   const deleted = await service.organization({ slug: 'nimbo' })
   const other = await service.organization({ slug: 'altus' })
@@ -147,7 +147,7 @@ t.test('a change that is refused reserves nothing', async (t) => {
   t.strictSame(await reservedFor(caller), [])
 })
 
-t.test('an organization has a limited number of former slugs reserved, and nobody reserves names without end', async (t) => {
+t.test('an organization has a limited number of former slugs reserved', async (t) => {
   const caller = await service.organization({ slug: 'many-0' })
   for (let n = 1; n <= MAX_FORMER_SLUGS; n++) t.equal((await rename(caller, `many-${n}`)).status, 200)
   t.match(await rename(caller, 'many-more'), {
@@ -232,7 +232,7 @@ t.test('an operator releases a former slug earlier, and the organization that ha
   for await (const { broken } of verifyDatabase(operator, {}, new Anchors())) t.equal(broken, null)
 })
 
-t.test('whoever waits for a slug that is given up at that moment sees that it is reserved', {
+t.test('a request that waits for a slug while it is given up sees that the slug is reserved', {
   skip: !ON_POSTGRES && 'needs two connections'
 }, async (t) => {
   const giveUp: Record<string, (db: Db, id: string) => Promise<unknown>> = {

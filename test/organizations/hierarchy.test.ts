@@ -169,7 +169,7 @@ t.test('a project takes every member that can be given, its own key string inclu
   t.equal((await caller.call('GET', `/${caller.organization}/data/encryption-key`)).body.data.attributes.key, key)
 })
 
-t.test('a target and an environment are created with their defaults, and answer the same shape wherever they are read', async (t) => {
+t.test('a target and an environment are created with their defaults, and have the same shape in every answer', async (t) => {
   const { caller, place } = await settle()
   const { organization } = caller
   const project_id = (await caller.call('GET', `/${organization}/home`)).body.data.id
@@ -291,7 +291,7 @@ t.test('a project, a target and an environment count what they hold', async (t) 
   }
 })
 
-t.test('slugs are made from names, numbered when taken, never a reserved word, and unique within the parent only', async (t) => {
+t.test('slugs are made from names, numbered if taken, never reserved words, and unique within the parent', async (t) => {
   const { caller, place } = await settle()
   for (const [kind, { list, reserved, extra }] of EVERY) {
     const create = async (name: string) => slugOf(await caller.call('POST', list(place), { name, ...extra }))
@@ -326,7 +326,7 @@ t.test('where many siblings have the name, its slug ends with something random',
   t.equal(new Set(slugs).size, 55)
 })
 
-t.test('a slug that is taken, reserved, too long or none is refused on create and on update, and nothing changes', async (t) => {
+t.test('a slug that is taken, reserved, too long or malformed is refused on create and update', async (t) => {
   const { caller, place } = await settle()
   for (const [kind, { list, reserved, extra }] of EVERY) {
     const path = list(place)
@@ -578,7 +578,7 @@ t.test('what does not exist is 404 for every operation, whatever its parent', as
   }
 })
 
-t.test('the long paths answer the same and say that they are deprecated, since when, until when, and what replaces them', async (t) => {
+t.test('the long paths answer the same, with the dates of their deprecation and end, and their replacement', async (t) => {
   const caller = await service.organization()
   const { organization } = caller
   const { project } = await makeLevel(caller)

@@ -30,7 +30,7 @@ const sequencesOf = async ({ sql }: TestApp) => await sql(`
   LEFT JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
   WHERE s.relkind = 'S' AND s.relnamespace = 'public'::regnamespace ORDER BY 1`) as { column: string, sequence: string }[]
 
-t.test('each column that the database counts in the whole installation is named with the reason why no tenant sees it', async (t) => {
+t.test('each column numbered across the installation is listed with the reason why no tenant sees it', async (t) => {
   const service = await startApp(t)
   const sequences = await sequencesOf(service)
   t.strictSame(sequences.map(({ column }) => column), Object.keys(COUNTED).sort())

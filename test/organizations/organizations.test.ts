@@ -9,7 +9,7 @@ import { TENANT_TABLES } from '../helpers/statements.ts'
 
 const service = await startApp(t)
 
-/** Somebody with an application that may do this for them. */
+/** A person with an application that has these scopes. */
 async function personWith (granted: Parameters<typeof issuePair>[2], roles: Parameters<typeof makePerson>[1] = {}) {
   const person = await makePerson(service, roles)
   const { access } = await issuePair(service, person, granted)
@@ -124,7 +124,7 @@ t.test('what is no organization is refused, and nothing is made', async (t) => {
   t.equal(await count(), before as number + 1, 'but for the one that the token belongs to')
 })
 
-t.test('nobody owns more organizations than the limit, also when two are created at once', async (t) => {
+t.test('no person owns more organizations than the limit, also when two are created at once', async (t) => {
   const person = await personWith(['organization:create'])
   await service.sql(`
     WITH made AS (
@@ -195,7 +195,7 @@ t.test('a deletion has to be confirmed, by the JSON value true', async (t) => {
   t.strictSame(await eventsOf(owner.organization), [])
 })
 
-t.test('TI-17, AU-11: a deleted organization ends at once for everybody, on every instance; its audit stays, its slug is reserved, its id is never given again', async (t) => {
+t.test('TI-17, AU-11: a deletion of an organization counts at once on every instance; its audit stays', async (t) => {
   const owner = await service.organization({ slug: 'fractus' })
   const o = owner.organization
   const elsewhere = await service.organization()
@@ -280,7 +280,7 @@ t.test('changes that are under way while it is deleted come before or not at all
   }
 })
 
-t.test('what a large organization leaves goes in pieces, and on with the next start when the service ends between', async (t) => {
+t.test('the rows of a deleted organization are removed in pieces, continued at the next start', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const level = await makeLevel(owner)

@@ -146,7 +146,7 @@ const ways = {
 } satisfies Record<string, { path: string, body?: object, again: [string, object][] }>
 
 for (const [name, way] of Object.entries(ways)) {
-  t.test(`${name} with more versions than a request removes holds at once, and its rows go afterwards`, async (t) => {
+  t.test(`${name} with too many versions for one request holds at once; its rows go later`, async (t) => {
     const { owner, at, call, last, total, pending, storeAgain } = await fill('orbit')
     t.equal(await total(), VERSIONS)
     t.equal(await pending(), VERSIONS - 1, 'all but what the rotation recorded')
@@ -221,7 +221,7 @@ t.test('a removal that is stopped in the middle goes on with the next start, and
   t.same(await miscounted(service.sql), [])
 })
 
-t.test('two instances at once remove each row once, and none of anybody else', async (t) => {
+t.test('two instances at once remove each row once, and no row of another organization', async (t) => {
   const [mine, other] = [await fill('shared'), await fill('kept')]
   t.equal(await mine.purge(), VERSIONS)
   await onEachNode(service.sql, 'CREATE TABLE taken (organization_id char(26), id bigint)')
@@ -258,7 +258,7 @@ t.test('what ended with API tokens is looked for at once, also in the middle of 
       : text.includes('from "token_removals"') ? 'tokens' : undefined
     if (what === undefined) return
     if (phase === 'before') sent?.push(what)
-    // Somebody is removed right after a piece.
+    // A member is removed right after a piece.
     if (phase === 'after' && what === 'versions' && sent === undefined) {
       sent = []
       one.wake()
@@ -291,7 +291,7 @@ async function removeUntil (left: () => Promise<number>) {
   await one.stop()
 }
 
-t.test('however many tokens were narrowed to a project, it is deleted, and each ends with an event of its own', async (t) => {
+t.test('a project with any number of narrowed tokens can be deleted; each token ends with its own event', async (t) => {
   const owner = await service.organization()
   const o = owner.organization
   const at = await makeLevel(owner)
@@ -392,7 +392,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
   t.ok(await versions() > 0, 'it had not removed all of them')
 
   const second = await startServer(t, env)
-  // Nobody asks it for anything.
+  // No client sends a request.
   for (let look = 0; look < 3000 && !second.stdout().includes('purged and deleted versions removed'); look++) {
     await new Promise((resolve) => { setTimeout(resolve, 20) })
   }
@@ -400,7 +400,7 @@ t.test('a server that is killed in the middle of a removal goes on with it when 
   t.equal(await versions(), 0)
 })
 
-/** Somebody with two API tokens that work, behind so many of the same person and grant. */
+/** A person with two valid API tokens, created after so many others of the same person and grant. */
 async function withTokens (many = TOKENS) {
   const owner = await service.organization()
   const o = owner.organization
@@ -439,7 +439,7 @@ async function withTokens (many = TOKENS) {
   }
 }
 
-t.test('however many API tokens somebody has made, their removal ends them at once, and none comes back', async (t) => {
+t.test('the removal of a member ends all their API tokens at once, however many, and none comes back', async (t) => {
   const { owner, o, rosa, alive, rows, lastEvent } = await withTokens()
   const members = `/organizations/${o}/members`
   // Two statements end what a first one leaves.
@@ -493,7 +493,7 @@ t.test('no organization waits for the end of what is removed of another, be it v
   await onEachNode(service.sql, 'DROP TABLE taken')
 })
 
-t.test('who left API tokens and is invited again accepts when all of them are gone, and what they make then stays', async (t) => {
+t.test('a removed member can accept a new invitation once their API tokens are gone; new tokens stay', async (t) => {
   const { owner, o, rosa, alive, rows, make } = await withTokens(3 * PIECE)
   const members = `/organizations/${o}/members`
   t.equal((await owner.call('DELETE', `${members}/${rosa.id}`)).status, 204)
@@ -522,7 +522,7 @@ t.test('who left API tokens and is invited again accepts when all of them are go
   t.equal(await rows(), 1)
 })
 
-t.test('however many API tokens somebody has made, they end with the account and with the grant', async (t) => {
+t.test('all API tokens of a person end with the account and with the grant, however many', async (t) => {
   const one = await withTokens()
   t.strictSame(await one.alive(), [200, 200])
   await switchUser(database, one.rosa.email, true)
@@ -557,7 +557,7 @@ t.test('however many API tokens somebody has made, they end with the account and
   t.strictSame(await keep.alive(), [200, 200])
 })
 
-t.test('however many browsers somebody is signed in with, and sign-ins wait, each statement of an ending takes a piece', async (t) => {
+t.test('a disabled account ends its sessions and pending sign-ins in pieces, however many there are', async (t) => {
   const { organization: o } = await service.organization()
   const rosa = await makePerson(service, { [o]: 'owner' })
   const MANY = 2 * PIECE + 1
@@ -578,7 +578,7 @@ t.test('however many browsers somebody is signed in with, and sign-ins wait, eac
     UNION ALL SELECT 1 FROM sign_in_steps WHERE user_id = ${rosa.id}`), [])
 })
 
-t.test('a person has the 1,000 sessions that were used last: an ending takes few along, however often they sign in', async (t) => {
+t.test('a person has at most the 1,000 sessions used last, so an ending has few to delete', async (t) => {
   const { organization: o } = await service.organization()
   const rosa = await makePerson(service, { [o]: 'owner' })
   await service.write(`INSERT INTO sessions (token_hash, user_id, seen_at, expires_at)
@@ -619,7 +619,7 @@ t.test('what a person or an application ends leaves its API tokens to a backgrou
   }
 })
 
-t.test('an organization has so many API tokens, and a person so many of them; those that expired count for nothing', async (t) => {
+t.test('the API tokens of an organization and of a person are limited; expired tokens do not count', async (t) => {
   const { owner, o, rosa, keys, made, make, access, expires_at } = await withTokens(TOKEN_LIMITS.person - 3)
   const refused = (limit: number) => ({ status: 422, body: { error: 'limit_reached', details: { limit } } })
   t.equal((await make()).status, 201)

@@ -41,7 +41,7 @@ await owner.call('POST', `/${organization}/orbit/targets`, { name: 'Backend', sl
 await owner.call('POST', `/${organization}/orbit/backend/environments`, { name: 'Live', slug: 'live', status: 'production' })
 const at = (path: string) => path.startsWith('//') ? path : `/${organization}${path}`
 
-t.test('a new name with a control or direction character is refused at every entrance of the API, and others are kept', async (t) => {
+t.test('every operation refuses a new name with a control or direction character; other names are stored', async (t) => {
   for (const [method, path, more] of CREATED) {
     for (const code of FORBIDDEN) {
       const { status, body } = await owner.call(method, at(path), { ...more, name: withCharacter(code) })

@@ -76,7 +76,7 @@ const mailsTo = async (email: string) => {
 const linkTo = async (email: string) =>
   /^http:\S+(\/account\/invitation\/\S+)$/m.exec((await mailsTo(email)).at(-1)!.text)![1]!
 
-t.test('an address with an account and one without get the same answer, list and events, without a user id or a name', async (t) => {
+t.test('an address with or without an account gets the same answer, list and events, without id or name', async (t) => {
   const { o, call, members, invitations } = await nimbus()
   const rosa = await makePerson(service)
   const shown = []
@@ -128,7 +128,7 @@ t.test('until a person accepts, the organization cannot act through them and rec
   t.equal(JSON.stringify(events), before)
 })
 
-t.test('events of a person come without address and browser, but for what they do in the organization; they see all on /account', async (t) => {
+t.test('events of a person hide address and browser, except acts in the organization; /account shows all', async (t) => {
   const { o, invite } = await nimbus()
   const rosa = await makePerson(service)
   const browser = visitor(address, { 'sec-fetch-site': 'same-origin', 'user-agent': 'Rosas browser' })
@@ -200,7 +200,7 @@ t.test('of two requests with one link, one makes the account', async (t) => {
   t.same(await service.sql(`SELECT count(*)::int AS n FROM users WHERE email = '${email}'`), [{ n: 1 }])
 })
 
-t.test('with an account, the link leads to the account page: it signs nobody in and accepts nothing', async (t) => {
+t.test('with an account, the link leads to the account page: it signs no person in and accepts nothing', async (t) => {
   const { o, invite } = await nimbus()
   const [rosa, theo] = [await makePerson(service), await makePerson(service)]
   await invite(rosa.email)
@@ -289,7 +289,7 @@ t.test('Leave asks once, on a page that says what ends; only then does the perso
   t.equal((await visitor(address).open(`/account/organizations/leave?id=${o}`)).status, 303, 'signed out')
 })
 
-t.test('who leaves, on the page or through the API, finds that among their own events, once; who is removed does not', async (t) => {
+t.test('a person who leaves, on the page or by API, has one own event of that; a removed person has none', async (t) => {
   const rosa = await makePerson(service)
   const [browser, theirs] = [await signedIn(rosa), await as(rosa)]
   const leavings = async () => [...(await browser.open('/account')).text.matchAll(/: organization left \(([^)]*)\), ([^<]*)</g)]
@@ -306,7 +306,7 @@ t.test('who leaves, on the page or through the API, finds that among their own e
   t.equal((await leavings()).length, 2)
 })
 
-t.test('the pages say before acceptance what the organization will see, and afterwards what each organization sees', async (t) => {
+t.test('the pages say before acceptance what the organization will see, and later what each one sees', async (t) => {
   const { o, invite } = await nimbus()
   const [rosa, email] = [await makePerson(service), newcomer()]
   const browser = await signedIn(rosa)
@@ -338,7 +338,7 @@ t.test('the page and the mail name the inviter in the same words, in lower case 
   t.match((await browser.open('/account')).text, /, invited by the operator, until /)
 })
 
-t.test('a person’s access token lists, accepts and declines invitations, as far as it was granted; an API token does not', async (t) => {
+t.test('an access token lists, accepts and declines invitations within its scopes; an API token does not', async (t) => {
   const [one, other] = [await nimbus(), await nimbus()]
   const rosa = await makePerson(service)
   const [accepted, declined] = [await one.invite(rosa.email), await other.invite(rosa.email)]
@@ -409,7 +409,7 @@ t.test('an invitation is sent again, withdrawn and expires after seven days, and
   t.same(await service.sql(`SELECT 1 FROM invitations WHERE organization_id = '${o}'`), [])
 })
 
-t.test('an expired invitation is recorded before its address is invited again; a column changed by SQL is not', async (t) => {
+t.test('an expired invitation is recorded before its address is invited again; one changed by SQL is not', async (t) => {
   const { o, call, invite } = await nimbus()
   const [email, other] = [newcomer(), newcomer()]
   const [first, changed] = [await invite(email), await invite(other)]
@@ -425,7 +425,7 @@ t.test('an expired invitation is recorded before its address is invited again; a
   t.notMatch((await call('GET', `/organizations/${o}/audit`)).text, 'changed@nimbus.example')
 })
 
-t.test('an address gets one mail of an organization a day, with the same answer, and one of each organization', async (t) => {
+t.test('an address gets one mail per organization and day, and the answer is the same without a mail', async (t) => {
   const [one, other] = [await nimbus(), await nimbus()]
   const email = newcomer()
   const answers = [await one.call('POST', one.members, { email, role: 'member' })]
@@ -475,7 +475,7 @@ t.test('usage counts open invitations beside members, so that both add up to wha
   t.strictSame(await seats(), { used: 1, limit: 5, open_invitations: 2 })
 })
 
-t.test('open invitations are bounded by the seats of the plan, and by 100; of two at the last seat, one succeeds', async (t) => {
+t.test('the seats of the plan and 100 limit open invitations; of two for the last seat, one succeeds', async (t) => {
   const { o, call, members, invite, invitations } = await nimbus('free')
   for (let n = 0; n < 3; n++) await invite(newcomer())
   for (let round = 0; round < 5; round++) {
@@ -497,7 +497,7 @@ t.test('open invitations are bounded by the seats of the plan, and by 100; of tw
   t.equal(o.length, 26)
 })
 
-t.test('an address that is a member or invited is refused; nobody invites, sends or withdraws above their own role', async (t) => {
+t.test('a member or invited address is refused; no caller invites, sends or withdraws above their own role', async (t) => {
   const { o, call, invite, members, invitations } = await nimbus()
   const rosa = await makePerson(service, { [o]: 'member' })
   t.match(await call('POST', members, { email: rosa.email, role: 'member' }), {

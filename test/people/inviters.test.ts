@@ -88,7 +88,7 @@ const ENDS: Record<string, (at: Awaited<ReturnType<typeof nimbus>>) => Promise<u
 }
 
 for (const [way, end] of Object.entries(ENDS)) {
-  t.test(`the invitations of a person who ${way} end at once, and of the person’s API tokens; those of others stay`, async (t) => {
+  t.test(`invitations of a person who ${way}, and of their tokens, end at once, and no others`, async (t) => {
     const at = await nimbus()
     const token = await at.makeToken(at.iris)
     const [byPerson, byToken, byOther] = [
@@ -136,7 +136,7 @@ const TOKEN_ENDS: Record<string, (
 }
 
 for (const [way, end] of Object.entries(TOKEN_ENDS)) {
-  t.test(`the invitations of an API token that ${way} end at once; those of its person stay`, async (t) => {
+  t.test(`invitations of a token that ${way} end at once; those of its person stay`, async (t) => {
     const at = await nimbus()
     const token = await at.makeToken(at.iris)
     const [byToken, byPerson] = [await at.invite(token.call), await at.invite(at.byIris)]
@@ -163,7 +163,7 @@ t.test('the invitations of an API token end when its client is disabled', async 
   t.strictSame(failing(await accept(invited)), [404, 'not_found'])
 })
 
-t.test('an expired token no longer gives its invitations; with a later expiry it gives them again, and a rotated token does', async (t) => {
+t.test('invitations of an expired token are invalid until its expiry moves; those of a rotated token stay', async (t) => {
   const { o, byOwner, owner, makeToken, invite, open } = await nimbus()
   const token = await makeToken(owner)
   const [first, second] = [await invite(token.call), await invite(token.call)]
@@ -206,7 +206,7 @@ t.test('who sends an invitation again gives it from then on', async (t) => {
   t.equal((await accept(invited)).status, 200)
 })
 
-t.test('an invitation of the operator stays, whoever leaves', async (t) => {
+t.test('an invitation of the operator stays, whichever member leaves', async (t) => {
   const { o, byOwner, byIris, iris, members, invite, open } = await nimbus()
   const invited = await invite(byIris)
   await service.write(`UPDATE invitations SET invited_by_type = NULL, invited_by_id = NULL, invited_by_name = NULL
@@ -230,7 +230,7 @@ t.test('an ended invitation frees its seat and its address', async (t) => {
   t.equal((await byOwner('POST', members, { email, role: 'member' })).status, 201)
 })
 
-t.test('the disabling of an account ends its invitations in many organizations, also more than one transaction ends', async (t) => {
+t.test('a disabled account loses all its invitations, also more than one transaction ends', async (t) => {
   const [iris, other] = [await makePerson(service), await makePerson(service)]
   const remove = await crowd(service, iris, 'administrator', 150)
   const each = MAX_ENDED / 100
@@ -253,7 +253,7 @@ t.test('the disabling of an account ends its invitations in many organizations, 
   await remove()
 })
 
-t.test('of an acceptance and the removal of the inviter at once, the person joins before the removal or not at all', async (t) => {
+t.test('when the inviter is removed during an acceptance, the person joins before that or not at all', async (t) => {
   for (let round = 0; round < 12; round++) {
     const { o, byOwner, byIris, iris, members, invite } = await nimbus()
     const invited = await invite(byIris)

@@ -317,7 +317,7 @@ const until = async (condition: () => boolean) => {
 const isCutOff = (t: Test, message: string) =>
   t.match(message, /^The e-mail queue is full, so no e-mail is sent\. .*user add --email ADDRESS$/)
 
-t.test('mails take turns; whoever fills their share, through two organizations, is told, and takes nothing from others', async (t) => {
+t.test('mails take turns; a sender over the share, in two organizations, is told, and delays no other', async (t) => {
   const server = await startMailServer(t)
   const on = await startApp(t, { SMTP_URL: `smtp://127.0.0.1:${server.port}` })
   const places = [await on.organization(), await on.organization()]
@@ -375,7 +375,7 @@ t.test('mails take turns; whoever fills their share, through two organizations, 
   t.equal(new Set(server.mails.flatMap(({ to }) => to)).size, server.mails.length, 'each mail arrived once')
 })
 
-t.test('whoever has nothing waiting has room and is next, however many fill their share, through however many organizations', async (t) => {
+t.test('a sender without a queued mail has room and is next, however many senders and organizations queue', async (t) => {
   const server = await startMailServer(t)
   const lines: string[] = []
   const log = (line: string) => lines.push(line)
@@ -399,7 +399,7 @@ t.test('whoever has nothing waiting has room and is next, however many fill thei
   await until(() => server.mails.length === MAX_UNDER_WAY)
 
   t.equal(fill(75, (n) => post(1, `of one person ${n}`)), MAX_OF_ONE, 'one person, through 75 organizations')
-  t.ok(post(2, 'of one person 0'), 'somebody else there')
+  t.ok(post(2, 'of one person 0'), 'another person there')
   t.equal(fill(3, (n) => post(3 + n, 'of many people')), MAX_OF_ONE + 2, 'one organization, but for a first of each')
   const all = fill(100, (n) => post(100 + n, `of their own ${n}`)) + server.mails.length
   t.ok(all < 100 * MAX_OF_ONE, 'not everybody found room for all of theirs')
@@ -407,13 +407,13 @@ t.test('whoever has nothing waiting has room and is next, however many fill thei
   const newcomers = Array.from({ length: 200 }, (_, n) => post(1_000 + n, `new ${n}`))
   t.notOk(newcomers.includes(undefined), 'a first one has room')
   t.notOk(post(1_000, 'new 0'), 'a second one has none')
-  const nobodys = post(null, 'of nobody in particular')
+  const nobodys = post(null, 'of no person')
   t.ok(nobodys)
 
   server.release()
   await until(() => server.mails.some(({ to }) => to.includes(nobodys!)))
   const order = server.mails.map(({ headers }) => /^Subject: (\d+)/m.exec(headers)?.[1])
-  t.ok(order.filter((person) => person === '1').length <= 2, 'whoever has many waiting waits for each')
+  t.ok(order.filter((person) => person === '1').length <= 2, 'a sender with many queued mails waits for each')
   // Thousands wait: that each arrives, fewer of them show.
   server.close()
   await outbox.settled()
@@ -421,7 +421,7 @@ t.test('whoever has nothing waiting has room and is next, however many fill thei
   await outbox.settled()
 })
 
-t.test('so many who send have room for a first mail, whatever else waits; one more has it when one of these is done', (t) => {
+t.test('MAX_SENDERS senders have room for a first mail, whatever is queued; one more once a mail is done', (t) => {
   const lines: string[] = []
   const log = (line: string) => lines.push(line)
   const outbox = createOutbox(createMailer(loadConfig({}), log), true, log)

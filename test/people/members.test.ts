@@ -141,7 +141,7 @@ t.test('TI-13: a removed member is no member, on any route', async (t) => {
   }
 })
 
-t.test('TI-33: nobody gives, changes or takes away a role that holds more than they do', async (t) => {
+t.test('TI-33: no caller gives, changes or takes away a role with more permissions than their own', async (t) => {
   const { o, path } = await nimbus()
   const covers = (held: readonly Scope[], role: Role) => scopesOfRole(role).every((scope) => held.includes(scope))
   const actors: [name: string, held: readonly Scope[], call: Call][] = []
@@ -151,7 +151,7 @@ t.test('TI-33: nobody gives, changes or takes away a role that holds more than t
   const some: Scope[] = ['member:create', 'member:update', 'member:delete', ...scopesOfRole('member')]
   actors.push(['an owner through an application that was granted less', some,
     await as(await makePerson(service, { [o]: 'owner' }), some)])
-  actors.push(['a token of nobody’s with some scopes', some, bearer((await service.token(o, some)).token)])
+  actors.push(['a token without a person, with some scopes', some, bearer((await service.token(o, some)).token)])
   let cells = 0
   for (const [name, held, call] of actors) {
     for (const role of ROLES) {
@@ -352,13 +352,13 @@ t.test('a member may leave, through an application that was granted it', async (
   const [rosa, theo] = [await makePerson(service, { [o]: 'member' }), await makePerson(service, { [o]: 'member' })]
   const own = `${path}/${rosa.id}`
   t.strictSame(failing(await (await as(rosa, ['member:read']))('DELETE', own)), [403, 'insufficient_permissions'])
-  t.strictSame(failing(await (await as(theo))('DELETE', own)), [403, 'insufficient_permissions'], 'nobody else')
+  t.strictSame(failing(await (await as(theo))('DELETE', own)), [403, 'insufficient_permissions'], 'no other member')
   const call = await as(rosa)
   t.equal((await call('DELETE', own)).status, 204)
   t.equal((await call('GET', own)).status, 404)
 })
 
-t.test('what a removed member made and holds ends at once, and does not come back; what they have elsewhere stays', async (t) => {
+t.test('what a removed member made and holds ends at once and for good; what they have elsewhere stays', async (t) => {
   const { o, path, call } = await nimbus()
   const elsewhere = await nimbus()
   const rosa = await makePerson(service, { [o]: 'administrator', [elsewhere.o]: 'administrator' })
@@ -417,7 +417,7 @@ t.test('each organization is told which API tokens end there with a grant, an ac
   }
 })
 
-t.test('what somebody does is recorded in each of their organizations, however many', async (t) => {
+t.test('what a person does is recorded in each of their organizations, however many', async (t) => {
   const { o } = await nimbus()
   const rosa = await makePerson(service, { [o]: 'member' })
   const leave = await crowd(service, rosa, 'member', 1_001)
@@ -446,7 +446,7 @@ t.test('the operator is told which organizations lose their last owner with an a
   t.ok(lines.some((line) => line.includes(owner.email) && line.includes('disabled')))
 })
 
-t.test('an organization adds so many people an hour, or changes their roles, whoever of it does so', async (t) => {
+t.test('additions of people and changes of roles are limited per organization and hour, for all its callers', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_API: '3' })
   // Its requests are not what is counted here.
   await limited.sql('UPDATE plans SET api_per_minute = 1000 WHERE name = \'team\'')

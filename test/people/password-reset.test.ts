@@ -17,7 +17,7 @@ import { giveSecondFactor, makePerson, tokensFor, type Person } from '../helpers
 import { startMailServer } from '../helpers/smtp.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A forgotten password is replaced with a mailed link. Nobody learns whether an address has an account, and the link
+// A forgotten password is replaced with a mailed link. No caller learns whether an address has an account, and the link
 // alone starts no session.
 
 const FORGOT = '/account/forgot-password'
@@ -78,7 +78,7 @@ const eventsOf = async ({ id }: Pick<Person, 'id'>, organization: string) => (aw
   ORDER BY seq`
 )).map(({ action, details }) => ({ action, details }))
 
-t.test('CR-48: a mailed link sets a new password once, starts no session, ends all sessions and grants, and a mail says so', async (t) => {
+t.test('CR-48: a mailed link sets a new password once, starts no session, ends all sessions and grants', async (t) => {
   const nimbus = await service.organization()
   const rosa = await makePerson(service, { [nimbus.organization]: 'owner' })
   const elsewhere = await signIn(rosa, rosa.password)
@@ -159,7 +159,7 @@ t.test('CR-48: the person can keep other sessions; applications end all the same
   t.ok((await signIn(rosa, NEW)).isIn)
 })
 
-t.test('CR-48: a newer link, half an hour, a new password, signing out everywhere and a closed account end a link', async (t) => {
+t.test('CR-48: a newer link, 30 minutes, a new password, sign-out everywhere and a closed account end a link', async (t) => {
   const rosa = await makePerson(service)
   const older = await linkFor(rosa)
   const newer = await linkFor(rosa)
@@ -280,7 +280,7 @@ t.test('CR-48: an account without a password gets its first one, and the person 
   t.match(await service.sql(`SELECT is_verified, name FROM users WHERE id = ${id}`), [{ is_verified: true, name: 'Rosa Quill' }])
 })
 
-t.test('CR-49: an address without an account gets the same response, statements and place in the mail queue, and no mail', async (t) => {
+t.test('CR-49: an address without an account gets the same response, statements and place in the mail queue', async (t) => {
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
   const member = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })
   const shut = await makePerson(service, { [nimbus.organization]: 'member' })
@@ -355,7 +355,7 @@ t.test('CR-49: a response takes as long as the service chooses, whatever it does
   }
 })
 
-t.test('CR-49: at most three links in half an hour for an address, with or without an account; the last one stays valid', async (t) => {
+t.test('CR-49: an address gets at most three links in half an hour, account or not; the last stays valid', async (t) => {
   await service.sql('DELETE FROM sign_in_failures')
   const rosa = await makePerson(service)
   const refused: string[] = []
@@ -409,7 +409,7 @@ t.test('CR-49: a network asks for at most 25 links in half an hour, and for 20 a
   t.strictSame(answers.map(({ status }) => status), [200, 200, 200, 200, 429])
 })
 
-t.test('CR-49: without a place in the mail queue the response is 503 for every address, and nothing is counted or changed', async (t) => {
+t.test('CR-49: with a full mail queue every address gets 503, and nothing is counted or changed', async (t) => {
   await service.sql('DELETE FROM sign_in_failures')
   const rosa = await makePerson(service)
   const network = addressKey('127.0.0.1')

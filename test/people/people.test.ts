@@ -31,7 +31,7 @@ const service = await startApp(t)
 const address = await service.app.listen({ host: '127.0.0.1', port: 0 })
 const { db } = service.database
 
-/** Somebody's access token, as the token endpoint would issue it. */
+/** An access token of a person, as the token endpoint would issue it. */
 async function callerFor (
   person: Person, organization: string, scopes: readonly Scope[] = SCOPE_NAMES, on: TestApp = service
 ): Promise<Caller> {
@@ -110,7 +110,7 @@ t.test('CR-40 CR-41: when hashing is full everybody waits alike, with an account
   await setDisabled(db, shut.id, true)
   const invited = 'invited@nimbus.example'
   await createUser(db, { email: invited, name: 'Invited', password_hash: null })
-  // Nobody has tried an address without an account before: the first to do so meets a full service.
+  // No address without an account has been tried before: the first such attempt meets a full service.
   await whileHashingIsFull(t, async () => {
     for (const email of ['nobody@nimbus.example', rosa.email, shut.email, invited]) {
       const answer = await signIn(email, 'wrong password')
@@ -168,7 +168,7 @@ t.test('CR-40: one password typed in two Unicode forms is one password', async (
   }
 })
 
-/** A link with which somebody can set a password. */
+/** A link with which a person can set a password. */
 async function linkFor ({ id }: { id: number }): Promise<string> {
   const link = mintSecret()
   await createPasswordLink(db, hashToken(link), id)
@@ -294,7 +294,7 @@ t.test('CR-41: who has no account, a wrong password or a closed account get the 
   for (const { who, text, headers } of locked) t.strictSame([text, headers], [locked[0]!.text, locked[0]!.headers], who)
 })
 
-t.test('CR-42: after five wrong passwords nothing that is typed counts, not even the right one, until the lock is over', async (t) => {
+t.test('CR-42: after five wrong passwords no password counts, not even the right one, until the lock is over', async (t) => {
   const person = await makePerson(service)
   for (let i = 1; i <= 5; i++) t.equal((await signIn(person.email, `wrong password ${i}`)).status, 422, `guess ${i}`)
   for (const password of ['wrong password', person.password, '']) {
@@ -364,7 +364,7 @@ t.test('CR-42: of 50 guesses at once five are looked at', async (t) => {
   t.equal((await countOf(`user:${person.id}`))!.failures, 5, 'what was refused here does not count everywhere')
 })
 
-t.test('CR-42: guesses of one network keep nobody else out; an IPv6 subscriber is one network', async (t) => {
+t.test('CR-42: guesses of one network lock no other network out; an IPv6 subscriber is one network', async (t) => {
   const person = await makePerson(service)
   const statuses = async (address: string, password: string, times = 1) => {
     const seen = []
@@ -400,7 +400,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
   t.strictSame(await countOf(`user:${person.id}`), { failures: 25, locked: true, seconds: 1800 })
   const strange = await signIn(person.email, person.password, service, '203.0.113.9')
   t.strictSame(
-    [strange.status, sessionOf(strange)], [429, undefined], 'nobody who is not known, not even with the right password'
+    [strange.status, sessionOf(strange)], [429, undefined], 'no unknown device, not even with the right password'
   )
   t.ok(Number(strange.headers['retry-after']) <= 1800)
   for (const address of ['127.0.0.1', '198.51.100.1', '203.0.113.9']) {
@@ -413,7 +413,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
     )
     device = cookieOf('device', answer)!
   }
-  // Its own allowance is as small as that of any place, and nobody else pays for it.
+  // The allowance of the device is as small as that of a network, and its guesses count for no other device.
   const own = []
   for (let i = 0; i < 6; i++) {
     own.push((await signIn(person.email, 'wrong password', service, '127.0.0.1', device)).status)
@@ -422,7 +422,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
   t.equal((await signIn(person.email, person.password, service, '127.0.0.1', device)).status, 429)
   t.equal((await countOf(`user:${person.id}`))!.failures, 25)
 
-  // For somebody with a new device: the window ends, and a link leads in at any time.
+  // With a new device, the person can sign in after the window, or at any time with a link.
   await service.sql(
     "UPDATE sign_in_failures SET last_at = now() - interval '31 minutes', locked_until = now() - interval '16 minutes'"
   )
@@ -435,7 +435,7 @@ t.test('CR-42: strangers, however many, never lock out a device that has signed 
   )).status, 303)
   t.equal(
     (await signIn(person.email, 'another password', service, '203.0.113.9', visit.jar.get('device'))).status, 303,
-    'whoever used it is known'
+    'the device that used the link is known'
   )
 })
 
@@ -451,14 +451,14 @@ t.test('CR-42: strangers at the same address use up nothing of a device that has
   t.strictSame(strangers, [422, 422, 422, 429, 429, 429, 429, 429], 'the address has four a minute')
   t.equal(
     (await signIn(person.email, person.password, limited, '127.0.0.1', mintSecret())).status, 429,
-    'a made-up device is nobody’s'
+    'a made-up device is not known'
   )
   t.equal(
     (await signIn(person.email, person.password, limited, '127.0.0.1', device)).status, 303, 'the owner’s is let in'
   )
 })
 
-t.test('CR-42: whoever has an account is a stranger to the others: however often they sign in, their guesses count by address', async (t) => {
+t.test('CR-42: a person with an account is a stranger to other accounts: their guesses count by address', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_OAUTH: '10' })
   const [mallory, trudy, rosa] = [await makePerson(limited), await makePerson(limited), await makePerson(limited)]
   const devices = new Map<Person, string>()
@@ -486,7 +486,7 @@ t.test('CR-42: whoever has an account is a stranger to the others: however often
   t.equal(await begin(rosa), 303, 'a browser that is known for the account is let in')
 })
 
-t.test('CR-42: a browser that several people have signed in with has five guesses at each of them, whoever signs in meanwhile', async (t) => {
+t.test('CR-42: a browser that several people have signed in with has five guesses at each account', async (t) => {
   const [mallory, rosa] = [await makePerson(service), await makePerson(service)]
   let device = cookieOf('device', await signIn(rosa.email, rosa.password))
   const statuses = []
@@ -547,11 +547,11 @@ t.test('CR-41: guesses from everywhere are bounded alike for an address without 
   const device = cookieOf('device', await signIn(person.email, person.password))!
   t.equal(
     (await signIn('nobody-5@nimbus.example', 'wrong password', service, '203.0.113.9', device)).status, 429,
-    'nobody’s device'
+    'a device that is not known for an account'
   )
 })
 
-t.test('CR-42: a device is known for the accounts that were signed in to with it, for 90 days, until something ends them', async (t) => {
+t.test('CR-42: a device is known for the accounts that signed in with it, for 90 days unless that is ended', async (t) => {
   const [rosa, omar] = [await makePerson(service), await makePerson(service)]
   const known = async (person: Person, device: string | undefined) => (await service.sql(`SELECT 1 FROM sign_in_devices
     WHERE user_id = ${person.id} AND token_hash = '\\x${hashToken(device ?? '').toString('hex')}' AND expires_at > now()`)).length === 1
@@ -649,7 +649,7 @@ async function untilNumbered ({ organization }: Pick<Caller, 'organization'>) {
 // On Citus, a refusal gets its number after the response, so a later event can have an earlier number.
 const IN_ORDER = ON_CITUS ? 'occurred_at, seq' : 'seq'
 
-/** Events about somebody in an organization, newest last. */
+/** Events about a person in an organization, newest last. */
 async function eventsAbout (person: Person, caller: Caller) {
   await untilNumbered(caller)
   return (await service.sql(`SELECT action, actor_type, actor_id::float8 AS actor, details FROM audit_events
@@ -661,7 +661,7 @@ async function eventsAbout (person: Person, caller: Caller) {
     })
 }
 
-t.test('AU-01: who signs in, is refused, signs out, confirms or agrees leaves an event in each of their organizations', async (t) => {
+t.test('AU-01: sign-in, refusal, sign-out, confirmation and consent are events in every own organization', async (t) => {
   const [nimbus, cirrus, other] = [
     await service.organization(), await service.organization(), await service.organization()
   ]
@@ -698,7 +698,7 @@ t.test('AU-01: who signs in, is refused, signs out, confirms or agrees leaves an
   t.notMatch(all, person.email)
 })
 
-t.test('AU-01: a flood of bad sign-ins leaves few events, and whoever has no account none', async (t) => {
+t.test('AU-01: a flood of bad sign-ins leaves few events, and an address without an account leaves none', async (t) => {
   const nimbus = await service.organization()
   const person = await makePerson(service, { [nimbus.organization]: 'member' })
   await guessFromEverywhere(person.email)
@@ -717,8 +717,8 @@ t.test('AU-01: a flood of bad sign-ins leaves few events, and whoever has no acc
   t.notMatch(service.logs.join(''), 'nobody-6')
 })
 
-t.test('AU-01: an organization whose counter is held keeps nobody from what they do: it has the event when the counter is free', {
-  skip: service.database.kind === 'embedded' && 'one connection: whoever holds something has the database'
+t.test('AU-01: a locked counter of an organization blocks no person: the event follows after the lock', {
+  skip: service.database.kind === 'embedded' && 'one connection: a transaction with a lock has the whole database'
 }, async (t) => {
   const [nimbus, cirrus] = [await service.organization(), await service.organization()]
   const person = await makePerson(service, { [nimbus.organization]: 'owner', [cirrus.organization]: 'member' })
@@ -845,7 +845,7 @@ t.test('CR-41: recording a refusal writes to the database, whether there is an a
   t.same(await service.sql('SELECT 1 FROM personal_events WHERE user_id = 0'), [])
 })
 
-t.test('CR-42: one address of the network may try twice as often as it may ask for tokens, whoever it tries', async (t) => {
+t.test('CR-42: an IP address may try twice as many sign-ins as token requests, for all accounts together', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_OAUTH: '3' })
   const person = await makePerson(limited)
   const statuses = []
@@ -899,7 +899,7 @@ t.test('CR-44: a session ends after 12 hours without use, after seven days, and 
   t.equal((await signIn(person.email, person.password)).status, 303)
 })
 
-/** Somebody with two browsers, an application, a code and a link. */
+/** A person with two browsers, an application, a code and a link. */
 async function everythingOf (person: Person) {
   const [here, there] = [visitor(address), visitor(address)]
   for (const one of [here, there]) await one.signIn(await one.open('/account'), person.email, person.password)
@@ -1014,7 +1014,7 @@ t.test('CR-41: a link sets a password once, within three days, and not after a n
     (await visit.send(form, { password: 'short' })).status, 422, 'a password that cannot be taken does not use it up'
   )
   t.equal((await visit.send(form, { password: 'first password' })).status, 303)
-  t.match((await visit.open('/account')).text, 'Sign out', 'whoever sets it is signed in')
+  t.match((await visit.open('/account')).text, 'Sign out', 'the browser that sets it is signed in')
   t.equal((await signIn(person.email, 'first password')).status, 303)
   t.equal((await open(newer)).status, 404, 'once')
   const again = await linkFor(person)
@@ -1299,7 +1299,7 @@ t.test('OA-14: a user acts in each organization within the role there and what w
   }
 })
 
-t.test('OA-14: who is demoted or removed is so at the next call; an invitation and another organization are 404', async (t) => {
+t.test('OA-14: a demotion or removal counts at the next call; only invited, or never a member, is 404', async (t) => {
   const [nimbus, foreign] = [await service.organization(), await service.organization()]
   const o = nimbus.organization
   const person = await makePerson(service, { [o]: 'owner' })
@@ -1326,12 +1326,12 @@ t.test('OA-14: who is demoted or removed is so at the next call; an invitation a
   await service.sql(`DELETE FROM members WHERE user_id = ${person.id}`)
   t.equal(await status(keys), 404)
   t.strictSame((await caller.call('GET', '/organizations')).body.data, [])
-  t.equal(await status('/user'), 200, 'the user is still somebody')
+  t.equal(await status('/user'), 200, 'the user still exists')
   await createMember(db, { organization_id: o, user_id: person.id, role: 'owner' })
   t.equal(await status(keys), 200)
 })
 
-t.test('OA-14: an organization is named by its id in either case or by its slug; a slug that spells another’s id changes nothing', async (t) => {
+t.test('OA-14: an id in either case or a slug names an organization; a slug like another id changes nothing', async (t) => {
   const nimbus = await service.organization({ slug: 'named-nimbus' })
   const id = nimbus.organization
   const trap = await service.organization({ slug: id.toLowerCase() })
@@ -1344,7 +1344,7 @@ t.test('OA-14: an organization is named by its id in either case or by its slug;
     t.equal((await both.call('GET', `/organizations/${spelling}`)).body.data?.id, id, spelling)
   }
   const only = await callerFor(inTrap, trap.organization)
-  t.equal((await only.call('GET', `/organizations/${id}`)).status, 404, 'the id in upper case is nobody’s slug')
+  t.equal((await only.call('GET', `/organizations/${id}`)).status, 404, 'the id in upper case is no slug')
   t.equal((await only.call('GET', `/organizations/${trap.organization}`)).body.data.id, trap.organization)
 })
 

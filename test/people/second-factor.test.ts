@@ -24,7 +24,7 @@ import {
 } from '../helpers/people.ts'
 import { formIn, visitor, type Seen, type Visitor } from '../helpers/visitor.ts'
 
-// A second factor: who has one is asked for it, whoever else has the password; and an organization can require it.
+// A second factor: a sign-in asks for it after the right password, and an organization can require it.
 
 t.setTimeout(120_000)
 
@@ -58,7 +58,7 @@ async function password (person: Person, browser: Visitor = visitor(address)) {
   return { browser, page: await browser.signIn(await browser.open('/account'), person.email, person.password) }
 }
 
-/** Signs somebody in with both factors. */
+/** Signs a person in with both factors. */
 async function signIn (person: Person, code: string, browser?: Visitor) {
   const first = await password(person, browser)
   const answer = await first.browser.send(formIn(first.page), { code })
@@ -107,7 +107,7 @@ t.test('recovery codes have 80 bits, and are the same however they are written',
   t.notSame(hashRecoveryCode(codes[1]!), hashRecoveryCode(code))
 })
 
-t.test('the account page sets one up: a QR code, a first code, recovery codes once; other browsers are signed out', async (t) => {
+t.test('the account page sets one up: QR code, first code, recovery codes once; other sessions end', async (t) => {
   const { organization } = await service.organization()
   const person = await makePerson(service, { [organization]: 'member' })
   const other = await password(person)
@@ -311,7 +311,7 @@ t.test('while one is in use nothing is taken up in its place: it stays as it is'
   t.equal(again.answer.status, 303, 'and lets its owner in')
 })
 
-t.test('wrong codes are throttled by account and network, a known browser has a count of its own, and five end the step', async (t) => {
+t.test('wrong codes count by account and network, those of a known browser apart, and five end the step', async (t) => {
   const { person, factor } = await someone()
   const known = (await signIn(person, await factor.code())).browser
   await factor.reuse()
@@ -330,7 +330,7 @@ t.test('wrong codes are throttled by account and network, a known browser has a 
   t.equal((await service.sql(`SELECT failures, encode(key, 'hex') AS key FROM sign_in_failures WHERE key = '\\x${
     countKey(db, { name: `code user:${person.id}` }).toString('hex')}'`))[0]!.failures, 5, 'and for the account')
 
-  // Nobody keeps the owner out who does not have the password; who has it, not from a browser of the owner's.
+  // An attacker without the password cannot lock the owner out; one with it cannot lock out the owner's known browser.
   await known.send(formIn(await known.open('/account')), { where: 'here' })
   const own = await signIn(person, await factor.code(), known)
   t.equal(own.answer.status, 303, 'a known browser')
@@ -392,7 +392,7 @@ t.test('changing the password asks for the code, and a link does not switch it o
   t.ok(isSignedIn(await other.open('/account')))
 })
 
-t.test('whoever changes the password, closes the account or takes the factor away ends a sign-in that waits', async (t) => {
+t.test('a new password, a closed account or a removed factor ends a sign-in that waits for its code', async (t) => {
   for (const end of [
     async (person: Person) => {
       const link = mintSecret()
@@ -412,7 +412,7 @@ t.test('whoever changes the password, closes the account or takes the factor awa
   }
 })
 
-t.test('an application gets everything only with a code; a code that was used, and one that is wrong, allow nothing', async (t) => {
+t.test('an application gets all permissions only with a code; a used code and a wrong code allow nothing', async (t) => {
   const { person, factor, organization } = await someone('owner')
   const { browser } = await signIn(person, await factor.code())
   const { verifier, challenge } = pkce()
@@ -517,7 +517,7 @@ t.test('which came first, second factor or grant, goes by what was committed, no
   t.equal((await makeStar(organization, body.access_token)).status, 201, 'with it')
 })
 
-t.test('an organization that requires it refuses members without one, whatever they act through, and nobody else', async (t) => {
+t.test('an organization that requires it refuses members without one, with any credential, and no other', async (t) => {
   const { organization, call } = await service.organization()
   const person = await makePerson(service, { [organization]: 'owner' })
   const elsewhere = (await service.organization()).organization
@@ -538,7 +538,7 @@ t.test('an organization that requires it refuses members without one, whatever t
   }
   t.equal((await ask(access, '/api/v1/user')).status, 200, 'what is no organization’s')
   t.equal((await ask(access, `/api/v1/${elsewhere}/projects`)).status, 200, 'another organization')
-  t.equal((await call('GET', `/${organization}/projects`)).status, 200, 'a token of nobody’s')
+  t.equal((await call('GET', `/${organization}/projects`)).status, 200, 'a token without a person')
   t.equal((await makeStar(organization, access)).status, 403, 'nor does it change anything')
 
   const factor = await giveSecondFactor(service, person)
@@ -562,7 +562,7 @@ t.test('an organization that requires it refuses members without one, whatever t
   t.equal((await ask(access, own)).status, 404)
 })
 
-t.test('whoever has a second factor requires it of the organization, or stops that; nobody else does', async (t) => {
+t.test('only a person with a second factor, or the operator, sets whether the organization requires it', async (t) => {
   const { organization, call } = await service.organization()
   const person = await makePerson(service, { [organization]: 'owner' })
   const { access } = await issuePair(service, person, SCOPE_NAMES)
@@ -594,7 +594,7 @@ t.test('whoever has a second factor requires it of the organization, or stops th
   t.equal(await isRequired(), true)
   t.equal((await change({ require_second_factor: false })).status, 200)
   t.equal((await change({ name: 'Nimbus' }, theirs.access)).status, 200)
-  // A token of nobody's is the operator's.
+  // A token without a person is the operator's.
   t.equal((await call('PATCH', `/organizations/${organization}`, { require_second_factor: true })).status, 200)
   t.equal(await isRequired(), true)
 })
@@ -683,7 +683,7 @@ t.test('CR-47: each form is this browser’s and this session’s alone', async 
   t.ok(isSignedIn(await browser.open('/account')))
 })
 
-t.test('the account page shows sessions, applications and tokens, and ends each of them, and nobody else’s', async (t) => {
+t.test('the account page shows and ends sessions, applications and tokens, and no other person’s', async (t) => {
   const { organization } = await service.organization()
   const [rosa, mallory] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
@@ -704,7 +704,7 @@ t.test('the account page shows sessions, applications and tokens, and ends each 
   t.match(page.text, /Command line, since \d{4}-\d\d-\d\d until \d{4}-\d\d-\d\d: 1 permissions/)
   t.match(page.text, /Command line, [^:]+: everything/)
 
-  // Of somebody else, nothing ends.
+  // Sessions, applications and tokens of another person do not end.
   const foreign = await other.open('/account')
   const formFor = (page: Seen, noun: string) => formTo(page, `/account/${noun}/end`)
   const idOf = (page: Seen, noun: string) => formFor(page, noun).fields.find(([name]) => name === 'id')![1]

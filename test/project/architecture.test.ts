@@ -130,7 +130,7 @@ function wallBreaches (path: string, source: string): string[] {
   })
 }
 
-// Inside a transaction `db` is the transaction; whoever reaches for the outer handle there reads and writes beside it.
+// Inside a transaction `db` is the transaction; code that uses the outer handle reads and writes outside of it.
 function transactionBreaches (path: string, source: string): string[] {
   const breaches: string[] = []
   walk(parse(path, source), (node) => {
@@ -192,7 +192,7 @@ t.test('imports go down only, never sideways, and each package stays on its floo
   t.strictSame(breachesOf(wallBreaches), [])
 })
 
-// Each file's own imports, types included: whoever reads one of a circle has to read all of it first.
+// The imports of each file, types included: a reader of one file of a cycle has to read the whole cycle first.
 function circles (imports: ReadonlyMap<string, readonly string[]>): string[] {
   const found: string[] = []
   const ended = new Set<string>()
@@ -224,7 +224,7 @@ t.test('no folder of src has more than fifteen files', async (t) => {
 // A process, a row or a caller is not a person: comments, names and messages name the thing.
 const VAGUE = /\b(?:nobody|whoever|somebody|anybody)\b/i
 
-t.test('comments, names and messages name the thing instead of "nobody" or "whoever"', async (t) => {
+t.test('comments, names and messages of src and schemas name the thing instead of an indefinite person', async (t) => {
   const files = ['src', 'schemas'].flatMap((folder) => readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .filter((name) => name.endsWith('.ts')).map((name) => `${folder}/${name}`))
   t.ok(files.length > 200)

@@ -76,7 +76,7 @@ const first = await firstStart()
 const world = { organization: first.organization }
 const answers: Record<string, Answer['body']> = {}
 
-/** What is there before an example that none of the others makes: the operator did it, or somebody with a client. */
+/** State that an example needs and no other example creates: the operator or another client makes it. */
 const BEFORE: Record<string, () => Promise<unknown>> = {
   createSubscriptionShortPath: () => prepare(service, OPERATIONS.createSubscriptionShortPath!, world),
   refundCharge: () =>
@@ -223,7 +223,7 @@ const kindOf = (text: string) => Object.entries(KINDS).find(([, pattern]) => pat
 // What goes on being counted, or hangs on how fast that was.
 const OWN_NUMBERS =
   /\/(?:id|user_id|sequence|api_calls|api_calls\/used|attributes\/count|last_change\/version|meta\/total|meta\/to|re_encryption\/\w+|key_check_iterations)$/
-// Whoever signs in chose the scopes; who sells, and with which words, is the operator's to say; tokens end at random.
+// The person chooses the scopes, the operator the seller and its texts, and tokens end with random characters.
 const OF_OTHERS = /^\/scope$|\/seller\/|\/note$|\/token_suffix$/
 
 /** Where an answer says something else than the example: other words, or numbers, or other members. */

@@ -636,7 +636,7 @@ t.test('a recipe stores every file of UTF-8 as it is, and no other', { skip }, a
   }
 })
 
-t.test('with-secrets keeps long values, names what a shell cannot set, and refuses what the kernel does not pass', { skip }, async (t) => {
+t.test('with-secrets keeps long values, names what a shell cannot set, and refuses what the kernel refuses', { skip }, async (t) => {
   await makeLevel(owner, { slug: 'names', name: 'Names', secret_format: 'json' })
   const env = { STRONGROOM_URL: address, STRONGROOM_TOKEN: owner.token }
   for (const shell of [DASH, BASH]) {

@@ -72,7 +72,7 @@ t.test('npm runs no install script, neither here nor in the container', async (t
   t.same(Object.keys(scripts).filter((name) => /^(?:pre|post|install$)/.test(name)), [])
 })
 
-t.test('what the console bundles is a production package, so that the audit, the licences and the SBOM cover it', async (t) => {
+t.test('what the console bundles is a production package, so the audit, licences and SBOM cover it', async (t) => {
   const sources = readdirSync('console', { recursive: true, encoding: 'utf8' }).filter((name) => /\.tsx?$/.test(name))
   const imported = new Set(sources.flatMap((name) => [...read(join('console', name))
     .matchAll(/^(?:import|export) (?:[^']+ from )?'((?:@[\w-]+\/)?[a-z][\w-]*)/gm)].map(([, from]) => from!)))

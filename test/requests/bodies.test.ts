@@ -88,7 +88,7 @@ t.test('what a large body says is what JSON.parse says of it, however it is cut'
   t.ok(kinds.good > 1500 && kinds.bad > 1000, JSON.stringify(kinds))
 })
 
-t.test('malformed JSON has the position of its first error, also in a body that is read in pieces, however it is cut', async (t) => {
+t.test('malformed JSON has the position of its first error, also in a body that is read in pieces', async (t) => {
   const positionOf = async (read: () => unknown) => {
     try {
       return await read()
@@ -171,7 +171,7 @@ t.test('a large body is read in steps, whatever it comes in, and none of its pie
   t.ok(turns.length >= 30 && Math.max(...turns) <= 2 * 1024 * 1024, `rests after ${turns.slice(0, 3).join(', ')} bytes`)
 })
 
-t.test('how many members a body may have is what its schema has a place for, and is judged before anything is made of it', async (t) => {
+t.test('the schema limits the number of members of a body, and the check comes before objects are built', async (t) => {
   const schema = Type.Object({
     name: Type.String(),
     list: Type.Array(
@@ -197,7 +197,7 @@ t.test('how many members a body may have is what its schema has a place for, and
   t.equal(parsed, 0, 'nothing was parsed')
 })
 
-t.test('a slot is had once, whoever gives it back how often, and nobody has all of them', async (t) => {
+t.test('a slot is released once, however often it is given back, and no owner gets all slots', async (t) => {
   const take = createSlots(4, 2)
   const [a, b] = [take('A'), take('A')]
   t.equal(take('A'), undefined, 'one owner has two')
@@ -256,7 +256,7 @@ t.test('no published operation parses a body of many members, and each bounds it
       for (const socket of dropped) socket.destroy()
       await settled(port, caller, path, 422)
     }
-    // What has arrived whole is worked on, whoever still waits for it, and its place is free when that is done.
+    // A body that has arrived in full is processed, also for a client that is gone; its place is free afterwards.
     const wrong = Buffer.from(String(body).replace(/"key_check":"[^"]*"/, '"key_check":""'))
     for (let n = 0; n < 6; n++) {
       const socket = upload(port, path, caller, wrong.length)
@@ -315,8 +315,8 @@ async function rotationOf (caller: Caller): Promise<{ path: string, body: Buffer
 }
 
 /**
- * Two uploads of the caller that have begun and hold what places one organization has. Whoever asks whether they do
- * takes a place for that moment, so that one of the two may be refused: it is begun again.
+ * Starts two uploads of the caller that hold all places of one organization. The check whether they do takes a place
+ * for a moment, so that one of the two uploads may be refused: it is started again.
  */
 async function takePlaces (port: number, path: string, caller: Caller, begun = '') {
   const begin = () => {

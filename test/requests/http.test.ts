@@ -55,7 +55,7 @@ function sendJson (method: string, path: string, payload: string | Buffer, heade
 
 const own = (path: string) => `/${caller.organization}${path}`
 
-t.test('health and readiness ignore unknown query parameters, which load balancers add; other operations refuse them', async (t) => {
+t.test('health and readiness ignore unknown query parameters of load balancers; other operations refuse them', async (t) => {
   for (const path of ['/healthz', '/readyz']) {
     for (const query of ['?probe=1', '?a=&b=2&a=3', '?', '?%5B%5D=x']) {
       t.match(await service.app.inject(path + query), { statusCode: 200, body: '{"status":"ok"}' }, path + query)
@@ -114,7 +114,7 @@ t.test('HT-04 OPTIONS is 204 with Allow and no body wherever a path exists, and 
   isError(t, await service.inject({ method: 'OPTIONS', url: '/nowhere' }), 'not_found')
 })
 
-t.test('HT-02 HT-06 HT-07 what is no path is 404: unknown, trailing slash, doubled slash, other case, overlong, not decodable, NUL', async (t) => {
+t.test('HT-02 HT-06 HT-07 what is no path is 404: unknown, trailing slash, doubled slash, other case, NUL', async (t) => {
   const paths = [
     '///', '//nowhere', '//api', '//api/v1', '//api/v2/organization', '//API/v1/organization', '//api/v1/Organization', '//api/v1/organization/', '//api/v1//organization',
     '//healthz/', '//readyz/', own('/projects/'), own('/orbit/'), own('//orbit'), own('/orbit/secrets/'), own(
@@ -293,7 +293,7 @@ t.test('null in the place of a body is none where it may be left out, and 422 wh
   }
 })
 
-t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, too long, no slug, reserved, taken', async (t) => {
+t.test('HT-14 each wrong member is named: unknown, missing, wrong type, too long, no slug, reserved, taken', async (t) => {
   const named = async (
     method: string, path: string, body: object, member: string, code: ErrorCode = 'validation_failed'
   ) => {
@@ -344,7 +344,7 @@ t.test('HT-14 each wrong member is named: unknown, missing, of the wrong type, t
   await named('POST', '/secrets/versions/purge', { ...level, confirmed: true, really: 1 }, 'really')
 })
 
-t.test('HT-14 pages of a query out of range or not plainly a number, and parameters that there are not, are 422', async (t) => {
+t.test('HT-14 a page that is out of range or no plain number, and an unknown parameter, are 422', async (t) => {
   for (const query of [
     'page=0', 'page=-1', 'page=1.9', 'page=1e3', 'page=0x1', 'page=%201', 'page=abc', 'page=1&page=2',
     'page=1000000001', 'page=99999999999999999999', 'page=%00', 'per_page=0', 'per_page=101', 'per_page=true',
@@ -386,7 +386,7 @@ t.test('HT-14 "confirmed": "true" and 1 are not true: nothing is purged', async 
   t.equal((await caller.call('POST', own('/secrets/versions'), level)).body.meta.total, before)
 })
 
-t.test('RL-18 NUL characters and lone surrogates are 422 in every string of every body, and what is raw in it 400', async (t) => {
+t.test('RL-18 NUL characters and lone surrogates are 422 in every string of every body, and raw ones 400', async (t) => {
   const bodies = Object.entries(
     service.app.swagger().paths ?? {}
   ).flatMap(([path, item]) => Object.entries(item as object).flatMap(([method, operation]) => {
@@ -484,7 +484,7 @@ t.test('HT-16 RL-17 413, 414 and 431 have the flat shape and nothing is read bey
   ), 'header_fields_too_large')
 })
 
-t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing headers and nothing that tells of the server', async (t) => {
+t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer has the standing headers and no server details', async (t) => {
   const etag = (await send('GET', own('/orbit/backend/live/secrets'))).headers.etag as string
   const made = await caller.call('POST', own('/orbit/targets'), { name: 'To delete' })
   const answers: [string, number, Answer][] = [
@@ -553,7 +553,7 @@ t.test('HT-21 HT-22 HT-23 HT-24 HT-25 HT-26 every answer carries the standing he
   t.equal(health.headers['x-content-type-options'], 'nosniff')
 })
 
-t.test('no answer is kept by anybody on its way, however its target is spelled, unless its route says so', async (t) => {
+t.test('no cache on the way may store an answer, however its target is spelled, unless its route says so', async (t) => {
   const declared: Record<string, string> = {}
   for (const { path, method } of publishedOperations()) {
     const url = path.replace(/{\w+}/g, 'x')
@@ -608,7 +608,7 @@ t.test('HT-27 the version of the API is echoed, and any other than 1 is 400 that
   t.equal(answer.headers['x-api-version'], '1')
 })
 
-t.test('HT-28 the long paths answer as the short ones do, and say that they are deprecated and what replaces them', async (t) => {
+t.test('HT-28 the long paths answer as the short ones do, with their deprecation and replacement', async (t) => {
   for (const [old, successor] of [
     ['/projects', '/projects'], ['/projects/orbit', '/orbit'], ['/projects/orbit/targets', '/orbit/targets'], [
       '/projects/orbit/targets/backend', '/orbit/backend'
@@ -630,7 +630,7 @@ t.test('HT-28 the long paths answer as the short ones do, and say that they are 
   }
 })
 
-t.test('HT-30 a failure that nobody foresaw is internal_error and says nothing of itself, nor does the log of its values', async (t) => {
+t.test('HT-30 an unexpected failure is internal_error without details, and its values are not in the log', async (t) => {
   await service.sql('ALTER TABLE targets RENAME TO targets_gone')
   const answer = await caller.call('POST', own('/orbit/targets'), { name: 'canary-9f31', description: 'canary-9f31' })
   await service.sql('ALTER TABLE targets_gone RENAME TO targets')
@@ -659,7 +659,7 @@ t.test('HT-31 a sane request id is taken over, any other is replaced', async (t)
   t.equal(new Set(ids).size, 50)
 })
 
-t.test('HT-31 nothing that a caller sends can write a line of its own into the log, and headers, paths, queries and bodies stay out of it', async (t) => {
+t.test('HT-31 no caller can write a log line of its own; headers, paths, queries and bodies are not logged', async (t) => {
   const from = service.logs.length
   const evil = 'evil\u001b[31m\r\n{"level":30,"forged":true}\u2028'
   await send(
@@ -814,7 +814,7 @@ t.test('over a real socket', async (t) => {
     t.match(await rest(socket), /422[\s\S]*validation_failed/)
   })
 
-  t.test('HT-17 an expectation that there is not, and a request without Host, are judged, headed, counted and logged as any other', async (t) => {
+  t.test('HT-17 an unknown expectation, and a request without Host, are handled and logged like all others', async (t) => {
     const linesOf = (id: string) =>
       logs.map((line) => JSON.parse(line)).filter(({ reqId, msg }) => reqId === id && msg === 'request')
     const path = `/api/v1${own('/orbit')}`
@@ -868,7 +868,7 @@ t.test('over a real socket', async (t) => {
     t.match(JSON.parse(answers[0]?.body ?? '{}'), { error: 'validation_failed', errors: { name: [String] } })
   })
 
-  t.test('RL-12 RL-13 a client that goes away in the middle costs nothing: no transaction stays open, no failure is logged', async (t) => {
+  t.test('RL-12 RL-13 a client that goes away in the middle costs nothing: no transaction stays open', async (t) => {
     for (let i = 0; i < 20; i++) {
       const socket = connect(port, '127.0.0.1')
       await once(socket, 'connect')
@@ -884,13 +884,13 @@ t.test('over a real socket', async (t) => {
     }
     const answer = await exchange(port, `${post}Connection: close\r\nContent-Length: 16\r\n\r\n{"name":"Still"}`)
     t.equal(answer.answers[0]?.status, 201, 'the next one writes')
-    t.strictSame(logs.filter((line) => JSON.parse(line).level >= 50), [], 'nobody here failed')
+    t.strictSame(logs.filter((line) => JSON.parse(line).level >= 50), [], 'no request failed')
     t.same(await service.sql(
       "SELECT DISTINCT ip FROM audit_events WHERE action = 'target.create' AND (ip IS NULL OR ip = '')"
     ), [], 'and who did it is known of each that went away')
   })
 
-  t.test('every request leaves exactly one line, with its client, also when the client hangs up: before, in and after the body, in line, and while it is answered', async (t) => {
+  t.test('every request leaves exactly one log line, with its client, whenever the client hangs up', async (t) => {
     const named = (id: string, rest: string) => rest.replace('Host: x', `Host: x\r\nX-Request-Id: ${id}`)
     const get = (id: string, path = '/healthz') => named(id, `GET ${path} HTTP/1.1\r\nHost: x\r\n${bearer}\r\n`)
     const body = JSON.stringify({ ...level, plaintext: `A=${'x'.repeat(50_000)}` })
@@ -959,7 +959,7 @@ t.test('over a real socket', async (t) => {
   })
 })
 
-t.test('RL-21 no input makes any published operation fail, and every refusal is one that the operation documents', async (t) => {
+t.test('RL-21 no input makes any published operation fail, and every refusal is a documented one', async (t) => {
   const random = generator(20260301)
   const pick = <T>(from: readonly T[]): T => from[Math.floor(random() * from.length)]!
   const chance = (p: number) => random() < p

@@ -249,7 +249,7 @@ t.test('RL-40: what people and applications prove themselves with goes through e
   const fresh = unique('password')
   const [password, wrong, link, spare] = [unique('password'), unique('wrong-password'), mintSecret(), mintSecret()]
   for (const [name, value] of Object.entries({
-    password, 'wrong password': wrong, 'new password': fresh, link, 'link that nobody uses': spare
+    password, 'wrong password': wrong, 'new password': fresh, link, 'link that is not used': spare
   })) {
     watch(name, value)
   }

@@ -95,7 +95,7 @@ async function attempt (
   }
 }
 
-t.test('behind a proxy that cuts connections, nothing that is repeated happens twice, and no token exists that nobody has', async (t) => {
+t.test('behind a proxy that cuts connections no repeat acts twice, and no token exists that no client has', async (t) => {
   const port = await startProxy(t)
   const caller = await service.organization()
   const o = caller.organization

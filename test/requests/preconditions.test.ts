@@ -61,7 +61,7 @@ const KINDS: Record<string, () => Promise<Resource>> = {
 const etagOf = ({ headers }: Answer) => String(headers.etag)
 
 for (const [kind, make] of Object.entries(KINDS)) {
-  t.test(`a ${kind} has a strong ETag; reads with it are 304, and a change or an end that depends on another is 412`, async (t) => {
+  t.test(`a ${kind} has a strong ETag: a read with it is 304, a change or deletion with another is 412`, async (t) => {
     const { path, long, change, put } = await make()
     const first = await call('GET', path)
     const etag = etagOf(first)
@@ -136,7 +136,7 @@ for (const [kind, make] of Object.entries(KINDS)) {
   })
 }
 
-t.test('what is created has the ETag that it is read with; who is in a team, and what it holds, is a part of its own', async (t) => {
+t.test('a created resource has the ETag of its reads; counts and the members of a team are part of the ETag', async (t) => {
   const project = await call('POST', `/${o}/projects`, { name: 'Tagged', slug: 'tagged' })
   t.equal(etagOf(project), etagOf(await call('GET', `/${o}/tagged`)))
   const target = await call('POST', `/${o}/tagged/targets`, { name: 'Backend' })
@@ -171,7 +171,7 @@ t.test('who is put into a team or taken out, and what it holds, depends on the E
   }
 })
 
-t.test('an If-Match or If-None-Match that is neither * nor a list of ETags is 422, and guards nothing in silence', async (t) => {
+t.test('an If-Match or If-None-Match that is neither * nor a list of ETags is 422, and is never ignored', async (t) => {
   const { path, change } = await KINDS.project!()
   const etag = etagOf(await call('GET', path))
   for (const bad of ['W/*', `${etag}, *`, `*, ${etag}`, `x${etag}`, `${etag} "x"`, etag.slice(1, -1), '"', '']) {

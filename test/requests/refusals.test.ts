@@ -106,7 +106,7 @@ function withValue (body: unknown, [first, ...rest]: string[], value: unknown): 
 /** All messages of an error response. */
 const messagesOf = ({ body }: Answer) => Object.values(body?.errors ?? {}).flat() as string[]
 
-t.test('every enumeration lists its values when it refuses one, and every pattern and time shows an example that it accepts', async (t) => {
+t.test('a refused enumeration lists its values; a refused pattern or time shows an example that is accepted', async (t) => {
   const kinds = { enum: 0, pattern: 0, time: 0 }
   for (const operation of operations) {
     const wrong: string[] = []
@@ -258,7 +258,7 @@ t.test('a 404 names nothing that a restriction hides: a hidden part and a missin
   }
 })
 
-t.test('a 404 of a path that the API does not have names the most similar paths, and nothing of the path that was sent', async (t) => {
+t.test('a 404 of an unknown path names the most similar paths, and nothing of the path that was sent', async (t) => {
   const { token } = await service.token(o, ['*'], { slices: [world.sliceOf()] })
   const ask = (path: string, headers = bearer(world.caller.token)) => service.inject({ method: 'GET', url: path, headers })
   const [project, target, environment] = ['/{project}', '/{project}/{target}', '/{project}/{target}/{environment}'].map((path) =>
@@ -443,7 +443,7 @@ t.test('an error of the OAuth endpoints names the parameter', async (t) => {
   }
 })
 
-t.test('PUT and PATCH both work wherever one of them does, except on documents and memberships; duplicates are deprecated', async (t) => {
+t.test('PUT and PATCH both work where one does, except on documents and memberships; one is deprecated', async (t) => {
   const changing = Object.entries(publishedPaths(service)).flatMap(([path, item]) =>
     'put' in item || 'patch' in item ? [{ path, item: item as Record<string, Operation> }] : [])
   const single = changing.filter(({ item }) => !('put' in item && 'patch' in item)).map(({ path }) => path)

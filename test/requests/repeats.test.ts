@@ -13,7 +13,7 @@ const service = await startApp(t)
 
 /** Those that ask for no caller: of standards that have no such header, or without any effect. */
 const WITHOUT_CALLER = ['getAccessToken', 'revokeToken', 'sendTelemetry']
-/** Those whose answer holds a value that nobody has afterwards. */
+/** Operations whose answer has a value that is shown only once. */
 const SHOWN_ONCE = ['createApiToken', 'rotateApiToken']
 
 const keyed = (key: string) => ({ 'idempotency-key': key })
@@ -27,7 +27,7 @@ const retrievalsOf = (caller: Caller) => service.sql(`SELECT actor_id, resource_
 const answersOf = (caller: Caller) =>
   service.sql(`SELECT * FROM idempotency_keys WHERE organization_id = '${caller.organization}'`)
 
-t.test('every POST, every change of names, and every change of billing, takes an Idempotency-Key, says so, and gives its first answer again with nothing done twice', async (t) => {
+t.test('every POST and change of names or billing takes an Idempotency-Key, and a repeat acts only once', async (t) => {
   const { caller, ids, person } = await settle(service, 'repeated')
   const owned = async () => Number((await service.sql(
     `SELECT count(*) FROM members WHERE user_id = ${person.id}`
@@ -74,7 +74,7 @@ t.test('every POST, every change of names, and every change of billing, takes an
   )
 })
 
-t.test('a repeat is judged as any request is: who may not do it any more, or whose place is gone, gets no old answer', async (t) => {
+t.test('a repeat is checked like any request: without the permission or the resource there is no replay', async (t) => {
   const { caller, ids } = await settle(service, 'judged')
   const o = caller.organization
   // One holds it by their role, one by that of a team.
@@ -124,7 +124,7 @@ t.test('a repeat is judged as any request is: who may not do it any more, or who
   for (const row of rows) await refused('without its organization', row)
 })
 
-t.test('a repeat is refused to an owner who is an administrator by now, and of a version that is locked by now', async (t) => {
+t.test('a repeat is refused after the owner became an administrator, or the version was locked', async (t) => {
   const owner = await service.organization({ plan: 'free' })
   const o = owner.organization
   const person = await makePerson(service, { [o]: 'owner' })
@@ -169,7 +169,7 @@ t.test('a route that gives its first answer again, and bounds itself in its hand
   t.doesNotThrow(() => route({ repeatable: false }))
 })
 
-t.test('a key that came with something else is 422, also outside of an organization, and each caller has keys of its own', async (t) => {
+t.test('a key with another request is 422, also outside an organization, and each caller has its own keys', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   const create = (who: Caller, path: string, name: string) => who.call('POST', `/${o}/${path}`, { name }, keyed('one'))
@@ -204,7 +204,7 @@ t.test('a key that came with something else is 422, also outside of an organizat
   t.equal(inside.status, 201, 'a key in an organization is another one')
 })
 
-t.test('a token that rotates itself with a key leaves its former value for a while, so that the repeat tells of the new one', async (t) => {
+t.test('a token that rotates itself with a key stays valid for a while, so a repeat returns the new token', async (t) => {
   const owner = await service.organization()
   const own = await service.token(owner.organization, ['*'])
   const path = (id: number | string) => `/organizations/${owner.organization}/api-keys/${id}/rotate`
@@ -256,7 +256,7 @@ t.test('a repeat may name members in another order; another order of a list is a
   t.equal((await make({ abilities: [...abilities].reverse() })).body.error, 'idempotency_key_reused')
 })
 
-t.test('of 50 repeats at once one takes effect: creating, storing, restoring, deleting, adding a member, rotating', async (t) => {
+t.test('of 50 repeats at once one takes effect: create, store, restore, delete, add a member, rotate', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   const level = await makeLevel(caller)
@@ -287,7 +287,7 @@ t.test('of 50 repeats at once one takes effect: creating, storing, restoring, de
   }
 })
 
-t.test('repeats at once are the first answer or 409 conflict, and count for nothing in the limit of what they do', async (t) => {
+t.test('repeats at once get the first answer or 409 conflict, and do not count in the limit of the effect', async (t) => {
   const limited = await startApp(t, { RATE_LIMIT_KEY_ROTATION: '3', RATE_LIMIT_API: '3' })
   // Its requests are not what is counted here.
   await limited.sql("UPDATE plans SET api_per_minute = 1000 WHERE name = 'team'")
@@ -324,7 +324,7 @@ t.test('a change of a key that meets another one, of no such key, is told that, 
   )
 })
 
-t.test('what is kept tells nothing: neither key nor answer, and no value of a token or a key string, sealed or not', async (t) => {
+t.test('a stored answer shows neither key nor content, and has no token value or key string, even sealed', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   await caller.call('POST', `/${o}/projects`, { name: 'Orbit' }, keyed('order-17'))
@@ -354,7 +354,7 @@ t.test('what is kept tells nothing: neither key nor answer, and no value of a to
   t.match(moved, { status: 500, body: { error: 'integrity_error' } }, 'an answer that was moved to another key')
 })
 
-t.test('AU-01: a repeat that shows a key string again is recorded before, and shows nothing where it cannot be', async (t) => {
+t.test('AU-01: a repeat that returns a key string again is audited first, and without the audit it is 503', async (t) => {
   const caller = await service.organization()
   const o = caller.organization
   await caller.call('POST', `/${o}/projects`, { name: 'Orbit' })

@@ -19,7 +19,7 @@ import { startApp, type TestApp } from '../helpers/app.ts'
 import { QUICK } from '../helpers/costs.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 
-// What the database keeps of a request: nothing that somebody with the database or a backup can test guesses against.
+// An attacker with the database or a backup cannot test guesses of a request against the stored values.
 
 t.setTimeout(120_000)
 
@@ -67,7 +67,7 @@ async function sameCaller ({ database: { db }, keyring, sql, write }: TestApp, i
   return token
 }
 
-t.test('two installations store different values for the same request of the same caller with the same Idempotency-Key', async (t) => {
+t.test('two installations store different values for the same request, caller and Idempotency-Key', async (t) => {
   const organization = ulid()
   const rows: Stored[] = []
   for (const service of [first, second]) {
@@ -82,7 +82,7 @@ t.test('two installations store different values for the same request of the sam
   t.not(one.request, other.request)
 })
 
-t.test('equal requests of two organizations, or of two callers, and one request with two keys are stored as different values', async (t) => {
+t.test('a request is stored as another value for another organization, caller or Idempotency-Key', async (t) => {
   const [nimbus, cumulus] = [await first.organization(), await first.organization()]
   const colleague = await first.token(nimbus.organization, ['*'])
   for (const { organization, token } of [nimbus, cumulus, colleague]) {
@@ -178,7 +178,7 @@ t.test('a repeat takes effect once after a change of the master key, and after a
   await repeats(elsewhere.database, elsewhere.keyring, 'after a restore')
 })
 
-t.test('with the database alone, nobody learns which addresses were tried, or from where', async (t) => {
+t.test('the database alone does not show which addresses were tried, or from where', async (t) => {
   const browser = mintSecret()
   const email = 'nobody@nimbus.example'
   const failures = async (service: TestApp) => {

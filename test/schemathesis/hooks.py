@@ -12,7 +12,7 @@ import requests
 import schemathesis
 from schemathesis.core import NotSet
 
-# Who puts in place what an operation acts on; without a token nobody gets as far as that.
+# The server that creates what an operation acts on; a request without a token does not get that far.
 STAGE = os.environ.get("STAGE")
 # Of how many cases at the limits of schemas one is sent.
 SHARE = int(os.environ["SHARE"])

@@ -42,7 +42,7 @@ const stage = await openStage(service, address)
 const server = await serve(stage)
 ends.unshift(() => { server.close() })
 const begun = Date.now()
-// Side by side: whoever has no token changes nothing that the other finds.
+// Both searches run at once: the search without a token changes nothing that the other one reads.
 const found = await Promise.all([
   search('with a token of everything', ['--header', `Authorization: Bearer ${stage.token}`], {
     STAGE: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, PERSON: `Bearer ${stage.person}`

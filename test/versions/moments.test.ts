@@ -122,7 +122,7 @@ t.test('a read at a moment answers each level as it was, writes of that very mil
   t.equal(body.data.attributes.levels.environment.content, content, 'the very version')
 })
 
-t.test('a moment is of any time zone, and none that the database has not seen; a level that was made later is not there', async (t) => {
+t.test('a moment has any time zone and is not in the future; a level that was created later is not there', async (t) => {
   const before = await now()
   const at = await makeLevel(owner, { name: 'Zones' })
   const { version } = await put(at, 'A=1')
@@ -162,7 +162,7 @@ t.test('a moment is of any time zone, and none that the database has not seen; a
   )
 })
 
-t.test('a read at a moment takes secret:history beside what the read takes, and shows a narrowed token its part', async (t) => {
+t.test('a read at a moment needs secret:history and the scopes of a read; a narrowed token sees its part', async (t) => {
   const at = await makeLevel(owner)
   for (const level of levelsOf(at)) await put(level, 'A=1')
   const time = await now()
@@ -183,7 +183,7 @@ t.test('a read at a moment takes secret:history beside what the read takes, and 
   t.equal((await read(at.project, { at: time }, narrowed)).status, 404)
 })
 
-t.test('what is read at a moment has an ETag, and its levels theirs: 304 for what is known, 412 once a level moved on', async (t) => {
+t.test('a read at a moment has an ETag, and one per level: 304 if it is known, 412 once the level changed', async (t) => {
   const at = await makeLevel(owner)
   await put(at, 'A=1')
   const time = await now()
@@ -224,7 +224,7 @@ t.test('while a document was deleted there was none, and before it was', async (
   t.strictSame(await contents(at, { at: stored }), { environment: 'A=1' })
 })
 
-t.test('what left no version, or whose version is gone, is version_gone for as long as nobody can tell; what stands there since is told', async (t) => {
+t.test('a moment without its version is version_gone; the current document is still read at its time', async (t) => {
   const at = await makeLevel(owner)
   const { version } = await put(at, 'A=1')
   const first = await now()
@@ -252,7 +252,7 @@ t.test('what left no version, or whose version is gone, is version_gone for as l
   await refused(t, at, () => restoreTo(at.project, fourthAt), gone.body)
 })
 
-t.test('a version that a write with no_backup overwrote is read at its time until the next write; then the time of both is version_gone, and its id still has it', async (t) => {
+t.test('a version overwritten with no_backup is read at its time until the next write, then only by its id', async (t) => {
   const unrecorded = (at: object, plaintext: string) => store(at, { plaintext, no_backup: true })
   const then: Record<string, (at: At) => Promise<unknown>> = {
     'a store': (at) => put(at, 'A=3'),
@@ -297,7 +297,7 @@ t.test('a version that a write with no_backup overwrote is read at its time unti
   t.match(await read(at, { at: first }), { status: 422, body: { error: 'version_gone' } })
 })
 
-t.test('what was deleted for good is version_gone before that, read or brought back, whether it was stored again or never', async (t) => {
+t.test('a document deleted for good is version_gone before that, for reads and restores, stored again or not', async (t) => {
   const at = await makeLevel(owner, { name: 'For Good' })
   const [project,, environment] = levelsOf(at)
   const forGood = () => remove(environment!, { no_backup: true, confirmed: true })
@@ -331,7 +331,7 @@ t.test('what was deleted for good is version_gone before that, read or brought b
   t.strictSame(await contents(at), { environment: 'A=4' })
 })
 
-t.test('outside of the retention window a version is locked at every moment, and what nobody replaced since is not', async (t) => {
+t.test('outside the retention window a version is locked at every moment, and the current document is not', async (t) => {
   const caller = await test.organization({ plan: 'free' })
   const at = await makeLevel(caller, { name: 'Old' })
   const [project, , environment] = levelsOf(at)
@@ -359,7 +359,7 @@ t.test('outside of the retention window a version is locked at every moment, and
   t.equal((await restoreTo(at.project, shift(time, -24 * HOUR), caller)).body.data.restored, 1)
 })
 
-t.test('a version opens under the key that it is under: decrypted by the server, a blob with its key version from a client', async (t) => {
+t.test('a version is read under its own key: decrypted by the server, or as a blob with its key version', async (t) => {
   const at = await makeLevel(owner)
   for (const level of levelsOf(at)) await put(level, 'A=1')
   const time = await now()
@@ -394,7 +394,7 @@ t.test('a version opens under the key that it is under: decrypted by the server,
   t.match((await restoreTo(clients.project, shift(rotated, 0))).body.data, { restored: 0, emptied: 0 })
 })
 
-t.test('a project is brought back to a moment: what changed is restored, what went comes back, what came later goes, and nothing is lost', async (t) => {
+t.test('restore-to restores changed and deleted documents, removes later ones, and loses no version', async (t) => {
   const at = await makeLevel(owner, { name: 'Back' })
   const [project, target, environment] = levelsOf(at)
   await owner.call('POST', org(owner, `/${at.project}/targets`), { name: 'Later', slug: 'later' })
@@ -452,7 +452,7 @@ t.test('a project is brought back to a moment: what changed is restored, what we
   t.equal(sums!.counted, sums!.kept, 'bytes are counted')
 })
 
-t.test('a level that was made anew under the name of one that was deleted is another: it had no document, and gets its own back', async (t) => {
+t.test('a level created again under the name of a deleted level has none of its documents', async (t) => {
   const at = await makeLevel(owner, { name: 'Anew' })
   const environments = org(owner, `/${at.project}/${at.target}/environments`)
   await put(at, 'A=1')
@@ -480,7 +480,7 @@ t.test('restore-to restores documents that do not parse, and says so in a warnin
   t.notOk('warning' in (await restoreTo(at.project, readable)).body)
 })
 
-t.test('what was stored with no_backup is kept by nobody: restore-to replaces it without a version, as a restore does', async (t) => {
+t.test('content stored with no_backup has no version: restore-to replaces it without one, as a restore does', async (t) => {
   const at = await makeLevel(owner, { name: 'Unkept' })
   const gone = { status: 422, body: { error: 'version_gone' } }
   const { version } = await put(at, 'A=1')
@@ -501,7 +501,7 @@ t.test('what was stored with no_backup is kept by nobody: restore-to replaces it
   }
 })
 
-t.test('where nothing is another there is no version, and the answer says so: after the same again, after a rotation, after the same content', async (t) => {
+t.test('restore-to makes no version of an equal document, also after a rotation, and says that', async (t) => {
   const at = await makeLevel(owner)
   const { version } = await put(at, 'A=1')
   await put({ project: at.project }, 'P=1')
@@ -521,7 +521,7 @@ t.test('where nothing is another there is no version, and the answer says so: af
   t.match(await lastEvent(), { action: 'project.restore', details: { restored: 0, emptied: 0, first_version: null } })
 })
 
-t.test('a project is brought back whole or not at all: without room, confirmation, scope or place nothing changes', async (t) => {
+t.test('restore-to is all or nothing: without room, confirmation, scope or place nothing changes', async (t) => {
   const caller = await test.organization()
   const at = await makeLevel(caller, { name: 'Whole' })
   const [project, , environment] = levelsOf(at)
@@ -561,7 +561,7 @@ t.test('a project is brought back whole or not at all: without room, confirmatio
   t.strictSame(await merged(at, await now(), caller), { A: '1'.repeat(2000), E: '2' }, 'a repeat changes nothing')
 })
 
-t.test('while a project is brought back, stores go before it or behind it: every level is of one moment, and no write is lost', async (t) => {
+t.test('stores during a restore-to come before or after it: all levels are of one moment, no write is lost', async (t) => {
   const caller = await test.organization()
   const at = await makeLevel(caller, { name: 'Busy' })
   const targets = await Promise.all(Array.from({ length: 8 }, async (_, i) => {
@@ -611,7 +611,7 @@ t.test('while a project is brought back, stores go before it or behind it: every
   }
 })
 
-t.test('the version of a moment is found whatever was written, deleted and rotated between, in any project of the organization', async (t) => {
+t.test('the version of a moment is found whatever was written, deleted and rotated, in every project', async (t) => {
   const caller = await test.organization()
   const levels = [await makeLevel(caller, { name: 'One' }), await makeLevel(caller, { name: 'Two' })]
   for (let i = 0; i < 24; i++) await put(levels[i % 5 === 0 ? 1 : 0]!, `A=${i}`, caller)

@@ -117,7 +117,7 @@ const FIELDS = Object.values(publishedPaths(service)).flatMap((methods) =>
     ]
   }))
 
-t.test('an invalid RFC 3339 timestamp is 422 naming its member, wherever the document declares one, and changes nothing', async (t) => {
+t.test('an invalid RFC 3339 timestamp is 422 with the name of its member everywhere, and changes nothing', async (t) => {
   const found = FIELDS.map(({ at }) => at)
   for (const known of [
     'readProjectSecrets at', 'readEnvironmentSecretsLongPath at', 'listAuditEvents from', 'listAuditEvents to',
@@ -172,7 +172,7 @@ const OTHERS: Record<string, string[]> = {
   'audit verify': [], 'audit export': [], 'coupon add': ['--code', 'TIMES', '--percent', '10']
 }
 
-t.test('every time on the command line is an RFC 3339 timestamp: an invalid one is wrong usage, naming the option', async (t) => {
+t.test('every time on the command line is RFC 3339: an invalid one is wrong usage, with the option named', async (t) => {
   const { stdout } = await command(['help'])
   const options = stdout.split('\n').flatMap((line) => {
     const [, name = ''] = /^ {2}([\w-]+(?: [a-z][\w-]*)?)/.exec(line) ?? []

@@ -373,7 +373,7 @@ t.test('HT-32: of two reasons to refuse, the earlier in the order of checks is t
   t.equal((await send(draft(), false)).status, 200, 'and restored')
 })
 
-t.test('a client-managed version under the current key is restored as it is, or as a content with the right proof', async (t) => {
+t.test('a client-managed version under the current key is restored as is, or as a content with a valid proof', async (t) => {
   const key = await clientKey('correct horse battery staple')
   const at = await makeLevel(owner, { slug: 'client-restores', ...key.registration })
   const blob = sealBlob(key.dataKey, 'A=1')
@@ -458,7 +458,7 @@ t.test('a server-managed version under an old key is re-encrypted under the curr
   t.strictSame((await fetch(version)).body.data, before, 'history is as it was')
 })
 
-t.test('the only restore snapshot of a deleted secret is version_protected, unless forced in the query or the body', async (t) => {
+t.test('the only snapshot of a deleted secret is version_protected, unless forced in the query or the body', async (t) => {
   const yes = [
     { query: '?force=true' }, { query: '?force=1' }, { query: '?force=TRUE' }, { body: { force: true } }, { query: '?force=false', body: { force: true } },
     { query: '?force=true', body: { force: false } }
@@ -607,7 +607,7 @@ t.test('the list and the purge of a history name its level by `level`, and by no
   }
 })
 
-t.test('a purge takes what is there, whatever number somebody has put beside it', async (t) => {
+t.test('a purge deletes all versions, also if the count in the database is wrong', async (t) => {
   const at = await makeLevel(owner, { slug: 'miscounted' })
   const { body: { data: { version } } } = await store({ ...at, plaintext: 'A=1' })
   await test.sql(
@@ -619,7 +619,7 @@ t.test('a purge takes what is there, whatever number somebody has put beside it'
   t.equal((await owner.call('GET', `/${owner.organization}/secrets/versions/${version}`)).status, 404)
 })
 
-t.test('S-5.10: a purge takes the snapshot of a deleted secret too, at either scope, and force changes nothing', async (t) => {
+t.test('S-5.10: a purge deletes the snapshot of a deleted secret too, at either scope, with or without force', async (t) => {
   for (const [i, more] of [{}, { force: false }, { force: true }, { scope: 'project' }].entries()) {
     const at = await makeLevel(owner, { slug: `purges-deleted-${i}` })
     await store({ ...at, plaintext: 'A=1' })
