@@ -7,8 +7,8 @@ import { subscribe } from 'node:diagnostics_channel'
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-// The newest snapshot equals src/db/tables.ts (test/database/migrations.test.ts). Each process of a run reads the snapshot,
-// because loading that module takes longer.
+// The newest snapshot equals src/db/tables.ts (test/database/migrations.test.ts). Each process of a run reads the
+// snapshot, because loading that module takes longer.
 const SNAPSHOTS = new URL('../../drizzle/meta/', import.meta.url)
 const [snapshot] = readdirSync(SNAPSHOTS).filter((name) => name.endsWith('_snapshot.json')).sort().reverse()
 const { tables } = JSON.parse(readFileSync(new URL(snapshot!, SNAPSHOTS), 'utf8')) as {

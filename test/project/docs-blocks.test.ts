@@ -16,8 +16,8 @@ const CITUS = 'needs several machines; `operations/deployment` checks the files,
 const RELEASE = 'changes the repository; `npm run release:check` checks the result'
 
 /**
- * For each block of a page, in order: the test that runs it or compares it (`project/tour`), or the reason why no test does
- * (any other text).
+ * For each block of a page, in order: the test that runs it or compares it (`project/tour`), or the reason why no test
+ * does (any other text).
  */
 const BLOCKS: Record<string, readonly string[]> = {
   'README.md': [
