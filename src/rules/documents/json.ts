@@ -14,13 +14,15 @@ const JSON_TOKEN = /\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+)/y
  */
 export function readJson (text: string, entries: Entries, work: Work = { done: 0 }) {
   // Check the limit before parsing.
-  let tokens = 1
-  eachToken(text, (_, from) => {
-    work.done += WORK.jsonToken
-    if (tokens++ > MAX_TOKENS) throw UnreadableDocument.ofLimit(from, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
-  })
+  countTokens(text, work)
   const parsed = parse(text)
   if (typeof parsed !== 'object' || parsed === null || Array.isArray(parsed)) throw new UnreadableDocument(0, 'not_a_mapping')
+  const members = parsed as Record<string, unknown>
+  // JSON.parse keeps strings, and without an escape also each name (see `parseJson`).
+  if (!text.includes('\\') && Object.values(members).every((value) => typeof value === 'string')) {
+    for (const name in members) entries[name] = members[name] as string
+    return
+  }
   // The text is valid JSON here. Copy the members from the text, because JSON.parse has rounded the numbers.
   let depth = 0
   let name: string | undefined
@@ -37,6 +39,19 @@ export function readJson (text: string, entries: Entries, work: Work = { done: 0
     } else if (!ends && !(depth === 1 && token === ':')) value.push(token)
     if (token === '{' || token === '[') depth++
   })
+}
+
+// Like `JSON_TOKEN`, without a group, which takes time for each match.
+const COUNTED_TOKEN = new RegExp(JSON_TOKEN.source.replace('(', '(?:'), 'y')
+
+function countTokens (text: string, work: Work) {
+  COUNTED_TOKEN.lastIndex = 0
+  for (let tokens = 0, at = 0; COUNTED_TOKEN.test(text); at = COUNTED_TOKEN.lastIndex) {
+    work.done += WORK.jsonToken
+    if (++tokens <= MAX_TOKENS) continue
+    const from = at + /^\s*/.exec(text.slice(at))![0].length
+    throw UnreadableDocument.ofLimit(from, `${MAX_TOKENS.toLocaleString('en')} tokens (${TOKENS})`)
+  }
 }
 
 /** Visits the tokens of a text, with their positions. Not a generator, which takes twice as long. */
