@@ -121,7 +121,11 @@ async function runFile (child, ended, { id, seconds }, on) {
   child.send({ path: id, timeout })
   const received = new Promise((resolve) => {
     // tap sends messages too.
-    child.on('message', (message) => { if (message.path === id) resolve(message) })
+    child.on('message', function take (message) {
+      if (message.path !== id) return
+      child.off('message', take)
+      resolve(message)
+    })
   })
   const result = await Promise.race([received, ended.then((code) => (
     { pass: 0, fail: 1, seconds: 0, cpu: 0, skipped: [], failures: [`The process of the file ended with ${code}`] }
