@@ -80,5 +80,5 @@ function handle (signal: Signal): void {
 
 // Retries, because a database thread or another process may still write into the directory.
 function remove (path: string): void {
-  rmSync(path, { recursive: true, force: true, maxRetries: 5 })
+  rmSync(path, { recursive: true, force: true, maxRetries: 10 })
 }
