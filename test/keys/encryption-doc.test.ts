@@ -1,4 +1,4 @@
-// runs: no database; 25 s
+// runs: no database; 17 s
 import { readFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import t, { type Test } from 'tap'
@@ -7,6 +7,7 @@ import { generateSalt, makeProof } from '../../src/crypto/key-proof.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { clientKey } from '../helpers/client.ts'
 import { compiledExample, pythonLacks, readDoc } from '../helpers/docs.ts'
+import { LONG } from '../helpers/long.ts'
 import { run } from '../helpers/process.ts'
 
 const page = readDoc('docs/encryption.md')
@@ -55,7 +56,8 @@ for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as 
   t.test(`what one example writes into a ${storage_mode}-managed project, the other reads, and writes anew`, async (t) => {
     const { slug, path, env, versions } = await project(`both-${storage_mode}`, storage_mode)
     const other = noPython === false ? python : typescript
-    for (const one of new Set([typescript, other])) {
+    const isWhole = LONG || storage_mode === 'client'
+    for (const one of isWhole ? new Set([typescript, other]) : []) {
       t.same(await one('read', path, { env }), { code: 0, stdout: '', stderr: '' }, 'a level without a document')
     }
     for (const [writer, reader, input] of [
@@ -65,6 +67,7 @@ for (const [storage_mode, above] of [['client', ''], ['server', '/backend']] as 
       t.same(await reader('read', path, { env }), { code: 0, stdout: input, stderr: '' })
     }
     t.same(await versions(), ['update', 'create'])
+    if (!isWhole) return
     // A project's and a target's own documents too.
     const at = `${slug}${above}`
     t.equal((await other('write', at, { env, input: `AT=${at}\n` })).code, 0)
@@ -122,8 +125,12 @@ async function refusals (t: Test, example: Example, name: string) {
   // The same first 32 bytes, so the server takes its proof: only opening what is stored shows that it is the wrong key.
   const sameProof = { STRONGROOM_KEY: `${KEY_STRING.slice(0, 32)}!` }
   t.equal((await example('write', path, { env: sameProof, input: 'A=2\n' })).code, 1)
-  t.equal((await example('write', path, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })).code, 1)
+  const isWhole = LONG || example === typescript
+  if (isWhole) {
+    t.equal((await example('write', path, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })).code, 1)
+  }
   t.same(await versions(), ['create'], 'nothing is stored under a wrong key')
+  if (!isWhole) return
 
   const wrong = await example('write', slug, { env: { STRONGROOM_KEY: 'another key' }, input: 'A=2\n' })
   t.equal(wrong.code, 1)
