@@ -4,6 +4,7 @@ import postgres from 'postgres'
 import t from 'tap'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
 import { MEANING } from '../../src/db/postgres/session.ts'
+import { LONG, sample } from '../helpers/long.ts'
 import { command, startServer, type Server } from '../helpers/process.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 
@@ -130,9 +131,11 @@ t.test('CR-61: each connection sets every setting that changes how statements or
 for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const) {
   t.test(`settings of the ${of}, set before the first start or at runtime, change no value that is read`, async (t) => {
     const [before, during] = [`${of}_before`, `${of}_during`]
-    for (const name of [before, during]) await makeDatabase(name)
-    await admin.unsafe(settingsOf(`${where} ${before}`))
-    for (const name of [before, during]) {
+    // Without LONG, the role has them before the first start, and the database at runtime.
+    const names = LONG ? [before, during] : [of === 'role' ? before : during]
+    for (const name of names) await makeDatabase(name)
+    if (names.includes(before)) await admin.unsafe(settingsOf(`${where} ${before}`))
+    for (const name of names) {
       const env = { DATABASE_URL: urlOf(name, name), MASTER_KEY: generateMasterKey().text, DATABASE_POOL: '4' }
       const running = await startServer(t, env)
       const ask = asking(running.address, running.first!)
@@ -169,7 +172,7 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
       options: names.map(([name, value]) => `-c ${name}=${value.replace(/[ \\]/g, '\\$&')}`).join(' ')
     }).toString()
   }
-  for (const [name, query] of Object.entries(spellings)) {
+  for (const [name, query] of sample(Object.entries(spellings), 2)) {
     const fooled = { ...env, DATABASE_URL: `${env.DATABASE_URL}?${query}` }
     const again = await startServer(t, fooled)
     t.strictSame(await look(asking(again.address, running.first!), fooled), first, name)
