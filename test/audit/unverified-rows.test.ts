@@ -1,4 +1,4 @@
-// runs: one database; 10 s
+// runs: one database; 17 s
 import t from 'tap'
 import { getTableColumns, getTableName, is, sql } from 'drizzle-orm'
 import { PgTable, type PgColumn } from 'drizzle-orm/pg-core'
@@ -218,17 +218,20 @@ t.test('no response contains an authenticated column of a row whose MAC does not
       if (!LONG) {
         await run([`DELETE FROM ${name} WHERE ${its}`])
         if (name === 'late_events') await recordLate(db, o)
-        const without = await answers(LEVELS.includes(name))
+        const paths = asked.map(({ id }) => id).filter((id) => !id.includes('LongPath') &&
+          (LEVELS.includes(name) || !/^read\w+Secrets$/.test(id)))
+        const without = await answers(LEVELS.includes(name), new Set(paths))
         await run(put('kept'))
-        only = new Set([...without].filter(([id, { text }]) => text !== before.get(id)!.text).map(([id]) => id)
-          .filter((id) => !id.includes('LongPath') && (LEVELS.includes(name) || !/^read\w+Secrets$/.test(id))))
+        only = new Set([...without].filter(([id, { text }]) => text !== before.get(id)!.text).map(([id]) => id))
       }
       for (const field of declared.fields) {
         // What these hold is sealed: only whether they have a value is authenticated, which no response shows as such.
         if (declared.presence.includes(field)) continue
         const now = row.now[field]
         if (typeof now === 'string' && whole.includes(now)) seen.add(`${name}.${field}`)
-        for (const { value, shown, isUnique } of changesOf(columns[field]!, now)) {
+        // Without LONG, one change of each column, and the log after the first one of a row.
+        const all = changesOf(columns[field]!, now)
+        for (const { value, shown, isUnique } of LONG ? all : all.slice(0, 1)) {
           tried++
           // Inserts the changed row, because an organization's row is on its own node of a cluster.
           await run([`UPDATE changed SET ${field} = ${value}`, ...put('changed')])
@@ -240,6 +243,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
               wrong.push(`${name}.${field} = ${shown}: ${id}: ${status} ${text.slice(0, 300)}`)
             }
           }
+          if (name !== 'late_events') for (const id of LOGS) only?.delete(id)
           await authorityOf(db).settled()
           await run([...put('kept'), 'DELETE FROM changed', 'INSERT INTO changed SELECT * FROM kept'])
         }
@@ -248,7 +252,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
     }
   }
   t.same(wrong, [])
-  t.ok(tried > 140, `${tried} changes`)
+  t.ok(tried > (LONG ? 140 : 100), `${tried} changes`)
   for (const shown of [
     'users.email', 'users.name', 'members.role', 'teams.id', 'teams.slug', 'team_projects.role',
     'api_tokens.name', 'api_tokens.token_prefix', 'api_tokens.token_suffix', 'api_tokens.created_by_name', 'oauth_clients.name', 'projects.slug',
