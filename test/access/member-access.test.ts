@@ -1,4 +1,4 @@
-// runs: both databases; 20 s
+// runs: both databases
 import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
 import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'
@@ -6,6 +6,7 @@ import type { TeamRestriction } from '../../schemas/teams.ts'
 import { ROLES, type Role } from '../../schemas/users.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { LONG, sample } from '../helpers/long.ts'
 import { callAs, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
 // What an organization reads about the access of a member is what the guard decides for requests of that member.
@@ -108,7 +109,7 @@ t.test('each request of a member is allowed exactly where the access of the memb
   let allowed = 0
   let refused = 0
   for (const [roles, teams] of SETS) {
-    for (const role of roles) {
+    for (const role of sample(roles, 3)) {
       const person = await makePerson(service, { [o]: role })
       for (const [of, project, slices] of teams) await makeTeam(service, o, [person], { [project]: of }, slices)
       const read = await owner.call('GET', pathOf(person))
@@ -137,7 +138,8 @@ t.test('each request of a member is allowed exactly where the access of the memb
       t.strictSame(wrong, [], `${role} with ${JSON.stringify(teams)}`)
     }
   }
-  t.ok(allowed > 300 && refused > 300, `${allowed} allowed, ${refused} refused`)
+  const least = LONG ? 300 : 100
+  t.ok(allowed > least && refused > least, `${allowed} allowed, ${refused} refused`)
 })
 
 t.test('the scopes in the organization are those that its operations accept', async (t) => {

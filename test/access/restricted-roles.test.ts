@@ -1,4 +1,4 @@
-// runs: one database; 60 s
+// runs: one database; 15 s
 import t from 'tap'
 import { isScopeOfProject, SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS, type TeamRestriction } from '../../schemas/teams.ts'
@@ -6,6 +6,7 @@ import type { Role } from '../../schemas/users.ts'
 import { scopesInProject, scopesOfRole } from '../../src/rules/roles.ts'
 import type { Slice } from '../../src/rules/slices.ts'
 import { callWith, startApp, type Answer, type Caller } from '../helpers/app.ts'
+import { LONG } from '../helpers/long.ts'
 import { furtherScopes, isGivenByTeams, OPERATIONS, prepare, send, settle, type Row, type World } from '../helpers/operations.ts'
 import { callAs, issuePair, makePerson, makeTeam, type Person } from '../helpers/people.ts'
 
@@ -20,11 +21,11 @@ const as = (person: Person, scopes?: readonly Scope[]) => callAs(service, person
 
 /** The status of each operation, and of its further requests, in the order in which the test data still exists. */
 async function outcomes (
-  world: World, token: string, isWanted: (row: Row) => boolean
+  world: World, token: string, isWanted: (row: Row, id: string) => boolean
 ): Promise<Record<string, string>> {
   const found: Record<string, string> = {}
   for (const [id, row] of Object.entries(OPERATIONS)) {
-    if (!isWanted(row)) continue
+    if (!isWanted(row, id)) continue
     for (const [i, more] of [{}, ...row.reveals ?? []].entries()) {
       await prepare(service, row, world.ids)
       const { status, body } = await send(service, { ...row, ...more }, world.ids, token)
@@ -72,6 +73,11 @@ const RESTRICTIONS: Record<string, (world: World) => { person: readonly Slice[],
 t.test('TI-40: a restricted role gives exactly the access of an equally restricted token, in every operation', async (t) => {
   const wholeTable = Object.values(OPERATIONS).filter(isOfTeams).length
   t.ok(wholeTable > 60, `${wholeTable} operations`)
+  const HIDDEN = [
+    'getEncryptionKey', 'listEncryptionKeys', 'rotateEncryptionKey', 'rotateClientKeys', 'restoreProject',
+    'updateProject', 'deleteProject', 'getProject', 'listTargets', 'readProjectSecrets', 'changeProjectSecrets'
+  ]
+  const [names, ids] = [Object.keys(RESTRICTIONS), Object.keys(OPERATIONS)]
   for (const [name, slicesOf] of Object.entries(RESTRICTIONS)) {
     const [mine, theirs] = [await settle(service, 'matrix'), await settle(service, 'matrix')]
     const person = await restricted(mine, slicesOf(mine).person)
@@ -79,14 +85,14 @@ t.test('TI-40: a restricted role gives exactly the access of an equally restrict
     const { token } = await service.token(theirs.caller.organization, ABILITIES, {
       slices: [...slicesOf(theirs).token]
     })
-    const [byRole, byToken] = [await outcomes(mine, access, isOfTeams), await outcomes(theirs, token, isOfTeams)]
+    // Without LONG, each restriction has a third of the operations, and each operation two of the restrictions.
+    const isWanted = (row: Row, id: string) => isOfTeams(row) &&
+      (LONG || HIDDEN.includes(id) || ids.indexOf(id) % 3 === names.indexOf(name) % 3)
+    const [byRole, byToken] = [await outcomes(mine, access, isWanted), await outcomes(theirs, token, isWanted)]
     t.strictSame(byRole, byToken, `restricted ${name}`)
     if (name === 'to another environment') continue
     t.ok(Object.values(byRole).some((outcome) => outcome.startsWith('20')), `${name}: something is allowed`)
-    for (const id of [
-      'getEncryptionKey', 'listEncryptionKeys', 'rotateEncryptionKey', 'rotateClientKeys', 'restoreProject',
-      'updateProject', 'deleteProject', 'getProject', 'listTargets', 'readProjectSecrets', 'changeProjectSecrets'
-    ]) t.match(byRole[id], /^404/, `${name}: ${id}`)
+    for (const id of HIDDEN) t.match(byRole[id], /^404/, `${name}: ${id}`)
   }
 })
 
@@ -519,8 +525,9 @@ t.test('TI-41: no write of a restricted person is in the history after the chang
   const { person, call } = await member('races', 'administrator', [{ except_status: 'production' }])
   const stage = { project: 'races', target: 'backend', environment: 'stage' }
   const before = (await owner.call('GET', `/${o}/audit-events?per_page=1`)).body.data[0].attributes.sequence as number
+  const ROUNDS = LONG ? 12 : 3
   let written = 0
-  for (let round = 0; round < 12; round++) {
+  for (let round = 0; round < ROUNDS; round++) {
     const store = async (i: number) => {
       if (i % 3 === 2) {
         const listed = await owner.call('POST', `/${o}/secrets/versions`, stage)
@@ -556,7 +563,7 @@ t.test('TI-41: no write of a restricted person is in the history after the chang
     if (action === 'environment.update') changes += 1
     else if (actor_type === 'user' && actor_id === person.id && changes % 2 === 1) t.fail(`${action} in production`)
   }
-  t.equal(changes, 24)
+  t.equal(changes, 2 * ROUNDS)
 })
 
 t.test('a restricted caller changes no status, and may send the present one back', async (t) => {

@@ -21,6 +21,7 @@ import { Anchors } from '../../src/vault/audit/verification.ts'
 import { freshDatabase, makeLevel, makeOrganization, startApp, type Caller } from '../helpers/app.ts'
 import { chainsOf, collect } from '../helpers/chains.ts'
 import { QUICK } from '../helpers/costs.ts'
+import { LONG } from '../helpers/long.ts'
 import { command, scratchDirectory } from '../helpers/process.ts'
 import { beside } from '../helpers/statements.ts'
 
@@ -211,12 +212,13 @@ t.test('AU-06: each manipulation across a hand-over is found at the right event,
     ['all from the hand-over on cut off, and the key', undefined, [...cut, noKey], true],
     ['the counter said to be under the former key', last + 1, [`UPDATE organization_counters SET chain_kid = NULL WHERE ${own}`]]
   ]
-  for (const [what, sequence, statements, isOlder] of cases) {
+  for (const [i, [what, sequence, statements, isOlder]] of cases.entries()) {
     await tampered(statements, async () => {
-      const text = await exported()
-      for (const [where, verify] of [
+      const text = LONG || i % 2 === 1 ? await exported() : ''
+      // Without LONG, by turns.
+      for (const [where, verify] of ([
         ['in the database', inDatabase], ['in the export', (given?: Anchors) => inFile(text, given)]
-      ] as const) {
+      ] as const).filter((_, which) => LONG || which === i % 2)) {
         t.equal((await verify())[caller.organization]!.broken?.sequence, sequence, `${what}, ${where}`)
         t.equal((await verify(anchors))[caller.organization]!.broken?.sequence, isOlder ? at : sequence, `${what}, ${where}, anchors`)
         t.equal((await verify())[other.organization]!.broken, null)
@@ -504,7 +506,7 @@ t.test('AU-03: with twenty clients of two processes, key changes refuse, lose an
   const second = await process()
   t.teardown(second.close)
   const before = (await eventsOf(caller)).length
-  const ROTATIONS = 4
+  const ROTATIONS = LONG ? 4 : 2
   let rotations = 0
   const clients = Array.from({ length: 20 }, async (_, i) => {
     const own = i % 2 === 0 ? caller : second.through(caller)

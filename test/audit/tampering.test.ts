@@ -1,4 +1,4 @@
-// runs: one database; 30 s
+// runs: one database; 22 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import t, { type Test } from 'tap'
 import { ulid } from 'ulidx'
@@ -56,8 +56,9 @@ function attacker<Table extends string> (test: TestApp, tables: readonly Table[]
     /** Puts tables back to the copy in the schema `kept`. */
     takeBack: (names: readonly Table[] = tables) => run([
       "SET LOCAL session_replication_role = 'replica'",
-      ...names.flatMap((table) =>
-        [`DELETE FROM ${table}`, `INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept.${table}`])
+      // All in one round trip.
+      names.map((table) =>
+        `DELETE FROM ${table}; INSERT INTO ${table} OVERRIDING SYSTEM VALUE SELECT * FROM kept.${table}`).join('; ')
     ]),
     /** Makes a manipulation; false if the database refuses it, with a code that begins so. */
     async make (statements: string[], code: string): Promise<boolean> {
@@ -281,8 +282,9 @@ await block('documents copied onto others, between levels, projects, organizatio
 })
 
 await block('documents swapped, whole or moved to another level', async () => {
-  for (const [a, b] of unordered(documents)) {
-    for (const columns of [['sealed'], DOCUMENT[3]!, ['level_id'], ['id']]) {
+  for (const [i, [a, b]] of unordered(documents).entries()) {
+    const all = [['sealed'], DOCUMENT[3]!, ['level_id'], ['id']]
+    for (const columns of LONG ? all : [all[i % 4]!]) {
       // Under a level of another organization a row belongs to no level any more: it is removed, which nothing can
       // tell.
       if (columns.includes('level_id') && a.caller !== b.caller) continue
@@ -305,10 +307,11 @@ await block('documents swapped, whole or moved to another level', async () => {
 })
 
 await block('versions copied onto others, swapped, renumbered and moved into other histories', async () => {
-  for (const [to, from] of pairs(sample)) {
-    for (const columns of [
+  for (const [i, [to, from]] of pairs(sample).entries()) {
+    const all = [
       ['sealed'], ['sealed', 'key_version'], ['sealed', 'revision', 'key_version', 'size_bytes', 'created_at']
-    ]) {
+    ]
+    for (const columns of LONG ? all : [all[i % 3]!]) {
       const statement =
         `UPDATE secret_versions v SET ${copied(columns, 'o')} FROM kept.secret_versions o WHERE ${isVersion(to)} AND ${isVersion(from, 'o')}`
       await tamper(`${columns} of ${from.name} on ${to.name}`, ['secret_versions'], [statement], versionReads(to))
@@ -346,8 +349,8 @@ await block('versions copied onto others, swapped, renumbered and moved into oth
 
 await block('documents and versions exchanged for each other', async () => {
   for (const document of documents) {
-    for (const version of versionsOf(document.name)) {
-      for (const columns of DOCUMENT.slice(0, 3)) {
+    for (const [i, version] of versionsOf(document.name).entries()) {
+      for (const columns of LONG ? DOCUMENT.slice(0, 3) : [DOCUMENT[i % 3]!]) {
         const asDocument =
           `UPDATE secrets s SET ${copied(columns, 'v')} FROM kept.secret_versions v WHERE s.id = '${document.id}' AND ${isVersion(version)}`
         await tamper(
@@ -369,9 +372,9 @@ await block('documents put back to before a later write and before a rotation', 
     ['sealed'], ['sealed', 'key_version'], ['sealed', 'revision'], ['sealed', 'revision', 'key_version'],
     ['sealed', 'revision', 'key_version', 'size_bytes', 'version', 'updated_at']
   ]
-  for (const document of documents) {
+  for (const [i, document] of documents.entries()) {
     for (const state of ['first', ...['rotated', 'moved', 'client'].includes(document.project) ? ['earlier'] : []]) {
-      for (const columns of sets) {
+      for (const columns of LONG ? sets : sets.filter((_, j) => j % 2 === i % 2)) {
         const statement =
           `UPDATE secrets s SET ${copied(columns, 'o')} FROM ${state}.secrets o WHERE s.id = o.id AND s.id = '${document.id}'`
         await tamper(`${columns} of ${document.name} as ${state}`, ['secrets'], [statement], readsOf(document))
@@ -466,8 +469,9 @@ await block('keys exchanged between versions, projects, organizations and column
     for (const [column, reads] of Object.entries(needs)) {
       // Nothing is under that key any more, so nothing reads its data key.
       if (column === 'data_key' && key.managed === 'server' && reads.length === 0) continue
-      for (const from of keys.filter((one) =>
-        one !== key && (reads.length > 0 ? one.managed === key.managed || column === 'salt' : true))) {
+      const others = keys.filter((one) =>
+        one !== key && (reads.length > 0 ? one.managed === key.managed || column === 'salt' : true))
+      for (const from of LONG ? others : others.filter((_, i) => i % 3 === 0)) {
         const value = reads.length > 0 ? `o.${column}` : 'o.salt'
         const statement =
           `UPDATE encryption_keys k SET ${column} = ${value} FROM kept.encryption_keys o WHERE k.id = ${key.id} AND o.id = ${from.id}`
@@ -497,7 +501,7 @@ await block('storage keys of other organizations', async () => {
 
 await block('sealed content whose tag is cut to 0 to 15 bytes (CR-03)', async () => {
   const document = documents[0]!
-  for (let tag = 0; tag < 16; tag++) {
+  for (let tag = 0; tag < 16; tag += LONG ? 1 : 5) {
     const cut = (table: string, where: string) =>
       `UPDATE ${table} SET sealed = substring(sealed FOR length(sealed) - ${16 - tag}) WHERE ${where}`
     await tamper(
@@ -540,11 +544,14 @@ t.test('CR-26: no update of a project, target or environment assigns anything of
     key_proof: first.proof,
     encryption_keys: [{ version: 1 }]
   }
+  let tried = 0
   for (const slug of ['rotated', 'client']) {
     for (const path of [`/${slug}`, `/${slug}/backend`, `/${slug}/backend/live`]) {
       for (const method of ['PUT', 'PATCH']) {
+        const which = tried++
+        const members = Object.entries(assigned).filter((_, i) => LONG || i % 6 === which % 6)
         for (const body of [
-          assigned, ...Object.entries(assigned).map(([member, value]) => ({ name: 'Renamed', [member]: value }))
+          assigned, ...members.map(([member, value]) => ({ name: 'Renamed', [member]: value }))
         ]) {
           t.match(
             await call(owner, method, path, body), { status: 422, body: { error: 'validation_failed' } },
@@ -1240,9 +1247,11 @@ for (const table of NAMES) {
       if (!columns[field]!.notNull && subject[field] !== null) values.push('NULL')
       if (!isSealed && somebody[field] !== null) values.push(`(SELECT ${field} FROM kept.${table} WHERE ${another})`)
       const seen = new Set([JSON.stringify(subject[field])])
-      for (const value of values) {
+      const before = tried
+      for (const value of LONG ? values : [...values.slice(before % 3), ...values.slice(0, before % 3)]) {
         const [result] = await test.sql(`SELECT ${value} AS value FROM kept.${table} WHERE ${row}`)
-        if (seen.has(JSON.stringify(result!.value))) continue
+        // Without LONG, one value of each column, of a kind by turns.
+        if (seen.has(JSON.stringify(result!.value)) || (!LONG && tried > before)) continue
         seen.add(JSON.stringify(result!.value))
         tried++
         wrong.push(...await manipulate(
@@ -1262,14 +1271,15 @@ for (const table of NAMES) {
       ))
       tried++
     }
-    for (const mac of ["''", 'substring(mac for 16)', "mac || '\\x00'::bytea", 'sha256(mac)', 'NULL']) {
+    const macs = ["''", 'substring(mac for 16)', 'sha256(mac)', "mac || '\\x00'::bytea", 'NULL']
+    for (const mac of LONG ? macs : macs.filter((_, i) => i % 2 === 0)) {
       wrong.push(...await manipulate(
         table, `mac = ${mac}`, changeRow(table, `mac = ${mac}`), { isNew: mac !== 'NULL' }
       ))
       tried++
     }
     t.same(wrong, [])
-    t.ok(tried > 8, `${tried} manipulations`)
+    t.ok(tried > (LONG ? 8 : 4), `${tried} manipulations`)
   })
 }
 
@@ -1350,8 +1360,8 @@ t.test('nothing that was added to the database counts', async (t) => {
     ...await test.sql(`SELECT mac FROM sessions WHERE ${SUBJECTS.sessions.row}`)
   ].map(({ mac }) => hex(mac as Buffer))
   t.equal(macs.length, 2)
-  for (const [name, statements, ask, refused] of added) {
-    for (const mac of ['NULL', "sha256('x')", ...macs]) {
+  for (const [i, [name, statements, ask, refused]] of added.entries()) {
+    for (const mac of ['NULL', "sha256('x')", ...macs].filter((_, j) => LONG || j % 2 === i % 2)) {
       total.made++
       const before = await recorded()
       await run(statements(mac))

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 17 s
 import t from 'tap'
 import { getTableColumns, getTableName, is, sql } from 'drizzle-orm'
 import { PgTable, type PgColumn } from 'drizzle-orm/pg-core'
@@ -17,6 +17,7 @@ import { createPasswordReset } from '../../src/repositories/people/password-rese
 import { createPasswordLink, findUser } from '../../src/repositories/people/users.ts'
 import { makeLevel, startApp, type Caller } from '../helpers/app.ts'
 import { readDoc } from '../helpers/docs.ts'
+import { LONG } from '../helpers/long.ts'
 import { OPERATIONS, publishedPaths, requestOf, settle } from '../helpers/operations.ts'
 import { CALLBACK, giveSecondFactor, issuePair, makePerson, makeTeam, pkce } from '../helpers/people.ts'
 import { beside } from '../helpers/statements.ts'
@@ -125,9 +126,12 @@ const LOGS = ['listAuditEvents', 'exportAuditEvents']
  * What is answered, as text; a violation names the row that it is about by its id, as the row has it then.
  *
  * @param isLevel whether to ask also for everything that a read of documents can hand out
+ * @param only the requests to make; default: all
  */
-async function answers (isLevel = true): Promise<Map<string, { status: number, text: string }>> {
-  const wanted = asked.filter(({ id }) => isLevel || !id.includes('?'))
+async function answers (
+  isLevel = true, only?: ReadonlySet<string>
+): Promise<Map<string, { status: number, text: string }>> {
+  const wanted = asked.filter(({ id }) => (isLevel || !id.includes('?')) && (only?.has(id) ?? true))
   const all = await Promise.all(wanted.map(async ({ id, url, headers }) => {
     const { status, text, body } = await service.inject({ url, headers })
     if (!LOGS.includes(id) || status !== 200) return [id, { status, text }] as const
@@ -208,23 +212,38 @@ t.test('no response contains an authenticated column of a row whose MAC does not
       await service.sql('CREATE TABLE changed AS SELECT * FROM kept')
       const put = (from: string) =>
         [`DELETE FROM ${name} WHERE ${its}`, `INSERT INTO ${name} OVERRIDING SYSTEM VALUE SELECT * FROM ${from}`]
+      // Without LONG, only requests that have another answer without the row, each by one of its paths. Documents are
+      // encrypted anew in each answer, so only rows of levels are looked for there.
+      let only: Set<string> | undefined
+      if (!LONG) {
+        await run([`DELETE FROM ${name} WHERE ${its}`])
+        if (name === 'late_events') await recordLate(db, o)
+        const paths = asked.map(({ id }) => id).filter((id) => !id.includes('LongPath') &&
+          (LEVELS.includes(name) || !/^read\w+Secrets$/.test(id)))
+        const without = await answers(LEVELS.includes(name), new Set(paths))
+        await run(put('kept'))
+        only = new Set([...without].filter(([id, { text }]) => text !== before.get(id)!.text).map(([id]) => id))
+      }
       for (const field of declared.fields) {
         // What these hold is sealed: only whether they have a value is authenticated, which no response shows as such.
         if (declared.presence.includes(field)) continue
         const now = row.now[field]
         if (typeof now === 'string' && whole.includes(now)) seen.add(`${name}.${field}`)
-        for (const { value, shown, isUnique } of changesOf(columns[field]!, now)) {
+        // Without LONG, one change of each column, and the log after the first one of a row.
+        const all = changesOf(columns[field]!, now)
+        for (const { value, shown, isUnique } of LONG ? all : all.slice(0, 1)) {
           tried++
           // Inserts the changed row, because an organization's row is on its own node of a cluster.
           await run([`UPDATE changed SET ${field} = ${value}`, ...put('changed')])
           if (name === 'late_events') await recordLate(db, o)
-          for (const [id, { status, text }] of await answers(LEVELS.includes(name))) {
+          for (const [id, { status, text }] of await answers(LEVELS.includes(name), only)) {
             // Its page moves with each event.
             if (LOGS.includes(id) && !isUnique) continue
             if (occurrences(text, shown) > occurrences(before.get(id)!.text, shown)) {
               wrong.push(`${name}.${field} = ${shown}: ${id}: ${status} ${text.slice(0, 300)}`)
             }
           }
+          if (name !== 'late_events') for (const id of LOGS) only?.delete(id)
           await authorityOf(db).settled()
           await run([...put('kept'), 'DELETE FROM changed', 'INSERT INTO changed SELECT * FROM kept'])
         }
@@ -233,7 +252,7 @@ t.test('no response contains an authenticated column of a row whose MAC does not
     }
   }
   t.same(wrong, [])
-  t.ok(tried > 140, `${tried} changes`)
+  t.ok(tried > (LONG ? 140 : 100), `${tried} changes`)
   for (const shown of [
     'users.email', 'users.name', 'members.role', 'teams.id', 'teams.slug', 'team_projects.role',
     'api_tokens.name', 'api_tokens.token_prefix', 'api_tokens.token_suffix', 'api_tokens.created_by_name', 'oauth_clients.name', 'projects.slug',

@@ -17,6 +17,7 @@ import { validatorOf } from '../../src/http/bodies/validation.ts'
 import { scopesOfRole } from '../../src/rules/roles.ts'
 import { RESERVED } from '../../src/rules/formats/slugs.ts'
 import { startApp, type Answer } from '../helpers/app.ts'
+import { LONG } from '../helpers/long.ts'
 import {
   CALLED, fingerprint, furtherScopes, isGivenByTeams, makeOthers, OPERATIONS, OTHER_RESOURCES, publishedPaths, READS,
   prepare, requestOf, send, settle, type Access, type Depth
@@ -303,12 +304,14 @@ t.test('TI-37: no member of a body reaches a column that the operation does not 
   }
 
   const before = await fingerprint(service)
-  for (const { path, operation } of published) {
+  for (const [which, { path, operation }] of published.entries()) {
     const id = operation.operationId!
     if (operation.requestBody === undefined || isOAuth(path)) continue
     const { method, url, payload } = requestOf(OPERATIONS[id]!, mine.ids)
     const taken: string[] = []
-    for (const some of undeclared(operation, AT_ONCE)) {
+    const all = undeclared(operation, AT_ONCE)
+    // Without LONG, each operation gets one part of the names.
+    for (const some of LONG ? all : [all[which % all.length]!]) {
       const { status, body } = await service.inject({
         method: method as 'GET',
         url,
@@ -572,7 +575,7 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
 
   let cells = 0
   const before = await fingerprint(service)
-  for (const [id, row] of Object.entries(CALLED)) {
+  for (const [which, [id, row]] of Object.entries(CALLED).entries()) {
     const wrong: string[] = []
     const check = (who: string, answer: Answer, status: number, error?: string) => {
       cells++
@@ -592,7 +595,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     // With any one other scope, and with all others.
     const refused: [who: string, token: string][] = needed === 'authenticated'
       ? []
-      : [...perScope.filter(([scope]) => scope !== needed), ...lacking.get(needed)!]
+      // Without LONG, with each fifth other scope.
+      : [...perScope.filter(([scope], i) => scope !== needed && (LONG || i % 5 === which % 5)), ...lacking.get(needed)!]
     for (const [who, token] of refused) {
       const { body, headers } = check(who, await send(service, row, mine.ids, token), 403, 'insufficient_permissions')
       const challenge = `Bearer realm="strongroom", error="insufficient_scope", scope="${needed}"`

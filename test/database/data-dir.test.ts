@@ -1,10 +1,11 @@
-// runs: no database; 20 s
+// runs: no database; 11 s
 import { spawnSync } from 'node:child_process'
 import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { writeStreamDurably } from '../../src/commands/common/durable.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
+import { LONG, sample } from '../helpers/long.ts'
 import { CLI, command, run, scratchDirectory } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
@@ -38,7 +39,7 @@ t.test('CR-62: a DATA_DIR that every user can write, without the sticky bit, hol
   t.same(readdirSync(dir).toSorted(), files)
   // The key file of a database elsewhere, and an export that is verified without a database.
   t.match(await command(['audit', 'verify', '--file', join(dir, 'export')], env), { stderr: refused('0777').stderr })
-  for (const mode of [0o700, 0o770, 0o775, 0o1777, 0o755]) {
+  for (const mode of sample([0o700, 0o770, 0o775, 0o755, 0o1777], 2)) {
     chmodSync(dir, mode)
     t.match(await command(['organization', 'list'], env), { code: 0, stdout: /Nimbus/ }, mode.toString(8))
   }
@@ -59,7 +60,8 @@ t.test('a mount point that every user can write is accepted if it is empty or al
   t.match(await inMount(`"$2" "$3" ${INIT.join(' ')} >/dev/null`, list, 'stat -c %a "$1"'), { code: 0, stdout: /Nimbus\n777\n$/, stderr: '' })
   t.match(await inMount(init, 'mkdir -m 700 "$1/lost+found"', list), { code: 0, stdout: /Nimbus/ })
   for (const [step, entry] of [
-    ['touch "$1/notes"; chmod 644 "$1/notes"', 'notes'], ['chmod 711 "$1/postgres"', 'postgres'],
+    ['touch "$1/notes"; chmod 644 "$1/notes"', 'notes'],
+    ...LONG ? [['chmod 711 "$1/postgres"', 'postgres']] as const : [],
     ['ln -s /tmp "$1/copy-1"', 'copy-1'], ...isRoot ? [['chown 65534 "$1/master.key"', 'master.key']] as const : []
   ] as const) {
     t.same(await inMount(init, step, list), {

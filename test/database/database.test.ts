@@ -1,4 +1,4 @@
-// runs: no database; 24 s
+// runs: no database; 17 s
 import { type ChildProcess, spawn } from 'node:child_process'
 import { EventEmitter, once } from 'node:events'
 import fs from 'node:fs'
@@ -218,7 +218,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
     const more = async (by: number, count: () => number) => {
       for (const from = count(); count() < from + by;) await sleep(5)
     }
-    for (let cycle = 0; cycle < (LONG ? 6 : 3); cycle++) {
+    for (let cycle = 0; cycle < (LONG ? 6 : 2); cycle++) {
       await more(40, () => acknowledged.length)
       await server.stop(cycle % 2 ? 'fast' : 'immediate')
       // Longer each time: once for every client, and more often.
@@ -259,7 +259,7 @@ t.test('PostgreSQL', { skip: hasPostgres() ? false : 'PostgreSQL is not installe
         await find(db, { id: 2 })
       }))
     ]).flat()
-    for (let resets = 0; resets < 10; resets++) {
+    for (let resets = 0; resets < (LONG ? 10 : 3); resets++) {
       for (const from = load.served; load.served < from + 100;) await sleep(5)
       way.reset()
     }
@@ -717,7 +717,7 @@ t.test('embedded', async t => {
 
   await t.test('RL-02 RL-04 kill -9 loses nothing acknowledged, and the next start needs no cleaning up', async t => {
     const acknowledged: number[] = []
-    for (let cycle = 0; cycle < (LONG ? 3 : 2); cycle++) {
+    for (let cycle = 0; cycle < (LONG ? 3 : 1); cycle++) {
       const child = program(`
         import { sql } from ${JSON.stringify(import.meta.resolve('drizzle-orm'))}
         for (let id = ${(cycle + 1) * 1_000_000}; ; id++) {

@@ -1,10 +1,11 @@
-// runs: no database; 9 s
+// runs: no database; 17 s
 import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { request } from 'node:http'
 import { join } from 'node:path'
 import t from 'tap'
 import { unknownVariables } from '../../src/config.ts'
 import { generateMasterKey } from '../../src/crypto/keyring.ts'
+import { sample } from '../helpers/long.ts'
 import { cli, CLI, command, run, scratchDirectory, startServer } from '../helpers/process.ts'
 
 t.setTimeout(120_000)
@@ -19,15 +20,15 @@ const runAs = (version: string, file: string, ...args: string[]) => run(process.
 ])
 
 t.test('on a Node.js that is too old, every command and script says which one is needed', async (t) => {
-  for (const [version, needed] of [
+  for (const [version, needed] of sample([
     ['16.20.2', '20.19'], ['18.20.8', '20.19'], ['20.18.3', '20.19'], ['21.7.3', '22.2'], ['22.1.0', '22.2']
-  ] as const) {
+  ] as const, 2)) {
     const stderr = `Node.js ${needed} or newer is needed; this is ${version}\n`
     t.same(await runAs(version, CLI, 'user', 'list'), { code: 1, stdout: '', stderr }, version)
   }
   const stderr = 'Node.js 20.19 or newer is needed; this is 18.20.8\n'
   for (const file of [CLI, ...SCRIPTS]) t.same(await runAs('18.20.8', file), { code: 1, stdout: '', stderr }, file)
-  for (const version of ['20.19.0', '22.2.0', '24.0.0', '26.1.0']) {
+  for (const version of sample(['20.19.0', '24.0.0', '22.2.0', '26.1.0'], 2)) {
     t.match(await runAs(version, CLI, 'help'), { code: 0, stderr: '' }, version)
   }
   t.match(JSON.parse(readFileSync('package.json', 'utf8')), { engines: { node: '^20.19 || >=22.2' } })
