@@ -1,4 +1,4 @@
-// runs: one database; 15 s
+// runs: one database; 18 s
 import t from 'tap'
 import { isScopeOfProject, SCOPE_NAMES, type Scope } from '../../schemas/scopes.ts'
 import { TEAM_LIMITS, type TeamRestriction } from '../../schemas/teams.ts'

@@ -1,4 +1,4 @@
-// runs: one database
+// runs: one database; 15 s
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'

@@ -1,4 +1,4 @@
-// runs: one database; 20 s
+// runs: one database; 19 s
 import type { TSchema } from '@sinclair/typebox'
 import { getTableColumns, is } from 'drizzle-orm'
 import { PgTable } from 'drizzle-orm/pg-core'
