@@ -1,4 +1,4 @@
-// runs: both databases
+// runs: both databases; 10 s
 import t from 'tap'
 import type { Scope } from '../../schemas/scopes.ts'
 import { MAX_ACCESS_PAGE } from '../../schemas/member-access.ts'
