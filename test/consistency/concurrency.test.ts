@@ -1,4 +1,4 @@
-// runs: one database; 17 s
+// runs: one database; 27 s
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as pause } from 'node:timers/promises'
 import { sql, type SQL } from 'drizzle-orm'
@@ -25,15 +25,6 @@ import { formIn, visitor } from '../helpers/visitor.ts'
 
 // A commit on several nodes takes longer.
 t.setTimeout(ON_CITUS ? 500_000 : 120_000)
-
-let shared: ReturnType<typeof startInstances> | undefined
-/** An organization of a service that several tests use: those that look at their own organization alone. */
-async function shareInstances () {
-  shared ??= startInstances(t)
-  const { service, addresses } = await shared
-  const caller = await service.organization()
-  return { service, addresses, send: patient(client(addresses, caller)), organization: caller.organization }
-}
 
 /** Every reader's view is that of the model which the audit events describe. */
 async function agree (
@@ -74,7 +65,7 @@ t.test('S-6.2 S-6.4 S-6.9 AU-12 fifty writers on one level: a version for each w
   const running = await startInstances(t)
   const { send, service, organization } = running
   const [level] = await makeLevels(send, 'orbit', ['live'])
-  const each = LONG ? scale(4, 2) : 2
+  const each = scale(4, 2)
   const operations = (await Promise.all(times(50, async (writer) => {
     const mine: Operation[] = []
     for (let write = 0; write < each; write++) mine.push(await store(send, level!, `WRITER=${writer}-${write}`))
@@ -101,9 +92,9 @@ for (const seed of LONG ? [1, 20260301] : [1]) {
     const levels = await makeLevels(send, 'orbit', ['live', 'test', 'local'])
     const seen: number[] = []
     const operations: Operation[] = []
-    await Promise.all(times(LONG ? scale(16, 8) : 8, async (worker) => {
+    await Promise.all(times(scale(16, 8), async (worker) => {
       const next = random(seed * 1000 + worker)
-      for (let turn = 0; turn < (LONG ? scale(25, 20) : 20); turn++) {
+      for (let turn = 0; turn < scale(25, 20); turn++) {
         const operation = await mix(send, levels, next, seen)
         operations.push(operation)
         const version = Number(operation.reply?.body?.data?.version)
@@ -136,7 +127,7 @@ t.test('S-6.10: a list of a history shows one moment while other clients write a
   const listing = Promise.all(sends.map(async (mine) => {
     while (load.running) lists.push(await mine('POST', '/secrets/versions', { ...level, per_page: 100 }))
   }))
-  for (const turn of times(LONG ? scale(25, 10) : 10, (turn) => turn)) {
+  for (const turn of times(scale(25, 10), (turn) => turn)) {
     const { version } = (await store(send, level!, `VALUE=${turn}`)).reply!.body.data
     // There is one beside the first, or none.
     await store(send, level!, `VALUE=unrecorded-${turn}`, { no_backup: true })
@@ -256,7 +247,7 @@ for (const [what, path, remaining] of [
 t.test('creating a project, target, environment or token waits for a first write, which never waits for it', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await shareInstances()
+  const { send, service, organization } = await startInstances(t)
   await makeLevels(send, 'orbit', ['live'])
   const keys = {
     storage_mode: 'client',
@@ -286,7 +277,7 @@ t.test('creating a project, target, environment or token waits for a first write
 t.test('a rotation judges its caller under the counter: a token that is revoked meanwhile changes nothing', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await shareInstances()
+  const { send, service, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   let rotated: Promise<Reply> | undefined
@@ -306,7 +297,7 @@ t.test('a rotation judges its caller under the counter: a token that is revoked 
 t.test('a change obeys the status and the plan that its organization has when it commits', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, organization } = await shareInstances()
+  const { send, service, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await store(send, level!, 'A=1')
   await service.sql("INSERT INTO plans (name, api_per_minute, max_bytes) VALUES ('full', 100000, 1)")
@@ -340,7 +331,7 @@ t.test('a change obeys the status and the plan that its organization has when it
 t.test('while a project is locked, a refusal does not wait, and a token for another project learns nothing', {
   skip: !ON_POSTGRES && 'one session: no request waits for another'
 }, async (t) => {
-  const { send, service, addresses, organization } = await shareInstances()
+  const { send, service, addresses, organization } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   await makeLevels(send, 'comet', ['live'])
   await store(send, level!, 'A=1')
@@ -454,7 +445,7 @@ t.test('tokens, members, grants and accounts that change at once from many clien
   const weighted = acts.flatMap(([weight, act]) => times(weight, () => act))
   const found = new Map<number, number>()
   const hasEffects = () => (found.get(200) ?? 0) > 10 && (found.get(201) ?? 0) > 10
-  await Promise.all(times(LONG ? 20 : 8, async () => {
+  await Promise.all(times(20, async () => {
     // How many acts find a member with a live token depends on their order.
     for (let i = 0; i < 25 || (!hasEffects() && i < 250); i++) {
       const status = (await pick(weighted)(pick(people)))?.status ?? 0
@@ -579,7 +570,7 @@ const lastOf = async ({ sql: query }: TestApp, organization: string) => Number((
 ))[0]!.last)
 
 t.test('a level is deleted, a token narrowed to it changed: one after the other', { skip: ONE_SESSION }, async (t) => {
-  const { send, service, organization } = await shareInstances()
+  const { send, service, organization } = await startInstances(t)
   await makeLevels(send, 'orbit', ['first', 'second'])
   const path = `//api/v1/organizations/${organization}/api-keys`
   const narrowed = async (environment: string) => {
@@ -618,7 +609,7 @@ t.test('a level is deleted, a token narrowed to it changed: one after the other'
 t.test('the operator revokes a token while all of its person’s end: each token ends once', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization } = await shareInstances()
+  const { send, service, organization } = await startInstances(t)
   const somebody = async () => {
     const person = await makePerson(service, { [organization]: 'developer' })
     const ids = await twoTokens(service, organization, person)
@@ -659,7 +650,7 @@ t.test('the operator revokes a token while all of its person’s end: each token
 t.test('a person cannot end a token on /account that a concurrent rotation gives to another person', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { service, organization, addresses } = await shareInstances()
+  const { service, organization, addresses } = await startInstances(t)
   const [rosa, oda] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
   ]
@@ -687,7 +678,7 @@ t.test('a person cannot end a token on /account that a concurrent rotation gives
 t.test('a grant ends while its token is changed: one after the other, and nothing of it is left', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await shareInstances()
+  const { send, service, organization, addresses } = await startInstances(t)
   const keys = `//api/v1/organizations/${organization}/api-keys`
   const expires_at = new Date(Date.now() + 3_600_000).toISOString()
   const changes = { rotate: ['POST', '/rotate', {}], update: ['PUT', '', { expires_at }] } as const
@@ -719,7 +710,7 @@ t.test('a grant ends while its token is changed: one after the other, and nothin
 t.test('OA-63 a form of /account has no effect if its session ended while the form waited', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await shareInstances()
+  const { send, service, organization, addresses } = await startInstances(t)
   const person = await makePerson(service, { [organization]: 'developer' })
   const browser = visitor(addresses[0]!)
   const account = await browser.signIn(await browser.open('/account'), person.email, person.password)
@@ -774,7 +765,7 @@ t.test('OA-63 a form of /account has no effect if its session ended while the fo
 })
 
 t.test('a long operation is refused if its token expired while the operation waited', { skip: ONE_SESSION }, async (t) => {
-  const { send, service, organization, addresses } = await shareInstances()
+  const { send, service, organization, addresses } = await startInstances(t)
   await makeLevels(send, 'orbit', ['live'])
   const { token } = await service.token(organization, ['*'])
   const hash = `'\\x${hashToken(token).toString('hex')}'`
@@ -792,7 +783,7 @@ t.test('a long operation is refused if its token expired while the operation wai
 t.test('an owner leaves while the account of another owner is locked: nothing waits for that lock', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { send, service, organization, addresses } = await shareInstances()
+  const { send, service, organization, addresses } = await startInstances(t)
   const [level] = await makeLevels(send, 'orbit', ['live'])
   const [other, leaving] = [
     await makePerson(service, { [organization]: 'owner' }), await makePerson(service, { [organization]: 'owner' })
@@ -818,7 +809,7 @@ t.test('an owner leaves while the account of another owner is locked: nothing wa
 t.test('an owner’s account is closed while another owner leaves: one stays, or the operator is told', {
   skip: ONE_SESSION
 }, async (t) => {
-  const { service, addresses } = await shareInstances()
+  const { service, addresses } = await startInstances(t)
   const twoOwners = async () => {
     const { organization } = await service.organization()
     const [closed, leaving] = [
