@@ -36,7 +36,8 @@ exports() {
     sleep "$sr_pause"
   done
   [ $sr_ended -eq 0 ] || {
-    sr_message=$(show '.message | printable' 2>/dev/null) || sr_message="No response of Strongroom from $STRONGROOM_URL"
+    sr_message=$(show '.message | printable' 2>/dev/null) || sr_message=
+    : "${sr_message:=No response of Strongroom from $STRONGROOM_URL}"
     printf '%s\n' "$sr_message" >&2
     return 1
   }
@@ -65,5 +66,5 @@ if [ $# -eq 0 ]; then
   exit
 fi
 unset STRONGROOM_TOKEN
-eval "$sr_lines"
+eval "$sr_lines" 2>/dev/null
 exec "$@"
