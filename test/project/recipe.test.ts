@@ -11,7 +11,7 @@ import { LONG } from '../helpers/long.ts'
 // table, three scopes and two events. The new files are in test/recipe/, with `.txt` behind their names.
 
 const COMMANDS = ['db:generate', 'openapi', 'build']
-const TESTS = ['project/architecture', 'contract/contract', 'project/examples', 'either/labels', 'access/tenants']
+const TESTS = ['project/architecture', 'contract/contract', 'project/examples', 'levels/labels', 'access/tenants']
 /** Not of the source. */
 const ELSEWHERE = ['node_modules', 'dist', 'data', '.git']
 
@@ -45,7 +45,7 @@ export const labels = unauthenticated('Only shown')('labels', {
     { after: /^ {2}environments: \[/, text: "  labels: ['Labels of a project', labels]," }
   ],
   'CHANGELOG.md': [{
-    after: /^The format is \[Keep a Changelog\]/, text: '\n## [Unreleased]\n\n- Labels of a project: create, list and delete.'
+    after: /^## \[Unreleased\]/, text: '\n- Labels of a project: create, list and delete.'
   }]
 }
 
