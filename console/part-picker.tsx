@@ -1,5 +1,5 @@
 import { useState } from 'preact/hooks'
-import { call, firstPages } from './api.ts'
+import { call, firstPages, type Schemas } from './api.ts'
 import { columnsOf, kindOf, levelOf, titleOf, type Level } from './levels.ts'
 import { Act, Field, Show, useLoad, type Fields, type Option } from './ui.tsx'
 
@@ -50,6 +50,12 @@ function LevelField ({ organization, project }: { organization: string, project:
     </Show>
   )
 }
+
+/** A restriction in words; `whole`: the name of the level above its target. */
+export const partInWords = (
+  whole: string, { target, environment, except_status, inherited }: Omit<Schemas['TeamRestriction'], 'project'>
+): string => [whole, target, environment].filter(Boolean).join(' / ') +
+  (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
 
 /** The restriction that a person has chosen; empty for the whole project. */
 export function chosenPart ({ level = '', inherited, except_status = '' }: Fields) {

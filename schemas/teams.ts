@@ -3,8 +3,7 @@ import { MemberInPath, RoleInBody } from './members.ts'
 import { OrganizationInPath } from './organizations.ts'
 import {
   Answer, Body, CREATE_NAMED, Example, NullableDescription, OneOf, ProjectInPath, PublishedAs, Resource, Slug,
-  Timestamp, Ulid,
-  UPDATE_NAMED
+  Timestamp, Ulid, UPDATE_NAMED
 } from './shapes.ts'
 import { Inherited, InheritedWarning } from './tokens.ts'
 import { RoleName, ROLES } from './users.ts'

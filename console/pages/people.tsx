@@ -1,6 +1,6 @@
 import { useState } from 'preact/hooks'
 import { call, firstPages, type Schemas } from '../api.ts'
-import { chosenPart, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
 import { go } from '../router.ts'
 import { scopesOfRoles, wordsOfScopes } from '../scopes.ts'
 import { loadPerson, person, ROLES, roleName } from '../session.ts'
@@ -80,11 +80,9 @@ function MemberItem ({ organization, member: { id, attributes: { name, email, ro
   )
 }
 
-const placeOf = ({ target, environment, except_status, inherited }: Restriction): string =>
-  [target ?? 'the project', environment].filter(Boolean).join(' / ') +
-  (except_status === undefined ? '' : `, but not ${except_status}`) + (inherited === true ? ', with values from above' : '')
-const placesOf = (restrictions: readonly Restriction[]): string =>
-  restrictions.length === 0 ? 'the whole project' : restrictions.map(placeOf).join('; ')
+const placesOf = (restrictions: readonly Restriction[]): string => restrictions.length === 0
+  ? 'the whole project'
+  : restrictions.map((part) => partInWords(part.target === undefined ? 'the project' : '', part)).join('; ')
 
 /** What a member can see and do, by the role in the organization and by teams. */
 function Access ({ organization, member, name }: { organization: string, member: string, name: string }) {

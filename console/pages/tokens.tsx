@@ -1,7 +1,7 @@
 import { useState } from 'preact/hooks'
 import { call, type Schemas } from '../api.ts'
 import { BASE } from '../auth.ts'
-import { chosenPart, PartPicker } from '../part-picker.tsx'
+import { chosenPart, partInWords, PartPicker } from '../part-picker.tsx'
 import { ALL_SCOPES, scopesOf, wordsOfScopes, type Ability } from '../scopes.ts'
 import { Act, changes, Check, Danger, Field, Form, Help, List, say, saying, Section, Time, useList, type Fields } from '../ui.tsx'
 
@@ -124,7 +124,7 @@ function TokenItem ({ organization, token, show }: {
       <p><strong>{name}</strong> <code>{token_prefix}…{token_suffix}</code></p>
       <dl class='facts'>
         <div><dt>May</dt><dd>{wordsOfScopes(abilities)}</dd></div>
-        <div><dt>Where</dt><dd>{restrictions.length === 0 ? 'the whole organization' : restrictions.map(({ project, target, environment, inherited }) => [project, target, environment].filter(Boolean).join(' / ') + (inherited === true ? ', with values from above' : '')).join('; ')}</dd></div>
+        <div><dt>Where</dt><dd>{restrictions.length === 0 ? 'the whole organization' : restrictions.map(({ project, ...part }) => partInWords(project, part)).join('; ')}</dd></div>
         <div><dt>Last used</dt><dd><Time at={last_used_at} /></dd></div>
         <div><dt>Expires</dt><dd><Time at={expires_at} /></dd></div>
         <div><dt>Made by</dt><dd>{created_by?.name ?? 'the operator'}</dd></div>

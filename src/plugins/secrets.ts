@@ -211,18 +211,19 @@ export const secrets: Domain = async (app) => {
     const slices = slicesOf(request)
     const reading = toReading(request, parameters)
     const storageKey = storageKeyOf(app.keyring, organization)
-    let state = levelOf(request)
-    validateReading(state, reading)
-    let view = viewOf(state, storedSecrets(state), slices, isMerging(reading))
-    let etag = readingEtag(storageKey, state, view, reading)
+    const look = (state: LevelState) => {
+      validateReading(state, reading)
+      const view = viewOf(state, storedSecrets(state), slices, isMerging(reading))
+      return { state, view, etag: readingEtag(storageKey, state, view, reading) }
+    }
+    let found = look(levelOf(request))
     if (isConditional(request)) {
+      const { etag } = found
       if (listsEtag(request.headers['if-none-match'], etag)) return reply.header('etag', etag).code(304).send()
       // The ETag differs: load the contents, which the first look-up omitted.
-      state = await locate(app, request, includedContents(reading.decrypt))
-      validateReading(state, reading)
-      view = viewOf(state, storedSecrets(state), slices, isMerging(reading))
-      etag = readingEtag(storageKey, state, view, reading)
+      found = look(await locate(app, request, includedContents(reading.decrypt)))
     }
+    const { state, view, etag } = found
     reply.header('etag', etag)
     const documents = await currentContents(app.keyring, storageKey, state, view.documents, reading.decrypt)
     const answer = await answerReading(storageKey, state, view, documents, reading)

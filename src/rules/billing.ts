@@ -150,7 +150,7 @@ function passesLuhn (digits: string): boolean {
 }
 
 /** Ends the request with 422 if fields of its body look like payment card numbers. */
-export const refuseCardNumbers = (body: unknown) =>
+export const refuseCardNumbers = ({ body }: { body: unknown }) =>
   refuseEach(membersWithCards(body as object), 'Looks like a payment card number; remove it', 'card_number_refused')
 
 function * membersWithCards (body: object, at = ''): Generator<string> {

@@ -26,7 +26,8 @@ export function requireKeptAt (
   levels: readonly PastLevel[], { retention_days }: Plan, onlyMerged: readonly Level[] = []
 ): void {
   const isLocked = ({ held, locked }: PastLevel) => held === 'version' && locked
-  const locked = levels.find((level) => isLocked(level) && !(level.level && onlyMerged.includes(level.level)))
+  const isShown = ({ level }: PastLevel) => level === undefined || !onlyMerged.includes(level)
+  const locked = levels.find((level) => isLocked(level) && isShown(level))
   if (locked !== undefined) {
     fail('version_locked', { retention_days: retention_days!, version_created_at: locked.version_created_at! })
   }

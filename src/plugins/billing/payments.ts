@@ -27,7 +27,7 @@ const MAX_METHODS = 100
 const CODE = new RegExp(COUPON_PATTERN)
 const METHODS = '/organizations/:organization/billing/payment-methods'
 const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
-const rules = [{ check: ({ body }: { body: unknown }) => { refuseCardNumbers(body) } }]
+const rules = [{ check: refuseCardNumbers }]
 
 export const payments: Domain = async (app) => {
   // Runs `work` in a transaction that locks the organization.

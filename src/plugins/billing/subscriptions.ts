@@ -20,7 +20,7 @@ import { fail } from '../../rules/errors.ts'
 const FLAT = '/organizations/:organization/subscription'
 const STRUCTURED = '/organizations/:organization/billing/subscription'
 const WRITE = { access: 'billing:write', at: 'organization', limitOfEffect: 'billing' } as const
-const rules = [{ check: ({ body }: { body: unknown }) => { refuseCardNumbers(body) } }]
+const rules = [{ check: refuseCardNumbers }]
 
 export const subscriptions: Domain = async (app) => {
   // Closes ended billing periods first, so that the change applies to the current period.

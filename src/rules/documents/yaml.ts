@@ -53,13 +53,13 @@ export function readYaml (
   if (!isMap(contents)) throw new UnreadableDocument(0, 'not_a_mapping')
   const allowance = YAML_OUTPUT + 4 * text.length
   const { write, spend, isRespelled } = yamlWriter(targets, allowance, jsonText)
-  const { write: writeTyped } = yamlWriter(targets, allowance, typedText)
+  const typedWriter = typed && yamlWriter(targets, allowance, typedText)
   for (const [name, value] of pairs(contents.items)) {
     const node = isAlias(value) ? targets.get(value) : value
     const json = isScalar(node) || value === null ? undefined : write(value)
     entries[name] = json ?? (value === null ? '' : spend(scalarText(node as Scalar), node))
-    if (typed === undefined) continue
-    typed[name] = value === null ? 'null' : json !== undefined && !isRespelled() ? json : writeTyped(value)
+    if (typed === undefined || typedWriter === undefined) continue
+    typed[name] = value === null ? 'null' : json !== undefined && !isRespelled() ? json : typedWriter.write(value)
   }
 }
 
