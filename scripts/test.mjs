@@ -118,7 +118,8 @@ async function runFile (child, ended, { id, seconds }, on) {
   for (const stream of streams) stream.on('data', keep)
   const timeout = (timeLimit + 8 * seconds) * 1000
   const late = setTimeout(() => child.kill('SIGKILL'), timeout + 20_000)
-  child.send({ path: id, timeout })
+  // The end of the process is the result of a file that cannot be sent.
+  child.send({ path: id, timeout }, () => {})
   const received = new Promise((resolve) => {
     // tap sends messages too.
     child.on('message', function take (message) {
