@@ -9,8 +9,8 @@ import { Parser } from 'tap-parser'
 import type { Test } from 'tap'
 import { stringify } from 'yaml'
 
-// tap follows each promise with async hooks, to know which test threw an error. That takes 9 % of the CPU time of a run,
-// and one file runs at a time, so an error is assigned to the file instead.
+// tap follows each promise with async hooks, to know which test threw an error. That takes 9 % of the CPU time. One
+// file runs at a time, so an error is assigned to the file instead.
 const { createHook } = hooks
 hooks.createHook = () => ({ enable () { return this }, disable () { return this } })
 syncBuiltinESMExports()
