@@ -2,7 +2,7 @@ import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
 import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
-import { changedNumbers, compactJson } from '../src/rules/documents/json-tree.ts'
+import { changedNumbers, compactJson, readTypedJson } from '../src/rules/documents/json-tree.ts'
 import { envForms, LINE_REST, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
 import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
@@ -206,8 +206,13 @@ export function typedValues (set: Record<string, string>): Record<string, unknow
 }
 
 /** The body of a change that sets the members of a JSON text, with their types and all digits of their numbers. */
-export const typedBody = (text: string, { unset, replace }: { unset: string[], replace: string[] }): string =>
-  `{"set":${text.replace(/^\ufeff/, '').trim() || '{}'},${JSON.stringify({ unset, replace }).slice(1)}`
+export function typedBody (text: string, { unset, replace }: { unset: string[], replace: string[] }): string {
+  const source = text.replace(/^\ufeff/, '')
+  const typed = emptyEntries()
+  if (source.trim() !== '') readTypedJson(source, emptyEntries(), typed)
+  const members = Object.entries(typed).map(([name, json]) => `${JSON.stringify(name)}:${json}`)
+  return `{"set":{${members.join(',')}},${JSON.stringify({ unset, replace }).slice(1)}`
+}
 
 /** The text after a change of single names. Throws an error with a sentence for people. */
 export function changeValues (format: Format, text: string, { set = {}, unset = [] }: NameChange): string {

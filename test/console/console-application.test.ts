@@ -195,8 +195,8 @@ t.test('the browser keeps the line ends and types that a change does not name', 
 t.test('an import of JSON into single names keeps types and digits', async (t) => {
   const { typedBody } = await load('values.ts')
   for (const [text, set] of [
-    ['{"A": 12345678901234567890, "B": {"c": [true, null, 1.0]}}\n', '{"A": 12345678901234567890, "B": {"c": [true, null, 1.0]}}'],
-    ['\ufeff{"A": "x"}', '{"A": "x"}'], ['', '{}'], [' \n', '{}']
+    ['{"A": 12345678901234567890, "B": {"c": [true, null, 1.0]}}\n', '{"A":12345678901234567890,"B":{"c":[true,null,1.0]}}'],
+    ['\ufeff{"A": "x", "B": {"c": 1, "c": 2}, "A": "y"}', '{"A":"y","B":{"c":2}}'], ['', '{}'], [' \n', '{}']
   ] as const) t.equal(typedBody(text, { unset: ['C'], replace: ['A'] }), `{"set":${set},"unset":["C"],"replace":["A"]}`)
 })
 
