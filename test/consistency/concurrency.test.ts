@@ -575,7 +575,9 @@ async function inTurn<A, B> (
       const { running: other } = await begin(instances, second)
       await gated?.execute(gate!)
       // A change ends a long wait for a lock and begins again, so for a moment the second could be before the first.
-      while (wanted !== undefined && !(await lockWaits(service)).includes(wanted)) await pause(5)
+      for (let isFirst = wanted === undefined; !isFirst; await pause(5)) {
+        isFirst = (await lockWaits(service)).includes(wanted!)
+      }
       return [one, other] as const
     })
     if (gated !== undefined) await begun[0].catch(() => {})
@@ -681,7 +683,9 @@ t.test('the operator revokes a token while all of its person’s end: each token
     t.same(await ended(one.last), [['api-token.delete', String(one.ids[0])], [ending, String(one.ids[1])]])
 
     const other = await somebody()
-    const revokedLast = await inTurn(instances, tokenOf(organization, other.ids[1]!), other.endings[ending], other.revoke)
+    const revokedLast = await inTurn(
+      instances, tokenOf(organization, other.ids[1]!), other.endings[ending], other.revoke
+    )
     t.equal(revokedLast[0].status, 'fulfilled', `revoked after ${ending}`)
     t.equal(valueOf(revokedLast[1]), `There is no token ${other.ids[0]}`)
     t.same(await ended(other.last), [[ending, other.ids.join(' ')]])

@@ -1,4 +1,4 @@
-// runs: one database; 27 s
+// runs: one database
 import { once } from 'node:events'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { createServer, type AddressInfo } from 'node:net'
