@@ -283,8 +283,8 @@ t.test('on PostgreSQL', { skip: skip || (!ON_POSTGRES && 'the embedded database 
     const { text: newest } = generateMasterKey()
     const place = { ...env, MASTER_KEY: newest, MASTER_KEYS_PREVIOUS: env.MASTER_KEY! }
     const session = sessionOf(t, env.DATABASE_URL!)
-    const tables = { organizations: '', service_keys: '', encryption_keys: `WHERE organization_id = '${o}'` }
-    for (const [table, locked] of sample(Object.entries(tables), 3)) {
+    const tables = { service_keys: '', organizations: '', encryption_keys: `WHERE organization_id = '${o}'` }
+    for (const [table, locked] of Object.entries(tables).filter(([table]) => LONG || table === 'organizations')) {
       await session.unsafe(`BEGIN; SELECT FROM ${table} ${locked} FOR UPDATE`)
       const rewrap = inTerminal(t, ['rewrap'], place)
       await rewrap.until(/Re-wrapping [#-]{24} \d+ of \d+ values/)
