@@ -543,9 +543,11 @@ async function begin<T> ({ service, waiting }: Instances, work: () => Promise<T>
     const ended = () => { isOver = true }
     const running = work()
     running.then(ended, ended)
-    while ((await lockWaits(service)).length <= locks && waiting() <= queued && !isTriedAgain()) {
+    // Twice, because each change is in the queue for a moment.
+    for (let seen = 0; seen < 2; await pause(5)) {
       if (isOver) throw new Error('it did not wait')
-      await pause(5)
+      const isWaiting = (await lockWaits(service)).length > locks || waiting() > queued || isTriedAgain()
+      seen = isWaiting ? seen + 1 : 0
     }
     return { running }
   } finally {
@@ -571,13 +573,12 @@ async function inTurn<A, B> (
     const begun = await longTransactions.transaction(async (db) => {
       await db.execute(row)
       const { running: one } = await begin(instances, first)
-      const [wanted] = await lockWaits(service)
+      let [wanted] = await lockWaits(service)
+      for (; wanted === undefined; [wanted] = await lockWaits(service)) await pause(5)
       const { running: other } = await begin(instances, second)
       await gated?.execute(gate!)
       // A change ends a long wait for a lock and begins again, so for a moment the second could be before the first.
-      for (let isFirst = wanted === undefined; !isFirst; await pause(5)) {
-        isFirst = (await lockWaits(service)).includes(wanted!)
-      }
+      for (let isFirst = false; !isFirst; await pause(5)) isFirst = (await lockWaits(service)).includes(wanted)
       return [one, other] as const
     })
     if (gated !== undefined) await begun[0].catch(() => {})

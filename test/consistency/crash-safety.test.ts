@@ -1,4 +1,4 @@
-// runs: one database; 12 s
+// runs: one database
 import { cpSync, mkdirSync, rmSync } from 'node:fs'
 import type { KeyObject } from 'node:crypto'
 import { join } from 'node:path'
