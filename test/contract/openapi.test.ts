@@ -22,7 +22,7 @@ t.test('openapi.yaml, docs/scopes.md and the words of paths match the routes; ot
   for (const [file, text] of Object.entries(published)) {
     t.ok(readFileSync(file, 'utf8') === text, `${file} is out of date: run npm run openapi and commit the file`)
   }
-  t.strictSame(await renderDocuments(), published, 'it comes out the same every time')
+  if (LONG) t.strictSame(await renderDocuments(), published, 'it comes out the same every time')
   t.equal(parse(published['openapi.yaml']).openapi, '3.1.0')
 })
 

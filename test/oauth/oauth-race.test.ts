@@ -9,7 +9,7 @@ import { ON_CITUS } from '../helpers/app.ts'
 import { createOnCitus, startCitus } from '../helpers/citus.ts'
 import { authenticateTable } from '../helpers/macs.ts'
 import { openRows } from '../../src/vault/audit/row-authentication.ts'
-import { LONG } from '../helpers/long.ts'
+import { IN_PROOFS, LONG } from '../helpers/long.ts'
 import { CALLBACK, makePerson, pkce, post } from '../helpers/people.ts'
 import { hasPostgres, startPostgres } from '../helpers/postgres.ts'
 import { startServer } from '../helpers/process.ts'
@@ -170,7 +170,7 @@ t.test('two processes on one database', { skip: !hasPostgres() && 'PostgreSQL is
     }
   })
 
-  await t.test('OA-59: a used refresh token stays used after a kill of the process, and a second use ends the family', async (t) => {
+  await t.test('OA-59: a used refresh token stays used after a kill of the process, and a second use ends the family', IN_PROOFS, async (t) => {
     const { exchange } = await newCode()
     const refresh = (refresh_token: string) =>
       ask(1, { grant_type: 'refresh_token', refresh_token, client_id: 'dotenv-cli' })

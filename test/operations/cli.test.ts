@@ -154,7 +154,7 @@ t.test('from an empty directory: the first start, the next ones, and what is ref
     }
   })
 
-  await t.test('organization set takes effect; the second start finds everything and prints no block', async (t) => {
+  await t.test('organization set takes effect; the second start finds everything and prints no block', IN_PROOFS, async (t) => {
     t.same(await command(
       ['organization', 'set', '--id', organization.toLowerCase(), '--plan', 'free', '--status', 'suspended',
         '--require-second-factor', 'yes'], env
@@ -488,6 +488,7 @@ t.test('people and applications, from the command line to the browser', async (t
 
   await t.test('OA-10 OA-63: the first owner signs in, the link works once, a client gets in unless it is shut out', async (t) => {
     const server = await startServer(t, env)
+    t.equal(server.first, undefined, 'the second start prints no block')
     t.equal(server.address, address)
     const rosa = visitor(address)
     const account = await rosa.signIn(await rosa.open('/account'), 'rosa@nimbus.example', made.user.password)

@@ -90,7 +90,8 @@ async function onEmptyDatabase (t: Test, isRestored: boolean) {
   t.ok(existsSync(join(place.DATA_DIR, 'postgres')))
   const stderr = `The database at ${join(place.DATA_DIR, 'postgres')} is empty: start the service, or run \`init\` or \`restore\`\n`
   for (const args of sample([['user', 'list'], ['organization', 'add', '--name', 'Nimbus'], ['rewrap'], ['audit', 'export']], 3)) {
-    t.same(await command(args, place), { code: 1, stdout: '', stderr }, args.join(' '))
+    if (isRestored || args[0] === 'user') t.same(await command(args, place), { code: 1, stdout: '', stderr }, args.join(' '))
+    if (!isRestored && args[0] === 'user') continue
     t.same(await command(args, { DATA_DIR: place.DATA_DIR }), { code: 1, stdout: '', stderr }, `${args.join(' ')} without a key`)
   }
   t.notOk(existsSync(join(place.DATA_DIR, 'master.key')), 'and no key')

@@ -970,7 +970,7 @@ t.test('RL-21 no input makes any published operation fail, and every refusal is 
   const succeeded = (id: string) => [...seen.get(id) ?? []].some((status) => status < 300)
   let { caller: at, ids } = await freshWorld()
 
-  for (let i = 0; i < (LONG ? 25 : 4) * operations.length; i++) {
+  for (let i = 0; i < (LONG ? 25 : 3) * operations.length; i++) {
     const operation = operations[i % operations.length]!
     const row = OPERATIONS[operation.id]!
     // What takes something away that others act on does so seldom, once it has.
