@@ -97,14 +97,15 @@ t.test('TI-40: a restricted role gives exactly the access of an equally restrict
       tokens![name] = token
     }
     const nameOf = (id: string) => group[ids.indexOf(id) % group.length]!
-    const [all, byToken] = [
+    const [ofRoles, ofTokens] = [
       await outcomes(mine, (id) => roles![nameOf(id)]!, isOfTeams),
       await outcomes(theirs, (id) => tokens![nameOf(id)]!, isOfTeams)
     ]
     for (const name of group) {
       const isOfName = ([id]: [string, string]) => nameOf(id.split(' ')[0]!) === name
-      const byRole = Object.fromEntries(Object.entries(all).filter(isOfName))
-      t.strictSame(byRole, Object.fromEntries(Object.entries(byToken).filter(isOfName)), `restricted ${name}`)
+      const [byRole, byToken] = [ofRoles, ofTokens].map((all) =>
+        Object.fromEntries(Object.entries(all).filter(isOfName))) as [Record<string, string>, Record<string, string>]
+      t.strictSame(byRole, byToken, `restricted ${name}`)
       if (name === 'to another environment') continue
       t.ok(Object.values(byRole).some((outcome) => outcome.startsWith('20')), `${name}: something is allowed`)
       for (const id of HIDDEN.filter((id) => nameOf(id) === name)) t.match(byRole[id], /^404/, `${name}: ${id}`)

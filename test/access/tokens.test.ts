@@ -888,10 +888,11 @@ t.test('TI-30, TI-31: whatever a token holds, it changes and rotates exactly tho
   const kinds = abilities.flatMap((some, a) => restrictions.flatMap((part, r) => expiries.map((expires_at, e) => ({
     a, r, e, body: { abilities: some[0] === '*' ? some : [...base, ...some], restrictions: part, expires_at }
   }))))
-  const all = await Promise.all(kinds.map(async (kind) => {
+  const all: (typeof kinds[number] & { caller: Caller, path: string })[] = []
+  for (const kind of kinds) {
     const { token, api_key } = (await create(owner, kind.body)).body as { token: string, api_key: { id: string } }
-    return { ...kind, caller: holder(owner, token), path: `${keysOf(owner)}/${api_key.id}` }
-  }))
+    all.push({ ...kind, caller: holder(owner, token), path: `${keysOf(owner)}/${api_key.id}` })
+  }
   const wrong: string[] = []
   for (const [i, holds] of all.entries()) {
     for (const [j, held] of all.entries()) {

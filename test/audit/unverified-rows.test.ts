@@ -213,8 +213,8 @@ t.test('no response contains an authenticated column of a row whose MAC does not
       const put = (from: string) =>
         [`DELETE FROM ${name} WHERE ${its}`, `INSERT INTO ${name} OVERRIDING SYSTEM VALUE SELECT * FROM ${from}`]
       // Without LONG, only one row of each table, and only requests that have another answer without the row, each by
-      // one of its paths and for every second table. Documents are encrypted anew in each answer, so only rows of levels
-      // are looked for there.
+      // one of its paths and for every second table. Documents are encrypted anew in each answer, so only rows of
+      // levels are looked for there.
       let only: Set<string> | undefined
       if (!LONG) {
         await run([`DELETE FROM ${name} WHERE ${its}`])

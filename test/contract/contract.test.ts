@@ -600,7 +600,8 @@ t.test('TI-10, TI-11, OA-82, AU-01: each operation treats each caller correctly;
     const refused: [who: string, token: string][] = needed === 'authenticated'
       ? []
       : [
-          ...byTurns(perScope.filter(([scope]) => scope !== needed), which, 20), ...byTurns(lacking.get(needed)!, which, 2)
+          ...byTurns(perScope.filter(([scope]) => scope !== needed), which, 20),
+          ...byTurns(lacking.get(needed)!, which, 2)
         ]
     for (const [who, token] of refused) {
       const { body, headers } = check(who, await send(service, row, mine.ids, token), 403, 'insufficient_permissions')

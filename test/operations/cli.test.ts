@@ -402,7 +402,8 @@ const MASTER_KEY = generateMasterKey().text
 const isOnPostgres = process.env.TEST_DATABASE_URL !== undefined
 
 /** The configuration of an empty database of its own on PostgreSQL. */
-const empty = async (t: Test) => ({ ...await emptyPlace(t), MASTER_KEY }) as { DATABASE_URL: string, MASTER_KEY: string }
+const empty = async (t: Test) =>
+  ({ ...await emptyPlace(t), MASTER_KEY }) as { DATABASE_URL: string, MASTER_KEY: string }
 
 t.test('people and applications, from the command line to the browser', async (t) => {
   const port = await freePort()
@@ -591,9 +592,9 @@ t.test('on PostgreSQL', { skip: !isOnPostgres && 'runs on PostgreSQL' }, async (
     writeFileSync(file, MASTER_KEY, { mode: 0o644 })
     refused(t, await command(['serve'], { DATABASE_URL, MASTER_KEY_FILE: file }), /^MASTER_KEY_FILE: .*0644/)
     chmodSync(file, 0o400)
-    stopping = await startServer(all, { DATABASE_URL, MASTER_KEY_FILE: file, LOG_LEVEL: 'info', RATE_LIMIT_API: '0' })
-    made = env
-    t.match(stopping.first?.token, TOKEN)
+    const server = await startServer(all, { DATABASE_URL, MASTER_KEY_FILE: file, LOG_LEVEL: 'info', RATE_LIMIT_API: '0' })
+    ;[stopping, made] = [server, env]
+    t.match(server.first?.token, TOKEN)
   })
 
   await t.test('for as long as SHUTDOWN_DELAY says it is not ready, and answers; a second signal ends it', async (t) => {

@@ -128,7 +128,7 @@ t.test('CR-61: each connection sets every setting that changes how statements or
 })
 
 // A filled database, its key, and what the service says about it.
-let filled: { env: Record<string, string>, organization: NonNullable<Server['first']>, first: Awaited<ReturnType<typeof look>> }
+let filled: { env: Record<string, string>, running: Server, first: Awaited<ReturnType<typeof look>> }
 
 for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const) {
   t.test(`settings of the ${of}, set before the first start or at runtime, change no value that is read`, async (t) => {
@@ -150,7 +150,7 @@ for (const [of, where] of [['role', 'ROLE'], ['database', 'DATABASE']] as const)
       const second = await look(ask, env)
       t.strictSame(second, first, `${name}, on new connections`)
       await running.stop()
-      filled = { env, organization: running.first!, first }
+      filled = { env, running, first }
       // Without LONG, the first start with them has already read all that, or the test of the URL does.
       if (!LONG) continue
       // A start reads the keys, the canaries and the MACs.
@@ -168,10 +168,10 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
     const running = await startServer(t, env)
     const ask = asking(running.address, running.first!)
     await fill(ask)
-    filled = { env, organization: running.first!, first: await look(ask, env) }
+    filled = { env, running, first: await look(ask, env) }
     await running.stop()
   }
-  const { env, organization, first } = filled
+  const { env, running, first } = filled
   const names = Object.entries(HOSTILE).filter(([name]) => name !== 'search_path')
   type Names = typeof names
   const spellings = {
@@ -189,7 +189,7 @@ t.test('parameters of DATABASE_URL change nothing that is read either', async (t
     const query = spell(names)
     const fooled = { ...env, DATABASE_URL: `${env.DATABASE_URL}?${query}` }
     const again = await startServer(t, fooled)
-    t.strictSame(await look(asking(again.address, organization), fooled), first, name)
+    t.strictSame(await look(asking(again.address, running.first!), fooled), first, name)
     await again.stop()
   }
 })

@@ -72,7 +72,7 @@ t.test('a folder that this user may not read is named as such, not as missing', 
   }
 })
 
-/** A command on an empty database: in `npm test` as `connect` leaves it, in the proofs as an interrupted restore does. */
+/** Commands on an empty database, as an interrupted restore leaves it, or without a schema from the start. */
 async function onEmptyDatabase (t: Test, isRestored: boolean) {
   const full = { DATA_DIR: scratchDirectory(t) }
   const file = join(scratchDirectory(t), 'backup')

@@ -115,7 +115,7 @@ const withoutFaults = (stderr: string) => stderr.replace(/^(?:curl: |parse error
 const commandLines: string[] = []
 service.app.server.prependListener('request', () => { commandLines.push(allCommandLines()) })
 
-/** The command lines of all processes. On Linux from the kernel, because a `ps` for each request takes most of the time. */
+/** The command lines of all processes, on Linux from the kernel: a `ps` for each request takes most of the time. */
 function allCommandLines (): string {
   if (!existsSync('/proc/self/cmdline')) return execFileSync('ps', ['-Awwo', 'args=']).toString()
   return readdirSync('/proc').filter((name) => /^\d/.test(name)).map((pid) => {
