@@ -697,8 +697,10 @@ t.test('an application has 100 grants of a person: one more ends its oldest, wit
   const ended = { client, grants: 1, grant_ids: String(oldest.grant), tokens: 1, token_ids: made.body.api_key.id }
   t.match(await lastEvents(), [{ action: 'oauth.grant' }, { action: 'oauth.revoke', details: ended }])
   const pages: Seen[] = []
-  for (let i = 0; i < 10; i++) pages.push(await ask({}, one))
-  await Promise.all(pages.map((page) => one.decide(page, 'allow')))
+  for (let i = 0; i < (LONG ? 10 : 4); i++) pages.push(await ask({}, one))
+  const agreed = await Promise.all(pages.map((page) => one.send(formIn(page), { decision: 'allow' })))
+  // On a busy machine, a decision may wait too long for the others.
+  t.strictSame([...new Set(agreed.map(({ status }) => status))].filter((status) => status !== 503), [303])
   t.equal(await live(), MAX_GRANTS, 'of those who agree at once, each counts the ones before')
 
   // From before there was a limit.
