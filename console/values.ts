@@ -1,10 +1,11 @@
 import { emptyEntries } from '../src/rules/documents/entries.ts'
 import { jsonErrorOffset, readJson as readEntries } from '../src/rules/documents/json.ts'
 import { envDifferences, isRefused, type Difference } from '../src/rules/documents/env-dialect.ts'
-import type { EnvAssignment } from '../src/rules/documents/env.ts'
-import { changedNumbers } from '../src/rules/documents/json-tree.ts'
-import { envForms, placeOf, type EnvPlace } from '../src/rules/editing/env-forms.ts'
+import { originalOffsets, withLineFeeds, type EnvAssignment } from '../src/rules/documents/env.ts'
+import { changedNumbers, compactJson } from '../src/rules/documents/json-tree.ts'
+import { envForms, placeOf } from '../src/rules/editing/env-forms.ts'
 import { jsonEditor } from '../src/rules/editing/json.ts'
+import { endOfMatch, lineEndOf, spliced, withLines, type Splice } from '../src/rules/editing/splices.ts'
 
 // Values and documents as text: escapes for characters that a text field would change or hide, and documents of
 // client-managed projects, whose names only the browser can read.
@@ -134,45 +135,53 @@ export function changeValue (format: Format, text: string, name: string, value: 
   if (before === undefined) throw new Error('This document has no names that the browser can read. Edit it as a whole.')
   if (format === 'json') return changeJson(text, name, value)
   const mark = text.startsWith('\ufeff') ? '\ufeff' : ''
-  const source = text.slice(mark.length).replace(/\r\n?/g, '\n')
+  const written = text.slice(mark.length)
+  const source = withLineFeeds(written)
   const all = assignments(source)
-  const lineEnd = text.includes('\r\n') ? '\r\n' : '\n'
   const found = Array.isArray(all) ? all.filter((one) => one.name === name) : []
   const place = found.length === 0 ? undefined : placeOf(source, found.at(-1)!)
   if (before.get(name) === value && !found.some((one) => placeOf(source, one).isAmbiguous)) return text
-  const ways = value === undefined ? [withoutName(source, found)] : withValue(source, place, name, value, lineEnd)
-  for (const changed of ways) {
+  const lineEnd = lineEndOf(written)
+  const ways = value === undefined
+    ? [{ splices: found.map(({ from, valueTo }) => ({ from, to: endOfMatch(LINE_REST, source, valueTo), text: '' })) }]
+    : envForms(value, lineEnd, place?.kept(value)).map(({ text: form }) => place === undefined
+      ? { splices: [], added: [`${name}=${form}`] }
+      : { splices: [{ from: place.from, to: place.to, text: place.blank + form }] })
+  for (const { splices, added = [] } of ways as { splices: Splice[], added?: string[] }[]) {
+    const offsetOf = originalOffsets(written)
+    const inText = splices.map(({ from, to, text }) => ({ from: offsetOf(from), to: offsetOf(to), text }))
+    const changed = withLines(spliced(written, inText), written, added, lineEnd)
     const after = readValues(format, changed)
     const others = after && [...after].every(([key, now]) => key === name || before.get(key) === now)
     const size = new Set([...before.keys(), name]).size - Number(value === undefined)
-    if (others && after.get(name) === value && after.size === size) return mark + changed.replace(/\n/g, lineEnd)
+    if (others && after.get(name) === value && after.size === size) return mark + changed
   }
   throw new Error('An .env document cannot hold this name and value. Use a JSON project for it.')
 }
 
-const withoutName = (source: string, found: readonly Assignment[]) => found.reduceRight((text, { from, valueTo }) => {
-  LINE_REST.lastIndex = valueTo
-  return text.slice(0, from) + text.slice(LINE_REST.test(text) ? LINE_REST.lastIndex : valueTo)
-}, source)
-
-/** The text with each way to write the value, the form that most readers read alike first. */
-function withValue (
-  source: string, place: EnvPlace | undefined, name: string, value: string, lineEnd: string
-): string[] {
-  // The line endings of the document are written at the end.
-  const forms = envForms(value, lineEnd, place?.kept(value)).map(({ text }) => text.replace(/\r\n/g, '\n'))
-  const above = source === '' || source.endsWith('\n') ? source : `${source}\n`
-  return forms.map((form) => place === undefined
-    ? `${above}${name}=${form}\n`
-    : source.slice(0, place.from) + place.blank + form + source.slice(place.to))
-}
-
+/** As in the service, a text that the value reads as changes nothing, and an object or a list stays one. */
 function changeJson (text: string, name: string, value: string | undefined): string {
   const source = text.replace(/^\ufeff/, '')
-  const [set, removed] = value === undefined ? [[], [name]] : [[[name, { text: JSON.stringify(value) }] as const], []]
-  const plan = { set: new Map(set), removed: new Set(removed) }
-  return text.slice(0, text.length - source.length) +
-    String(jsonEditor(source.trim() === '' ? '' : source, emptyEntries()).edit(plan, 0))
+  const entries = emptyEntries()
+  const { edit, typed } = jsonEditor(source.trim() === '' ? '' : source, entries)
+  if (value !== undefined && entries[name] === value) return text
+  const isNested = /^[[{]/.test(typed?.[name] ?? '')
+  if (isNested && value !== undefined && !isNestedJson(value)) {
+    throw new Error('The present value is an object or a list. Write an object or a list, or edit the document as a whole.')
+  }
+  const json = value === undefined ? undefined : isNested ? compactJson(value.trim()) : JSON.stringify(value)
+  const plan = {
+    set: new Map(json === undefined ? [] : [[name, { text: json }]]), removed: new Set(json === undefined ? [name] : [])
+  }
+  return text.slice(0, text.length - source.length) + String(edit(plan, 0))
+}
+
+/** Whether a text is the JSON of an object or a list. */
+function isNestedJson (text: string): boolean {
+  try {
+    const value: unknown = JSON.parse(text)
+    return typeof value === 'object' && value !== null
+  } catch { return false }
 }
 
 /** A change of single names. */
@@ -180,13 +189,8 @@ export interface NameChange { set?: Record<string, string>, unset?: string[] }
 
 /** The values with objects and lists for the texts that are one; undefined without such a text. */
 export function typedValues (set: Record<string, string>): Record<string, unknown> | undefined {
-  const typed = Object.entries(set).flatMap(([name, text]) => {
-    try {
-      const value: unknown = JSON.parse(text)
-      const isTyped = typeof value === 'object' && value !== null && changedNumbers(text).length === 0
-      return isTyped ? [[name, value] as const] : []
-    } catch { return [] }
-  })
+  const typed = Object.entries(set).flatMap(([name, text]) =>
+    isNestedJson(text) && changedNumbers(text).length === 0 ? [[name, JSON.parse(text) as unknown] as const] : [])
   return typed.length === 0 ? undefined : { ...set, ...Object.fromEntries(typed) }
 }
 
@@ -205,6 +209,8 @@ export function changeOf (format: Format, from: string, to: string): NameChange 
   const { added, changed, removed } = compareValues(before, after)
   if (added.length + changed.length + removed.length > MAX_CHANGES) return undefined
   const set = Object.fromEntries([...after].filter(([name]) => added.includes(name) || changed.includes(name)))
+  // A change has texts alone.
+  if (format === 'json' && Object.values(set).some(isNestedJson)) return undefined
   try {
     return changeValues(format, from, { set, unset: removed }) === to ? { set, unset: removed } : undefined
   } catch { return undefined }
